@@ -79,6 +79,9 @@ def ask(
     files, questions = sorted_out(words or ())
     settings, screen = resolved.settings, console(quiet)
     if server:
+        for flag, given in (("--sources", sources), ("--draft", bool(settings.draft))):
+            if given:
+                raise SettingError(f"{flag} needs the model here: leave out {flag}, or --server")
         read = documents_to_send(files, screen)
         asked = iter(questions) if questions else lines_said(screen, _HINT)
         if not ask_server(server, read, asked, resolved, screen, as_json=as_json):

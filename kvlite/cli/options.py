@@ -3,6 +3,7 @@
 import inspect
 import json
 import os
+import re
 from collections.abc import Callable, Collection, Mapping
 from functools import partial, wraps
 from pathlib import Path
@@ -130,6 +131,8 @@ def _with_flags(command: Command, names: Collection[str], *more: inspect.Paramet
 def _contents(value: str) -> str:
     """A text, or what the file of that name says."""
     if not os.path.isfile(value):
+        if re.fullmatch(r'[^\s{}"]*\.[A-Za-z0-9]{1,5}', value):
+            raise SettingError(f"--schema {value}: there is no such file")
         return value
     try:
         return Path(value).read_text(encoding="utf-8-sig")

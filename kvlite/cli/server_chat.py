@@ -15,6 +15,7 @@ from kvlite.cli import INTERRUPTED
 from kvlite.cli.console import print_json, write
 from kvlite.cli.screen import ReadingBar, reading
 from kvlite.config.resolve import Resolved
+from kvlite.documents import whole_characters
 from kvlite.errors import KvliteError, SettingError, reason
 
 if TYPE_CHECKING:
@@ -89,6 +90,8 @@ class ServerChat:
         """
         import httpx
 
+        if "://" in url and not re.match("https?://", url):
+            raise SettingError(f"--server {url} is no address of a server: begin it with http://")
         if not re.match("https?://", url):
             url = f"http://{url}"
         self.url = url.rstrip("/") if httpx.URL(url).path.strip("/") else f"{url.rstrip('/')}/v1"
@@ -99,7 +102,7 @@ class ServerChat:
         self._fields = _fields_of(resolved)
         if "model" not in self._fields:
             self._fields["model"] = self._first_model()
-        system = resolved.settings.system
+        system = whole_characters(resolved.settings.system)
         self.messages = [{"role": "system", "content": system}] if system else []
 
     def say(self, text: str, stop: Event, bar: ReadingBar) -> Iterator[ServerAnswer]:
@@ -108,7 +111,7 @@ class ServerChat:
         Raises:
             SettingError: the server refuses it, or cannot be reached.
         """
-        said = [*self.messages, {"role": "user", "content": text}]
+        said = [*self.messages, {"role": "user", "content": whole_characters(text)}]
         body = {
             **self._fields,
             "messages": said,
@@ -257,6 +260,9 @@ def ask_server(
     whether all were answered."""
     from kvlite.model.chat_template import question_about
 
+    for each in documents:
+        if each.note:
+            screen.print(f"Note: {each.note}", style="yellow")
     chat, well = ServerChat(url, resolved), True
     begin = chat.messages
     for question in questions:

@@ -20,8 +20,18 @@ def mail_text(data: bytes, tracker: Tracker) -> str:
     message = message_from_bytes(data, _class=EmailMessage, policy=policy.default)
     head = [f"{name}: {message[name]}" for name in _SHOWN if message[name]]
     body = message.get_body(("plain", "html"))
-    text = "" if body is None else str(body.get_content())
+    text = "" if body is None else _text(body)
     if body is not None and body.get_content_type() == "text/html":
         text = html_text(text, tracker)
     tracker.not_read["attached file"] += sum(1 for _ in message.iter_attachments())
     return "\n".join(head) + "\n\n" + text.strip()
+
+
+def _text(body: EmailMessage) -> str:
+    """A body in the encoding that it names, or as what it most likely is."""
+    try:
+        return str(body.get_content())
+    except LookupError:
+        from charset_normalizer import from_bytes
+
+        return str(from_bytes(body.get_payload(decode=True)).best() or "")

@@ -96,6 +96,7 @@ def test_answers_are_json_by_the_schema_in_a_file(job: Job, tmp_path: Path) -> N
     flags = "--schema", schema, "--max-tokens", 90
     assert job.run(*flags, "-q").code == 0 and len(job.rows) == 9
     assert {json.loads(row["answer"])["color"] for row in job.rows} <= {"red", "green"}
+    assert "there is no such file" in job.run("--schema", "nope.json").err
     schema.write_text('{"type": "colour"}')
     assert "--schema" in (refused := job.run(*flags)).err and refused.code == 2
     assert "Invalid type: colour" in " ".join(refused.err.split())

@@ -48,6 +48,8 @@ def test_answers_are_those_of_the_model_here(
     again = kvlite("ask", text, "Who sat?", "Where?", "--max-tokens", 8, "--method", "full")
     assert again.code == 0 and again.out.startswith(f"{there['answer']}\n")
     assert "of them known, 8 generated" in again.err
+    odd = kvlite("ask", text, "Who \udcff sat?", "--system", "a\udcff")
+    assert odd.code == 0 and odd.out.strip()
     schema = '{"enum": ["red", "green"]}'
     held = kvlite("ask", text, "Which?", "--schema", schema, "--json").json()
     assert json.loads(held["answer"]) in ("red", "green")

@@ -230,6 +230,8 @@ def test_rich_text(save: Save) -> None:
     read = read_document(save("a.rtf", RICH_TEXT))
     assert read.text.split("\n") == ["Caf\u00e9 \u20ac 5.", "a | b", "c | d", "end", ""]
     assert read.not_read == ("1 picture", "1 footnote")
+    beyond = rb"{\rtf1 Otto \u-10179?\u-8704? paid.}"
+    assert read_document(save("b.rtf", beyond)).text == "Otto \U0001f600 paid."
 
 
 def test_mail(save: Save) -> None:
@@ -239,6 +241,8 @@ def test_mail(save: Save) -> None:
         "We meet at the caf\u00e9.\n- bring money"
     )
     assert read.not_read == ("1 attached file",)
+    unknown = b"Subject: Hi\nContent-Type: text/plain; charset=banana\n\nWe meet."
+    assert read_document(save("b.eml", unknown)).text == "Subject: Hi\n\nWe meet."
 
 
 @pytest.mark.parametrize("name", ["a.odt", "a.epub", "a.pptx", "a.xlsx", "a.xls"])
