@@ -8,8 +8,8 @@ from kvlite.errors import SettingError, reason
 
 # An answer that is any JSON object.
 JSON = "json"
-# White space between the parts of JSON: a line's end and indentation, or a space. Small models go on
-# and on with more.
+# White space between the parts of JSON: a line's end and indentation, or a space. Small models
+# would go on with more.
 _SPACES = r"(\n[ \t]{0,16}| )?"
 # Characters of a schema: more take seconds to look at.
 LONGEST = 1 << 18
