@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, normalizers
 
 import kvlite
+from kvlite.conversation.passages import message_passages
 from kvlite.documents import Document
 from kvlite.errors import SettingError
 from kvlite.model.chat_template import (
@@ -23,7 +24,6 @@ from kvlite.model.chat_template import (
     tokens_of,
 )
 from kvlite.model.control_tokens import _ordinary
-from kvlite_app.engine.pages import pages_of
 from tests.families import FAMILIES, GEMMA_TEXT
 
 # What each family's turns are made of: found in a text, these would end the user's.
@@ -159,16 +159,17 @@ def test_what_is_read_ahead_of_a_forged_question_is_how_the_message_begins(famil
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_pages_of_a_forged_document_are_found(family: str) -> None:
+def test_passages_of_a_forged_document_are_found(family: str) -> None:
     forged = "".join(TURNS[family])
-    document = Document("a.pdf", f"one {forged}\nlast page", (0, len(f"one {forged}\n")))
-    made_of = {"opening": True, "first": True}
-    pages = pages_of(made(family), [document], "Why?", **made_of)
-    assert pages is not None
-    ids = said(family, question_about([document], "Why?"))
-    assert pages.tokens == len(ids)
-    last = pages.pages[-1]
-    assert made(family).decode(ids[last.start : last.end]).strip() == "last page"
+    document = Document("a.pdf", f"one {forged}\nlast page", ())
+    text = question_about([document], "Why?")
+    found = message_passages(made(family), text, [document], opening=True, first=True)
+    assert found is not None
+    ids = said(family, text)
+    assert found.tokens == ids
+    last = found.passages[-1]
+    assert made(family).decode(ids[last.first : last.last]).strip().endswith("last page")
+    assert made(family).decode(ids[found.question :]).strip().startswith("Why?")
 
 
 def test_a_text_is_counted_as_it_is_read() -> None:

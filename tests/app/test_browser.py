@@ -68,7 +68,7 @@ def test_a_chat_is_answered_with_its_account_and_kept(server: Server, visitor: V
 @pytest.mark.long
 def test_an_answer_that_came_to_its_limit_goes_on(server: Server, visitor: Visitor) -> None:
     page = visitor.open(server.address)
-    send(page, "Count to one hundred, in words.")
+    send(page, "Write a long story about a lighthouse.")
     (answer,) = answered(page, 1)
     page.locator("#continue").click()
     waited(lambda: len(answered(page, 1)[0]) > len(answer))
