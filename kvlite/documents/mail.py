@@ -1,7 +1,7 @@
 """Messages (.eml)."""
 
 from email import message_from_bytes, policy
-from email.message import EmailMessage
+from email.message import EmailMessage, MIMEPart
 
 from kvlite.documents.html import html_text
 from kvlite.documents.tracker import Tracker
@@ -27,11 +27,12 @@ def mail_text(data: bytes, tracker: Tracker) -> str:
     return "\n".join(head) + "\n\n" + text.strip()
 
 
-def _text(body: EmailMessage) -> str:
+def _text(body: MIMEPart) -> str:
     """A body in the encoding that it names, or as what it most likely is."""
     try:
         return str(body.get_content())
     except LookupError:
         from charset_normalizer import from_bytes
 
-        return str(from_bytes(body.get_payload(decode=True)).best() or "")
+        data = body.get_payload(decode=True)
+        return str(from_bytes(data).best() or "") if isinstance(data, bytes) else ""
