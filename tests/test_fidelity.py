@@ -203,7 +203,8 @@ def test_memory_of_full_is_its_arithmetic(tiny: Tiny) -> None:
     full, cut = measure(work)
     entries = [min(120, window or 120) for window in shape.windows]
     # Keys and values in float32, and an int32 position, of every entry of every KV head.
-    assert full.kv_bytes == sum(entries) * shape.kv_heads * (2 * shape.head_dim * 4 + 4)
+    sizes = zip(entries, shape.kv_sizes, strict=True)
+    assert full.kv_bytes == sum(n * heads * (2 * dim * 4 + 4) for n, (heads, dim) in sizes)
     assert full.full_kv_bytes == shape.full_kv_bytes(120, 4)
     assert full.entries_mean == sum(entries) / len(entries)
     assert full.peak_bytes > full.kv_bytes

@@ -99,7 +99,9 @@ def answers(tiny: Tiny, talk: Conversation) -> tuple[list[int], list[str]]:
 
 @pytest.mark.cases(6)
 @pytest.mark.parametrize("name", [*RECALLED, "full", "late"])
-def test_with_a_tier_one_token_is_computed(llama: Tiny, name: str) -> None:
+def test_with_a_tier_one_token_is_computed(
+    llama: Tiny, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     exactly = name not in ("pyramidinfer",)  # which does not read everything in every layer
     talk = opened(llama, **GIVEN[name])
     said(talk, FIRST, SECOND)
@@ -109,10 +111,13 @@ def test_with_a_tier_one_token_is_computed(llama: Tiny, name: str) -> None:
             lambda module, given, made: passed.append(given[0].shape[-2])
         ),
     )
+    steps, step_layer = list[int](), llama.model.step_layer
+    monkeypatch.setattr(llama.model, "step_layer", lambda at: (steps.append(at), step_layer(at))[1])
     pieces = list(talk.check())
     hook.remove()
     # One for the first token, and one for each that follows but the last.
-    assert (sum(passed) == len(pieces)) == exactly
+    assert (sum(passed) == 1) == exactly
+    assert steps.count(0) == len(pieces) - 1
     assert (pieces[-1].metrics.prompt_tokens == 1) == exactly
 
 

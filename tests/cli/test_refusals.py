@@ -120,7 +120,7 @@ def test_bytes_that_are_no_text_in_arguments(kvlite: Run, model: Path, tmp_path:
     ("config", "flaw", "remedy"),
     [
         (None, "no config.json", "give a folder saved by transformers"),
-        ('{"model_type": "gpt2"}', "'gpt2'", "it runs llama, "),
+        ('{"model_type": "gpt2"}', "'gpt2'", "has no hidden_size"),
         ("{", "config.json", "not readable JSON"),
         ("[1]", "config.json", "not a JSON object"),
         ('{"model_type": "llama"}', "config.json", "has no hidden_size"),
