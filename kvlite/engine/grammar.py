@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from kvlite.errors import SettingError
-from kvlite.model.grammar import Vocabulary, require_grammar
+from kvlite.model.grammar import Vocabulary, in_a_line, require_grammar
 
 
 class Grammar:
@@ -50,5 +50,5 @@ class Grammar:
 
     def _require_going(self) -> None:
         if self._matcher.is_error():
-            said = " ".join(self._matcher.get_error().split())[:200]
+            said = in_a_line(self._matcher.get_error())
             raise SettingError(f"--schema cannot be followed ({said}): give a simpler one")

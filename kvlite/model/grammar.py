@@ -39,10 +39,16 @@ def require_grammar(text: str) -> str:
         is_wrong, why = True, [reason(error)]
     if is_wrong:
         raise SettingError(
-            f"{said} cannot be followed ({' '.join(why[0].split())[:200].rstrip(' .:')}): give a "
-            "JSON Schema without what is named here, or json for any object"
+            f"{said} cannot be followed ({in_a_line(why[0])}): give a JSON Schema without what is "
+            "named here, or json for any object"
         )
     return grammar
+
+
+def in_a_line(said: str) -> str:
+    """What llguidance says is wrong, which may quote the text, in a line that can be printed."""
+    line = " ".join(said.split())[:200].rstrip(" .:")
+    return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in line)
 
 
 def _grammar(text: str) -> str:
