@@ -133,7 +133,7 @@ def test_answers_as_transformers_does_with_the_same_weights(
         folder, dtype=torch.float32, attn_implementation="eager"
     ).eval()
     for part in reference.model.layers.modules():
-        if isinstance(part, nn.Linear):
+        if isinstance(part, nn.Linear) and part.in_features % 32 == 0:
             part.weight.data = by_gguf("Q4_1", rounded(part.weight.data))
     ids = torch.arange(3, 78).tolist()
     answer = runner.generate(ids, max_new_tokens=24, ignore_eos=True)

@@ -209,7 +209,10 @@ def test_two_layers_and_the_rest_are_on_the_device(
     slots = 2 * max(map(slot_bytes, both.whole.layers.modules))
     weights = rest_bytes(module) + slots
     whole = TensorMeter(both.whole.tensors()).live
-    assert TensorMeter(both.streamed.tensors()).live == weights < whole
+    assert TensorMeter(both.streamed.tensors()).live == weights
+    assert (
+        weights < whole or len(both.whole.layers.modules) < 3
+    )  # layers without keys are in others
     peaks = []
     for model in (both.streamed, both.whole):
         answer = runner(model, measure="tensors").generate(prompt(60), ignore_eos=True)

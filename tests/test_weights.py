@@ -1,5 +1,6 @@
 """Quantized weights: as few bytes as stated, transformers' tokens, refusals in a sentence."""
 
+import copy
 import gc
 import json
 import logging
@@ -71,6 +72,19 @@ def as_transformers_loads_it(folder: Path, name: str) -> Any:
     # bitsandbytes fails on sizes that are no multiples of its blocks, on some processors only.
     keep_odd_sizes_unpacked(model)
     return model.eval()
+
+
+def dequantized(reference: Any, module: Any) -> Any:
+    """The reference with the weights that are in nf4 in a module, in float32 again."""
+    from bitsandbytes.functional import dequantize_4bit
+
+    made = copy.deepcopy(reference)
+    for name, part in module.named_modules():
+        if type(part).__name__ == "Linear4bit":
+            own = made.get_submodule(name).weight
+            plain = dequantize_4bit(part.weight.data, part.weight.quant_state)
+            own.data = plain.float().reshape(own.shape)
+    return made
 
 
 def round_experts(reference: Any, name: str) -> None:
@@ -189,8 +203,13 @@ def test_answers_as_transformers_does(
     (folder / "model.safetensors").unlink()
     tiny.reference.save_pretrained(folder)
     runner = kvlite.load(str(folder), weights=name, method="full")
-    reference = as_transformers_loads_it(folder, name)
-    round_experts(reference, name)
+    if tiny.model.shape.model_type == "gemma4_text":
+        if name == "int8" or tiny.reference.config.enable_moe_block:
+            pytest.skip("a quantized Gemma 4 of transformers is not its dequantized weights")
+        reference = dequantized(tiny.reference, runner.model.module)
+    else:
+        reference = as_transformers_loads_it(folder, name)
+        round_experts(reference, name)
     parts = runner.model.module.model.layers.modules()
     assert CLASSES[name] in {type(part) for part in parts}
     ids = torch.arange(3, 78).tolist()
