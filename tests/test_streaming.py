@@ -210,9 +210,8 @@ def test_two_layers_and_the_rest_are_on_the_device(
     weights = rest_bytes(module) + slots
     whole = TensorMeter(both.whole.tensors()).live
     assert TensorMeter(both.streamed.tensors()).live == weights
-    assert (
-        weights < whole or len(both.whole.layers.modules) < 3
-    )  # layers without keys are in others
+    # One layer may be more than the others together: those without keys run with it.
+    assert weights < whole or slots > sum(map(slot_bytes, both.whole.layers.modules))
     peaks = []
     for model in (both.streamed, both.whole):
         answer = runner(model, measure="tensors").generate(prompt(60), ignore_eos=True)
