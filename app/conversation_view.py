@@ -9,7 +9,7 @@ import gradio as gr
 from kvlite.web.work import Work
 
 from .engine.service import Service
-from .layout import Parts, model_name
+from .layout import Parts
 from .storage.record import Record, titles
 from .storage.store import ConversationStore
 from .tabs import owner_of
@@ -176,7 +176,7 @@ class ConversationView:
             parts.later: gr.Button(visible=several, interactive=current < count),
             parts.name: record.title if record.said or record.name else "",
             parts.chosen: record.questions,
-            parts.model: model_name(self.service.model_host.settings.model),
+            parts.model: Path(self.service.model_host.settings.model).name,
             parts.go_on: gr.Button(visible=ended in _CUT),
             parts.answer: html,
             parts.difference: self.difference(),

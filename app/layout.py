@@ -1,6 +1,6 @@
 """The page's components, and where they are."""
 
-from pathlib import PurePath
+from pathlib import Path
 from typing import Any
 
 import gradio as gr
@@ -18,11 +18,6 @@ _LATEX: list[dict[str, str | bool]] = [
     {"left": "\\[", "right": "\\]", "display": True},
     {"left": "\\(", "right": "\\)", "display": False},
 ]
-
-
-def model_name(model: str) -> str:
-    """A model as a page calls it: without the folders that it lies in."""
-    return PurePath(model).name or model
 
 
 class Parts:
@@ -43,7 +38,7 @@ class Parts:
             self._conversations()
         with gr.Column(elem_id="middle"):
             self.model = gr.Button(
-                model_name(settings.model), size="sm", variant="secondary", elem_id="model"
+                Path(settings.model).name, size="sm", variant="secondary", elem_id="model"
             )
             self._conversation()
         with gr.Sidebar(

@@ -90,9 +90,11 @@ class ServerChat:
         """
         import httpx
 
-        if "://" in url and not re.match("https?://", url):
-            raise SettingError(f"--server {url} is no address of a server: begin it with http://")
         if not re.match("https?://", url):
+            if "://" in url:
+                raise SettingError(
+                    f"--server {url} is no address of a server: begin it with http://"
+                )
             url = f"http://{url}"
         self.url = url.rstrip("/") if httpx.URL(url).path.strip("/") else f"{url.rstrip('/')}/v1"
         key = os.environ.get("KVLITE_API_KEY") or os.environ.get("OPENAI_API_KEY")

@@ -50,10 +50,11 @@ def tasks_in(
     """
     asked = [question.strip() for question in questions if question.strip()]
     suffix = Path(place).suffix.lower()
-    if suffix in READERS and not _documents(place):
-        raise SettingError(f"there is no file {place}: check the path")
-    if suffix in READERS and os.path.isfile(place):
-        return _of_rows(READERS[suffix](place), Path(place).parent, asked)
+    if suffix in READERS:
+        if os.path.isfile(place):
+            return _of_rows(READERS[suffix](place), Path(place).parent, asked)
+        if not _documents(place):
+            raise SettingError(f"there is no file {place}: check the path")
     if not asked:
         raise SettingError(
             f"there is no question about the documents in {place}: give --questions, or a .jsonl, "
