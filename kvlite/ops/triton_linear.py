@@ -28,14 +28,7 @@ def multiply(rows: Tensor, blocks: Tensor, form: BlockFormat) -> Tensor:
             blocks,
             out,
             outputs,
-            WIDTH=width,
-            KIND=form.number,
-            HIGH=form.high_bits > 0,
-            LEAST=form.has_least,
-            INPUTS=form.inputs,
-            NBYTES=form.nbytes,
-            OUTPUTS=OUTPUTS,
-            GROUPS=GROUPS,
+            **_constants(form, width),
             num_warps=4,
         )
     return out
@@ -50,16 +43,23 @@ def unpack(blocks: Tensor, form: BlockFormat, out: Tensor) -> None:
             blocks,
             out,
             outputs,
-            WIDTH=width,
-            KIND=form.number,
-            HIGH=form.high_bits > 0,
-            LEAST=form.has_least,
-            INPUTS=form.inputs,
-            NBYTES=form.nbytes,
-            OUTPUTS=OUTPUTS,
-            GROUPS=GROUPS,
+            **_constants(form, width),
             num_warps=4,
         )
+
+
+def _constants(form: BlockFormat, width: int) -> dict[str, int | bool]:
+    """What a kernel is compiled for, of blocks with `width` bytes an output."""
+    return {
+        "WIDTH": width,
+        "KIND": form.number,
+        "HIGH": form.high_bits > 0,
+        "LEAST": form.has_least,
+        "INPUTS": form.inputs,
+        "NBYTES": form.nbytes,
+        "OUTPUTS": OUTPUTS,
+        "GROUPS": GROUPS,
+    }
 
 
 @triton.jit(do_not_specialize=["outputs"])
