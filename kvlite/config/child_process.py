@@ -28,6 +28,10 @@ _NICENESS = 15
 _BEAT = 0.05
 
 
+class ChildEnded(KvliteError):
+    """A child process ended before its work was done."""
+
+
 def run_in_child(
     work: Callable[..., T],
     /,
@@ -50,7 +54,7 @@ def run_in_child(
     Raises:
         Stopped: `cancel` was set.
         MemoryError: the child ran out of memory, or the system killed it.
-        KvliteError: the child ended in another way.
+        ChildEnded: it ended in another way.
         Exception: whatever `work` raised.
     """
     child = subprocess.Popen(
@@ -105,7 +109,7 @@ def _ended(code: int) -> Exception:
     """Why a child ended before its work was done."""
     if code == _KILLED:
         return MemoryError("a child process was killed, as for its memory")
-    return KvliteError(
+    return ChildEnded(
         f"a process that kvlite began has ended by itself (exit code {code}): try again, and "
         "report it if that happens again"
     )

@@ -242,7 +242,14 @@ def answered(page: Any, count: int) -> list[str]:
     expect(page.locator(ACCOUNT)).to_have_count(count)
     expect(page.locator(ANSWER)).to_have_count(count)
     expect(page.locator("#box .stop-button")).to_have_count(0)
-    return [str(each) for each in page.locator(ANSWER).all_inner_texts()]
+    found: list[str] = []
+
+    def all_there() -> bool:  # the chat may be drawn anew in between
+        found[:] = page.locator(ANSWER).all_inner_texts()
+        return len(found) == count
+
+    waited(all_there)
+    return found
 
 
 def waited(holds: Any, seconds: float = SLOW / 1000) -> None:

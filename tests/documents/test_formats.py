@@ -266,6 +266,16 @@ def test_what_is_locked_is_said(save: Save) -> None:
     )
 
 
+@pytest.mark.parametrize("cell", ["D9999999999", "XFD1048576"])
+def test_a_workbook_that_ends_its_parser_is_refused(save: Save, cell: str) -> None:
+    """With an impossible cell, and with a last cell that would take 400 GB for those before it."""
+    parts = parts_of(workbook())
+    sheet = "xl/worksheets/sheet1.xml"
+    assert b'r="D1"' in parts[sheet]
+    parts[sheet] = parts[sheet].replace(b'r="D1"', f'r="{cell}"'.encode())
+    assert "is damaged or no Excel workbook" in refusal(save("a.xlsx", packed(parts)))
+
+
 @pytest.mark.parametrize("name", ["a.odt", "a.xlsx", "a.epub"])
 def test_what_unpacks_to_too_much_is_refused(save: Save, name: str) -> None:
     content = {"a.odt": text(), "a.xlsx": workbook(), "a.epub": book()}[name]
