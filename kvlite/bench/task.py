@@ -3,7 +3,9 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
+from math import inf
 from pathlib import Path
+from time import monotonic
 from typing import Any, ClassVar, Generic, TypeVar
 
 from kvlite.bench.fork import NO_RECALL, Choice
@@ -19,10 +21,18 @@ Work = tuple[Sequence[Key], Callable[[], Iterable[R]]]
 """Rows that are measured together: their keys, and what measures them, in this order."""
 
 
-def measure(work: Iterable[Work[R]], done: frozenset[Key] = frozenset()) -> Iterator[R]:
+def measure(
+    work: Iterable[Work[R]], done: frozenset[Key] = frozenset(), until: float = inf
+) -> Iterator[R]:
     """The rows that are not done yet. Where some rows of a unit are done, the whole unit is
-    measured again."""
+    measured again.
+
+    Args:
+        until: no unit begins later, by `time.monotonic`.
+    """
     for keys, run in work:
+        if monotonic() >= until:
+            return
         if not done.issuperset(keys):
             yield from (row for key, row in zip(keys, run(), strict=True) if key not in done)
 
@@ -36,12 +46,14 @@ class Task(ABC, Generic[R]):
         title: for the progress bar, the table and plots.
         row: the class of the rows.
         curves: what is plotted against the bytes of the cache.
+        resumes: whether a run that is told no folder goes on with the last of the same options.
     """
 
     name: ClassVar[str]
     title: ClassVar[str]
     row: ClassVar[type[Any]]
     curves: ClassVar[Sequence[Curve]] = ()
+    resumes: ClassVar[bool] = False
 
     def options(self) -> dict[str, Any]:
         """What decides the rows, for the configuration of a run."""
@@ -62,6 +74,10 @@ class Task(ABC, Generic[R]):
     @abstractmethod
     def table(self, rows: Sequence[R]) -> list[Cells]:
         """The rows for people; every line has the same columns."""
+
+    def summary(self, rows: Sequence[R]) -> dict[str, Any]:
+        """What follows from the rows, for `--json`."""
+        return {}
 
     def draw(self, rows: Sequence[Any], folder: Path) -> None:
         """Plot the rows; needs matplotlib."""

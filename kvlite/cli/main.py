@@ -28,6 +28,7 @@ from kvlite.cli.profile import app as profile
 from kvlite.cli.read import read
 from kvlite.cli.screen import console, ending_on_signals
 from kvlite.cli.serve import serve
+from kvlite.cli.tune import tune
 from kvlite.errors import KvliteError, sentence, shortened
 
 app = typer.Typer(
@@ -39,7 +40,7 @@ app = typer.Typer(
     epilog='Try: kvlite ask report.pdf "What does it conclude?"',
 )
 app.command("app")(in_browser)
-COMMANDS = (chat, ask, batch, read, serve, plan, pull, methods, calibrate, config, doctor)
+COMMANDS = (chat, ask, batch, read, serve, plan, pull, methods, calibrate, tune, config, doctor)
 for command in COMMANDS:
     app.command()(command)
 groups = (("models", models), ("profile", profile), ("library", library), ("bench", bench))

@@ -109,15 +109,20 @@ class Profiles:
             return _read(DEFAULT, self.path(DEFAULT))
         return None if name == NONE else self.read(name, called)
 
-    def save(self, name: str, values: Mapping[str, Any], *, force: bool = False) -> Profile:
+    def save(
+        self, name: str, values: Mapping[str, Any], *, force: bool = False, note: str = ""
+    ) -> Profile:
         """Write checked values as a profile, whole or not at all.
+
+        Args:
+            note: one line that stands above them, for whoever opens the file.
 
         Raises:
             SettingError: no profile can have this name, one has it already and `force` is False, a
                 value cannot be written as UTF-8, or the folder cannot be written to.
         """
         path = self.path(name)
-        text = _written(values)
+        text = (f"# {note}\n".encode() if note else b"") + _written(values)
         try:
             if path.exists() and not force:
                 raise SettingError(

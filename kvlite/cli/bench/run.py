@@ -1,10 +1,13 @@
 """One run of the bench: open the folder and the model, keep every row, report."""
 
+import json
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from math import inf
 from pathlib import Path
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -20,8 +23,18 @@ if TYPE_CHECKING:
     from kvlite.bench.task import Task
 
 
-def run(task: "Task[Any]", settings: Settings, out: Path | None, as_json: bool) -> None:
-    """Measure what the folder does not have yet; Ctrl-C keeps what is done."""
+def run(
+    task: "Task[Any]", settings: Settings, out: Path | None, as_json: bool, seconds: float = inf
+) -> "list[Any]":
+    """Measure what the folder does not have yet; Ctrl-C keeps what is done.
+
+    Args:
+        seconds: how long it may take, from now on.
+
+    Returns:
+        All rows.
+    """
+    begun = monotonic()
     from kvlite.bench.folder import RunFolder, configuration
     from kvlite.bench.task import measure
     from kvlite.conversation.runner import open_runner
@@ -34,7 +47,7 @@ def run(task: "Task[Any]", settings: Settings, out: Path | None, as_json: bool) 
         model = find_model(settings.model, status.update)
         options = {**task.options(), "device": settings.device, "weights": settings.weights}
         config = configuration(task.name, options, settings.model, model)
-        path, row = out or _new_folder(task.name), task.row
+        path, row = out or _folder(task, config), task.row
         folder = RunFolder(path, config, row.KEY, row.defaults())
         runner = open_runner(settings, status.update)
     work = task.work(runner)
@@ -42,14 +55,22 @@ def run(task: "Task[Any]", settings: Settings, out: Path | None, as_json: bool) 
     folder.begin()
     stopped = False
     with reading_bar(screen, task.title) as bar:
-        bar.update(len(folder.rows), total)
-        try:
-            for each in measure(work, folder.done):
-                folder.add(each.to_json())
+
+        def show() -> None:
+            if seconds < inf:
+                bar.update(int(monotonic() - begun), int(seconds))
+            else:
                 bar.update(len(folder.rows), total)
+
+        show()
+        try:
+            for each in measure(work, folder.done, begun + seconds):
+                folder.add(each.to_json())
+                show()
         except KeyboardInterrupt:
             stopped = True
-    _report(task, folder, config["machine"], total, as_json)
+    rows = [row(**each) for each in folder.rows]
+    _report(task, folder, rows, config["machine"], total, as_json)
     if stopped:
         command = [*sys.argv[1:], *([] if out else ["--out", str(folder.path)])]
         screen.print(
@@ -57,15 +78,20 @@ def run(task: "Task[Any]", settings: Settings, out: Path | None, as_json: bool) 
             f"kvlite {shlex.join(command)}",
         )
         raise typer.Exit(INTERRUPTED)
+    return rows
 
 
 def _report(
-    task: "Task[Any]", folder: "RunFolder", machine: Mapping[str, str], total: int, as_json: bool
+    task: "Task[Any]",
+    folder: "RunFolder",
+    rows: Sequence[Any],
+    machine: Mapping[str, str],
+    total: int,
+    as_json: bool,
 ) -> None:
     from kvlite.bench.report import NO_PLOTS, can_draw, write_table
 
     screen = console()
-    rows = [task.row(**row) for row in folder.rows]
     lines = task.table(rows)
     write_table(folder.path, task.title, lines, machine, done=len(rows), total=total)
     if rows and task.curves:
@@ -75,7 +101,7 @@ def _report(
             screen.print(NO_PLOTS)
     if as_json:
         report = {"machine": machine, "folder": str(folder.path), "rows": folder.rows}
-        print_json(report)
+        print_json({**report, **task.summary(rows)})
     elif lines:
         _print_table(lines, machine)
     screen.print(f"Rows, table and plots: {folder.path}")
@@ -93,8 +119,11 @@ def _print_table(lines: "Sequence[Cells]", machine: Mapping[str, str]) -> None:
     output().print(table)
 
 
-def _new_folder(command: str) -> Path:
+def _folder(task: "Task[Any]", config: Mapping[str, Any]) -> Path:
+    """A new folder, or if the task resumes the one of this configuration."""
+    from kvlite.bench.prose import digest
     from kvlite.config.paths import data_folder
 
     now = datetime.now().strftime("%Y-%m-%d-%H%M%S")
-    return data_folder() / "bench" / f"{command}-{now}"
+    name = digest(json.dumps(config)) if task.resumes else now
+    return data_folder() / "bench" / f"{task.name}-{name}"

@@ -1,0 +1,179 @@
+"""Which settings to recommend, from what many choices lost on parts of a document."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import inf
+from statistics import fmean
+from typing import Any, ClassVar
+
+from kvlite.bench.fork import Choice
+from kvlite.bench.rows import Key, QualityRow, Tally, tallies
+from kvlite.cache.bits import written
+from kvlite.config.settings import Settings
+from kvlite.config.units import readable
+from kvlite.methods import parse_method
+
+# Every third part has no say in the choice: it checks it.
+_CHECKS = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class TuneRow(QualityRow):
+    """One part of the document as one choice has kept it.
+
+    Attributes:
+        kind: "fact", hidden in the document and asked for after that was read and cut, or
+            "passage", the text that follows what was read.
+        part: which one of its kind.
+        lost: nats a token by which it does worse than the full cache: by which a fact's number is
+            more of a surprise, or KL divergence of a passage's predictions.
+        known: of a fact, whether its number was likelier than not; of a passage, the share of
+            tokens whose likeliest is the full cache's.
+        ms: median milliseconds for a token of an answer; of passages 0.
+    """
+
+    KEY: ClassVar = ("kind", "part", "method", "budget", "kv_bits", "recall")
+    BOUNDS: ClassVar = {"lost": (0, inf)}
+
+    kind: str
+    part: int
+    lost: float
+    known: float
+    ms: float = 0
+
+
+@dataclass(frozen=True)
+class Advice:
+    """Settings that are recommended.
+
+    Attributes:
+        values: by name, as a profile has them.
+        reason: why, in words.
+    """
+
+    values: Mapping[str, Any]
+    reason: str
+
+
+def lost(rows: Sequence[TuneRow]) -> float:
+    """Nats a token lost beside the full cache: the mean of what facts and passages lose."""
+    by_kind: dict[str, list[float]] = {}
+    for row in rows:
+        by_kind.setdefault(row.kind, []).append(row.lost)
+    return fmean(map(fmean, by_kind.values()))
+
+
+def facts_known(rows: Sequence[TuneRow]) -> str:
+    """`5 of 6`."""
+    known = [row.known for row in rows if row.kind == "fact"]
+    return f"{sum(known):.0f} of {len(known)}"
+
+
+def shown_share(tally: Tally[TuneRow]) -> str:
+    """The budget as a share of what was read."""
+    row = tally.rows[0]
+    return "all" if row.budget >= row.length else f"{row.budget / row.length:.0%}"
+
+
+def frontier(found: Sequence[Tally[TuneRow]]) -> list[Tally[TuneRow]]:
+    """What no other beats both in bytes and in what it loses, by bytes."""
+    best: list[Tally[TuneRow]] = []
+    for each in sorted(found, key=lambda tally: (tally.kv_bytes, lost(tally.rows))):
+        if not best or lost(each.rows) < lost(best[-1].rows):
+            best.append(each)
+    return best
+
+
+def advise(rows: Sequence[TuneRow], choices: Sequence[Choice], most_lost: float) -> Advice | None:
+    """Recommend the fewest bytes that lose little enough, or what loses least.
+
+    Every third part has no say in that. On these, what is recommended loses no more than the
+    default settings with as many bytes; else the next best is.
+
+    Args:
+        choices: what was compared.
+        most_lost: nats a token.
+
+    Returns:
+        None if there is no part that every choice has read.
+    """
+    whole = _whole(rows, len(choices))
+    tuning = tallies(row for row in whole if row.part % _CHECKS != _CHECKS - 1)
+    held_back = {
+        _setting(each): each
+        for each in tallies(row for row in whole if row.part % _CHECKS == _CHECKS - 1)
+    }
+    if not tuning:
+        return None
+    by_setting = {tuple(choice.columns.values()): choice for choice in choices}
+    defaults = [each for each in tuning if _is_default(by_setting[_setting(each)], choices)]
+    ranked = sorted(tuning, key=lambda each: (max(most_lost, lost(each.rows)), each.kv_bytes))
+    for each in ranked:
+        beside = [rival for rival in defaults if rival.kv_bytes <= each.kv_bytes]
+        rival = max(beside, key=lambda tally: tally.kv_bytes, default=None)
+        check = ""
+        if rival is not None and held_back:
+            own, other = (lost(held_back[_setting(one)].rows) for one in (each, rival))
+            if own > other:
+                continue
+            check = (
+                f" On parts that had no say in this it loses {own:.3f}, and the default method "
+                f"with no more bytes {other:.3f}."
+            )
+        choice = by_setting[_setting(each)]
+        full = next(one for one in tuning if by_setting[_setting(one)].is_full)
+        return Advice(_values(choice, each.rows[0].length), _reason(each, full, most_lost) + check)
+    raise AssertionError("the default is no worse than itself")
+
+
+def _setting(tally: Tally[TuneRow]) -> Key:
+    row = tally.rows[0]
+    return row.method, row.budget, row.kv_bits, row.recall
+
+
+def _whole(rows: Sequence[TuneRow], choices: int) -> list[TuneRow]:
+    """Rows of parts that every choice has read; a run may stop between two."""
+    count = Counter((row.kind, row.part) for row in rows)
+    return [row for row in rows if count[row.kind, row.part] == choices]
+
+
+def _is_default(choice: Choice, choices: Sequence[Choice]) -> bool:
+    """Whether it is the default at some budget, with the default recall if that was measured."""
+    method = parse_method(Settings.method).name
+    usual = str(Settings.recall_entries)
+    measured = any(each.recalls == usual for each in choices if each.method.name == method)
+    alike = choice.recalls == usual or not measured
+    return choice.method.name == method and choice.bits is None and alike
+
+
+def _values(choice: Choice, length: int) -> dict[str, Any]:
+    """A choice as settings."""
+    values = {"method": choice.method.spec, "kv_bits": choice.kv_bits}
+    if choice.budget < length:
+        values["budget"] = f"{100 * choice.budget / length:.2g}%"
+    if choice.recall is None:
+        return {**values, "recall": "off"}
+    recall = choice.recall
+    return {
+        **values,
+        "recall": Settings.recall,
+        "recall_entries": recall.entries,
+        "recall_bits": written(recall.bits),
+    }
+
+
+def _reason(best: Tally[TuneRow], full: Tally[TuneRow], most_lost: float) -> str:
+    row, loses = best.rows[0], lost(best.rows)
+    kept = "everything" if best is full else f"{shown_share(best)} of the entries"
+    rank = (
+        "nothing smaller loses so little"
+        if loses <= most_lost
+        else f"nothing loses less, though {most_lost:g} was asked for"
+    )
+    return (
+        f"{best.label}, keeps {kept}: {readable(best.kv_bytes)} for {row.length:,} tokens, where "
+        f"the full cache takes {readable(full.kv_bytes)}. It knows {facts_known(best.rows)} hidden "
+        f"facts (the full cache {facts_known(full.rows)}) and loses {loses:.3f} nats a token: "
+        f"{rank}."
+    )

@@ -1,0 +1,106 @@
+"""`kvlite tune`: measure settings on one's own document, and keep the best."""
+
+import shlex
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from kvlite.cli.bench.commands import Json, KVBits, Methods, Out, Recall, RecallBits
+from kvlite.cli.console import output, say
+from kvlite.cli.opening import require_files
+from kvlite.cli.options import as_flags, with_model
+from kvlite.cli.screen import console
+from kvlite.config.paths import config_folder, require_writable
+from kvlite.config.profiles import Profiles
+from kvlite.config.settings import EMBEDDED_MODEL, Settings
+from kvlite.errors import SettingError
+
+if TYPE_CHECKING:
+    from kvlite.bench.advice import Advice
+
+NAME = "tuned"
+
+
+@with_model
+def tune(
+    settings: Settings,
+    file: Annotated[str, typer.Argument(help="the document")],
+    minutes: Annotated[float, typer.Option(min=0.01, help="how long it may take")] = 10,
+    tokens: Annotated[
+        int, typer.Option(min=200, help="of the document to read at a time, at most")
+    ] = 6000,
+    methods: Methods = [str(Settings.method), "snapkv"],
+    budgets: Annotated[
+        list[str],
+        typer.Option("--budget", help="a share of what is read, such as 6%; may be repeated"),
+    ] = ["3%", "6%", "12%", "25%"],
+    kv_bits: KVBits = ["16", "4"],
+    recall: Recall = ["off", str(Settings.recall_entries)],
+    recall_bits: RecallBits = [Settings.recall_bits],
+    lost: Annotated[
+        float,
+        typer.Option(min=0, help="nats a token that may be lost beside the full cache"),
+    ] = 0.1,
+    save: Annotated[str, typer.Option(help="the profile's name")] = NAME,
+    force: Annotated[
+        bool, typer.Option("--force", help=f"overwrite a profile of that name; {NAME} always is")
+    ] = False,
+    out: Out = None,
+    as_json: Json = False,
+) -> None:
+    """Measure methods, budgets and bits on a document, and save the settings that serve it.
+
+    Hides facts in the document and asks for them once it was read, and looks how far predictions
+    of its passages move, beside the full cache. Recommended is what takes the fewest bytes on the
+    device and loses no more than --lost. Parts that had no say in the choice check it: there it
+    loses no more than the default method with as many bytes. Given again, it goes on.
+
+    Examples:
+
+      kvlite tune report.pdf --minutes 5
+
+      kvlite ask report.pdf "Who paid?" --profile tuned
+
+      kvlite tune report.pdf --method spans --method kvzip --budget 5% --recall 128 --save report
+    """
+    require_files([file], settings)
+    profiles = Profiles(config_folder())
+    force = force or save == NAME
+    path = profiles.path(save, "--save")
+    if path.exists() and not force:
+        raise SettingError(f"profile {save!r} is there already ({path}): give --force")
+    require_writable(config_folder())
+    from kvlite.bench.tune import Tune
+    from kvlite.cli.bench.run import run
+
+    task = Tune(
+        file=file,
+        tokens=tokens,
+        methods=methods,
+        budgets=budgets,
+        kv_bits=kv_bits,
+        recall=recall,
+        recall_bits=recall_bits,
+        most_lost=lost,
+    )
+    found = task.advice(run(task, settings, out, as_json, 60 * minutes))
+    if found is None:
+        console().print("Nothing was measured yet: give it more --minutes")
+        raise typer.Exit(1)
+    _save(found, profiles, save, settings, as_json)
+
+
+def _save(
+    found: "Advice", profiles: Profiles, name: str, settings: Settings, as_json: bool
+) -> None:
+    from kvlite.model.source import lasting_name
+
+    own = {} if settings.model == EMBEDDED_MODEL else {"model": lasting_name(settings.model)}
+    values = {**own, **found.values}
+    saved = profiles.save(name, values, force=True, note=found.reason)
+    if as_json:
+        return
+    screen = output()
+    screen.print(found.reason)
+    screen.print(shlex.join(as_flags(found.values)))
+    say(f"Saved in {saved.path}: use it with --profile {name}")
