@@ -65,33 +65,53 @@ def put_signs(given: Arguments) -> None:
     given.sizes[:, :, place] = turned.abs().mean(-1)
 
 
-def gather(given: Arguments) -> None:
-    """The first head's entries are given, and how far it is to the next."""
-    heads, batch = given.grid[1:]
-    slots = given.source.shape[-2]
-    shape, steps = (batch, heads, given.count), (given.p_batch, given.p_head, 1)
-    far = (given.s_batch, given.s_head, given.DIM, 1)
-    source = _strided(given.source, (batch, heads, slots, given.DIM), far)
-    places = _strided(given.places, shape, steps)
-    out = _strided(
-        given.out,
-        (*shape, given.DIM),
-        (*(step * given.DIM for step in steps[:2]), given.DIM, 1),
-    )
-    assert int(places.max()) < slots
-    index = places.clamp(min=0)[..., None].expand(-1, -1, -1, given.DIM)
-    out.copy_(torch.where((places >= 0)[..., None], source.gather(2, index), 0))
+def name(given: Arguments) -> None:
+    """The ends, which are always wanted, are candidates in front."""
+    scores, filled, last = given.scores.nan_to_num(), int(given.seen), 0x7F800000
+    assert given.wanted <= filled < given.entries + 1 == scores.shape[2] + 1
+    between = scores[:, :, given.FIRST : filled - given.RECENT]
+    likeliest = between.sort(dim=-1, descending=True, stable=True).indices
+    chosen = likeliest[:, :, : given.wanted - given.FIRST - given.RECENT] + given.FIRST
+    ends = torch.cat([torch.arange(given.FIRST), torch.arange(filled - given.RECENT, filled)])
+    named = torch.cat([ends.expand(*chosen.shape[:2], -1), chosen.sort(-1).values], 2)
+    places = given.positions.long()
+    slot_of = torch.full(scores.shape, -1)
+    slot_of.scatter_(2, places, torch.arange(given.slots).expand(places.shape))
+    worth = last - scores.clamp(min=0).gather(2, places).view(torch.int32)
+    given.candidates.copy_(named.flatten(0, 1))
+    given.in_slots.copy_(slot_of.gather(2, named).flatten(0, 1))
+    given.worth.copy_(torch.where(places < filled, worth, 0).flatten(0, 1))
 
 
-def exchange(given: Arguments) -> None:
-    """The last two dimensions of what is written are dense."""
-    comes = given.comes.bool()
-    batch, head, _ = comes.nonzero(as_tuple=True)
-    at = batch, head, given.slots[comes]
-    given.own_keys[at], given.own_values[at] = given.keys[comes], given.values[comes]
-    given.own_positions[at] = given.positions[comes].int()
-    if given.rows is not None:
-        given.rows[at[0], at[1], :, at[2]] = 0.0
+def compare(given: Arguments) -> None:
+    shape = *given.keys.shape[:2], given.wanted
+    places, slots = (each.view(shape).long() for each in (given.candidates, given.in_slots))
+    far, near = _rows(given.keys, places), _rows(given.own_keys, slots.clamp(min=0))
+    keys = torch.where(slots[..., None] < 0, far, near).float()
+    given.logits.copy_((given.queries.float() * given.scale @ keys.mT).flatten(0, 1))
+
+
+def replace(given: Arguments) -> None:
+    heads, batch = given.grid
+    filled = int(given.seen)
+    weights = given.logits.softmax(-1).mean(1).nan_to_num()
+    forced = (given.candidates < given.FIRST) | (given.candidates >= filled - given.RECENT)
+    weights.masked_fill_(forced, torch.inf)
+    for line in range(batch * heads):
+        at = line // heads, line % heads
+        best = weights[line].sort(dim=0, descending=True, stable=True).indices[: given.count]
+        held = given.in_slots[line, best]
+        coming = given.candidates[line, best][held < 0].long()
+        given.worth[line, held[held >= 0].long()] = 0
+        order = given.worth[line].sort(dim=0, descending=True, stable=True).indices
+        slots = order[: len(coming)]
+        assert (given.worth[line, slots] > 0).all()
+        given.own_keys[at][slots] = given.keys[at][coming]
+        given.own_values[at][slots] = given.values[at][coming]
+        given.positions[at][slots] = coming.int()
+        if given.rows is not None:
+            given.rows[at][:, slots] = 0.0
+        given.came += len(coming)
 
 
 def put(given: Arguments) -> None:
@@ -179,8 +199,9 @@ TWINS: dict[str, Callable[[Arguments], None]] = {
     "triton_topk._logits_of": logits_of,
     "triton_topk._averaged": averaged,
     "triton_topk._put_signs": put_signs,
-    "triton_exchange._exchange": exchange,
-    "triton_gather._gather": gather,
+    "triton_recall._name": name,
+    "triton_recall._compare": compare,
+    "triton_recall._replace": replace,
     "triton_gather._put": put,
     "triton_layer_ops._norm": norm,
     "triton_layer_ops._turn": turn,
@@ -197,5 +218,6 @@ def _vectors(codes: Tensor, scales: Tensor, zeros: Tensor, bits: int) -> Tensor:
     return (steps * scales.mT[..., None].float() + zeros.mT[..., None].float()).flatten(-2)
 
 
-def _strided(first: Tensor, shape: tuple[int, ...], steps: tuple[int, ...]) -> Tensor:
-    return first.as_strided(shape, steps, first.storage_offset())
+def _rows(vectors: Tensor, places: Tensor) -> Tensor:
+    """Some of `(batch, heads, n, dim)`."""
+    return vectors.gather(2, places[..., None].expand(-1, -1, -1, vectors.shape[3]))

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from kvlite.cache.quantized import Quantized, rotation
 from kvlite.offload.kv.index import Index
@@ -30,10 +29,10 @@ from triton.runtime.jit import JITFunction
 
 from kvlite.ops import triton_layer_ops
 from kvlite.ops.triton_decode import attend_quantized
-from kvlite.ops.triton_exchange import put_entries
-from kvlite.ops.triton_gather import gather_rows, put_rows
+from kvlite.ops.triton_gather import put_rows
 from kvlite.ops.triton_linear import multiply, unpack
 from kvlite.ops.triton_ragged import attend_ragged
+from kvlite.ops.triton_recall import Wanted, bring_back
 from kvlite.ops.triton_topk import search
 from kvlite.ops.triton_write import write_token
 from tests.cuda.fake_cuda import DEVICE, fake_cuda
@@ -89,24 +88,28 @@ def indexed() -> None:
         index.put(keys[:, :, :1], place)
 
 
-def exchanged() -> None:
-    """Entries that come back, with what is remembered of attention."""
-    held = torch.zeros(1, KV_HEADS, ENTRIES, 128, dtype=torch.bfloat16, device=DEVICE)
-    positions = torch.zeros(1, KV_HEADS, ENTRIES, dtype=torch.int32, device=DEVICE)
-    slots = torch.arange(128, device=DEVICE).expand(1, KV_HEADS, -1)
-    entries = held[:, :, :128], held[:, :, :128], slots
-    rows = torch.zeros(1, KV_HEADS, 4, ENTRIES, device=DEVICE)
-    for own in (None, rows):
-        put_entries(entries, slots, slots > 5, (held, held, positions), own)
-
-
-def moved() -> None:
-    """Entries from pinned memory, and a token's back."""
-    host: Tensor = torch.zeros(1, KV_HEADS, ENTRIES, 128, dtype=torch.bfloat16).pin_memory()
-    places = torch.zeros(1, KV_HEADS, 528, dtype=torch.int64, device=DEVICE)
-    gather_rows(host, tuple(range(KV_HEADS)), places, places == 0)
-    put_rows(host[:, :, :1].to(DEVICE), host[:, :, :1])
-    put_rows(host[:, :, :1].to(DEVICE), host, places[0, 0, :1])
+def recalled(rows: int = 4, dim: int = 128, *, remembers: bool = False, known: bool = True) -> None:
+    """Entries that come back from pinned memory, and a token that goes there."""
+    held = torch.zeros(1, KV_HEADS, ENTRIES, dim, dtype=torch.bfloat16, device=DEVICE)
+    host = torch.zeros(1, KV_HEADS, 2 * ENTRIES, dim, dtype=torch.bfloat16).pin_memory()
+    positions = torch.arange(ENTRIES, dtype=torch.int32, device=DEVICE).expand(1, KV_HEADS, -1)
+    memory = torch.zeros(1, KV_HEADS, 4, ENTRIES, device=DEVICE) if remembers else None
+    scores = torch.zeros(1, KV_HEADS, 2 * ENTRIES, device=DEVICE)
+    seen = 2 * ENTRIES - 5
+    bring_back(
+        tuple(range(KV_HEADS)),
+        (held, held, positions.clone()),
+        memory,
+        (host, host),
+        held[:, :, :rows],
+        0.1,
+        scores,
+        seen if known else torch.full((1,), seen, device=DEVICE),
+        Wanted(148, 592, 4, 16),
+        torch.zeros((), dtype=torch.int64, device=DEVICE),
+    )
+    put_rows(held[:, :, :1], host[:, :, :1])
+    put_rows(held[:, :, :1], host, torch.full((1,), 5, device=DEVICE))
 
 
 def layer(dim: int = 128, width: int = 4096, *, gemma: bool = False) -> None:
@@ -155,8 +158,9 @@ WORK: dict[str, Callable[[], None]] = {
     "search, dim 256": lambda: searched(rows=2, dim=256),
     "search in a program": lambda: searched(known=False),
     "key into an index": indexed,
-    "exchange": exchanged,
-    "gather": moved,
+    "recall": recalled,
+    "recall, dim 256": lambda: recalled(2, 256),
+    "recall in a program": lambda: recalled(remembers=True, known=False),
     "layer": layer,
     "layer, Gemma 3": lambda: layer(256, 3840, gemma=True),
     **{kind: partial(linear, kind) for kind in FORMATS},

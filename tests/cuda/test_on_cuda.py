@@ -87,7 +87,7 @@ STEPS: dict[str, tuple[dict[str, Any], int]] = {
     "h2o": ({"method": "h2o"}, 26),
     "heads of several lengths": ({"method": "snapkv:per_head=true"}, 14),
     "4 bits": ({"method": "spans", "bits": "4"}, 26),
-    "recall": ({"method": "spans", "recall": 16}, 71),
+    "recall": ({"method": "spans", "recall": 16}, 23),
 }
 BESIDE_LAYERS = 22
 MORE = ["qwen3", "gemma3", "phi3-partial"]
@@ -141,7 +141,7 @@ PROGRAMS = {
     "h2o": 27,
     "heads of several lengths": 14,
     "4 bits": 32,
-    "recall": 78,  # of which six are for all layers
+    "recall": 28,  # of which two are for all layers
 }
 BESIDE_PROGRAM = 56
 

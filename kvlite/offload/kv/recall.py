@@ -92,8 +92,8 @@ class Recall:
         if ordered and len(queries) == 1 and _compiles(head_group) and _compiles(source):
             self._known += _swap_in_compiled(head_group, queries, scores, source, count)
         elif ordered and _exact(head_group, source) and transfer is not None:
-            own, counter = of_heads(scores, head_group.heads), self.counter(queries.device)
-            counter += swap_in_place(head_group, queries, own, source, count, transfer.fetch)
+            counter = self.counter(queries.device)
+            swap_in_place(head_group, queries, scores, source, count, transfer, counter)
         else:
             if transfer is not None:
                 transfer.wait()

@@ -10,8 +10,9 @@ from torch import Tensor
 from kvlite.cache import KVHeadGroup, LayerCache
 from kvlite.offload.kv.recall import Recall, is_ordered
 from kvlite.offload.kv.store import INDEXED_AT_ONCE
-from kvlite.offload.kv.swap import CANDIDATES, Filled, exchanged
+from kvlite.offload.kv.swap import CANDIDATES, Filled, exchanged, swap_on_device
 from kvlite.offload.kv.transfer import put_in_place, read_in_place
+from kvlite.ops.device import has_triton
 from kvlite.ops.heads import of_heads
 
 
@@ -42,6 +43,7 @@ class RecallClock:
     Attributes:
         position: of the token, `(1,)` int64.
         places: those of the host store, and one more that no entry has.
+        seen: entries of the host store, `(1,)` int64.
         known: entries in the indexes, `(1,)` int64.
         filled: how much of the host store is.
     """
@@ -55,9 +57,10 @@ class RecallClock:
 
     def tick(self) -> None:
         """Compute them for the position."""
-        seen = self.position + 1
-        self.known = seen - (seen - self._indexed) % INDEXED_AT_ONCE
-        self.filled = Filled.of(seen, self.places)
+        self.seen = self.position + 1
+        self.known = self.seen - (self.seen - self._indexed) % INDEXED_AT_ONCE
+        if not has_triton(self.position.device):
+            self.filled = Filled.of(self.seen, self.places)
 
 
 class RecallProgram:
@@ -107,6 +110,11 @@ class RecallProgram:
     ) -> None:
         """As `Recall.bring_back`; entries are only looked for unless it `writes`."""
         source, count = self.source.head_group, self.recall.count(group.used)
+        if has_triton(queries.device):
+            seen, came = self.clock.seen, self.came
+            held = group, group.capacity
+            swap_on_device(*held, queries, scores, source, seen, count, came, writes=writes)
+            return
         places = group.residual_positions.long()
         own = of_heads(scores, group.heads)
         given = queries, own, source, count, read_in_place, self.clock.filled

@@ -9,8 +9,8 @@ from torch import Tensor
 from kvlite.cache import KVHeadGroup, Selection
 from kvlite.cache.selection import wide
 from kvlite.offload.kv.store import INDEXED_AT_ONCE
-from kvlite.offload.kv.transfer import FetchedKV
-from kvlite.ops.device import has_triton
+from kvlite.offload.kv.transfer import FetchedKV, KVTransfer
+from kvlite.ops.heads import of_heads
 
 CANDIDATES = 4
 SINKS, RECENT = 4, INDEXED_AT_ONCE
@@ -88,26 +88,73 @@ def swap_in_place(
     scores: Tensor,
     source: KVHeadGroup,
     count: int,
-    fetch: Fetch,
-) -> Tensor:
+    transfer: KVTransfer,
+    came: Tensor,
+) -> None:
     """Like `swap_in`, if head group and source are exact and places in the source are positions.
-    The work is the same whatever comes, so only `fetch` waits for the device, at most once.
+    The work is the same whatever comes, so the host waits at most once, and not at all for a device
+    that reads the source by itself.
 
     Nothing is written before all is allocated, and positions are written last, so that it may be
     tried again after an error.
 
     Args:
-        fetch: takes the head group, the source, places there `(batch, heads of the group, n)`,
-            and the slots in which the head group holds them, -1 for none.
-
-    Returns:
-        How many came, over all heads and sequences, int64 on the device.
+        scores: as for `swap_in`, but of all KV heads.
+        came: int64 on the device, to which is added how many came.
     """
+    if transfer.reads(source):
+        given = queries, scores, source, source.used, count, came
+        swap_on_device(head_group, head_group.used, *given)
+        return
     places = head_group.residual_positions[:, :, : head_group.used].long()
-    exchange = exchanged(head_group, places, queries, scores, source, count, fetch)
-    came = exchange.comes.sum()
+    own = of_heads(scores, head_group.heads)
+    exchange = exchanged(head_group, places, queries, own, source, count, transfer.fetch)
+    came += exchange.comes.sum()
     exchange.make(head_group)
-    return came
+
+
+def swap_on_device(
+    head_group: KVHeadGroup,
+    slots: int,
+    queries: Tensor,
+    scores: Tensor,
+    source: KVHeadGroup,
+    seen: int | Tensor,
+    count: int,
+    came: Tensor,
+    *,
+    scale: float = 1.0,
+    writes: bool = True,
+) -> None:
+    """`swap_in_place` by kernels of a device that reads the source by itself.
+
+    Args:
+        slots: how many of the head group's are looked at; positions in those that are free are none
+            that the source has.
+        queries: multiplied by `scale` here.
+        seen: entries of the source, a number, or `(1,)` int64 on the device.
+        writes: whether anything is changed.
+    """
+    from kvlite.ops.triton_recall import Wanted, bring_back
+
+    wanted = Wanted(count, min(scores.shape[2], CANDIDATES * count), SINKS, RECENT)
+    bring_back(
+        head_group.heads,
+        (
+            head_group.residual_keys,
+            head_group.residual_values,
+            head_group.residual_positions[:, :, :slots],
+        ),
+        head_group.rows,
+        (source.residual_keys, source.residual_values),
+        queries,
+        scale,
+        scores,
+        seen,
+        wanted,
+        came,
+        writes=writes,
+    )
 
 
 def exchanged(
@@ -175,13 +222,6 @@ class Exchange:
     def make(self, head_group: KVHeadGroup) -> None:
         """Put them there; where none comes, what is there stays."""
         slots, comes = self.slots, self.comes
-        if has_triton(slots.device):
-            from kvlite.ops.triton_exchange import put_entries
-
-            own = head_group.residual_keys, head_group.residual_values
-            given = (self.keys, self.values, self.positions), slots, comes
-            put_entries(*given, (*own, head_group.residual_positions), head_group.rows)
-            return
         along, chosen = wide(slots, self.keys), comes[..., None]
         keys = torch.where(chosen, self.keys, head_group.residual_keys.gather(2, along))
         values = torch.where(chosen, self.values, head_group.residual_values.gather(2, along))

@@ -14,9 +14,6 @@ from kvlite.cache.selection import wide
 from kvlite.offload.kv.pinned import pieces, pin, reads_pinned
 from kvlite.ops.heads import of_heads
 
-Rows = Callable[[Tensor, tuple[int, ...], Tensor, Tensor], Tensor]
-"""See `ops.triton_gather.gather_rows`."""
-
 
 @dataclass(frozen=True)
 class FetchedKV:
@@ -107,21 +104,13 @@ class KVTransfer:
     def fetch(
         self, head_group: KVHeadGroup, source: KVHeadGroup, places: Tensor, slots: Tensor
     ) -> FetchedKV:
-        """Entries of the source, for a head group on the device.
-
-        A device that reads pinned memory by itself takes from there what the head group does not
-        hold, without waiting. Otherwise the host waits once, for `places`.
+        """Entries of the source, for a head group on the device; the host waits once, for `places`.
 
         Args:
             source: everything, in host memory, exact.
             places: which entries, `(batch, heads of the group, n)` int64.
             slots: where the head group holds them, -1 if it does not.
         """
-        if self.reads(source):
-            # torch brings triton along on CUDA alone.
-            from kvlite.ops.triton_gather import gather_rows
-
-            return _read(head_group, source, places, slots, gather_rows)
         named = torch.empty(places.shape, dtype=places.dtype, pin_memory=self.stream is not None)
         named.copy_(places, non_blocking=True)
         if self.stream is not None:
@@ -198,35 +187,22 @@ def transfer_to(device: torch.device) -> KVTransfer | None:
     return KVTransfer(device) if device.type == "cuda" else None
 
 
-def _read(
-    head_group: KVHeadGroup, source: KVHeadGroup, places: Tensor, slots: Tensor, rows: Rows
-) -> FetchedKV:
-    """As `KVTransfer.fetch`, from memory that the device itself reads."""
-    missing = slots < 0
-    far = rows(source.residual_keys, head_group.heads, places, missing)
-    near = head_group.residual_keys.gather(2, wide(slots.clamp(min=0), far))
-
-    def values_of(which: Tensor, needed: Tensor) -> Tensor:
-        return rows(source.residual_values, head_group.heads, places.gather(2, which), needed)
-
-    return FetchedKV(torch.where(missing[..., None], far, near), values_of)
-
-
 def read_in_place(
     head_group: KVHeadGroup, source: KVHeadGroup, places: Tensor, slots: Tensor
 ) -> FetchedKV:
-    """As `KVTransfer.fetch`, from memory that the device itself reads, a CPU's own included."""
-    if not places.is_cuda:
-        return _read(head_group, source, places, slots, _all_rows)
-    from kvlite.ops.triton_gather import gather_rows
+    """As `KVTransfer.fetch`, from a CPU's own memory."""
+    keys, values = (
+        own.gather(2, wide(places, own))
+        for own in (
+            of_heads(each, head_group.heads)
+            for each in (source.residual_keys, source.residual_values)
+        )
+    )
 
-    return _read(head_group, source, places, slots, gather_rows)
+    def values_of(which: Tensor, needed: Tensor) -> Tensor:
+        return values.gather(2, wide(which, values))
 
-
-def _all_rows(source: Tensor, heads: tuple[int, ...], places: Tensor, needed: Tensor) -> Tensor:
-    """As `ops.triton_gather.gather_rows`, but that all are read."""
-    own = of_heads(source, heads)
-    return own.gather(2, wide(places, own))
+    return FetchedKV(keys, values_of)
 
 
 def put_in_place(head_group: KVHeadGroup, keys: Tensor, values: Tensor, place: Tensor) -> None:

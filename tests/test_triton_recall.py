@@ -1,0 +1,151 @@
+"""Entries brought back by kernels, as an entry at a time says: Triton's interpreter on a CPU, the
+kernels on a CUDA device."""
+
+from collections.abc import Iterator
+from importlib.util import find_spec
+from types import ModuleType
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.interpreted import DEVICE, kernels
+from tests.oracles import recall as oracle
+
+if find_spec("triton") is None:
+    pytest.skip("triton is not installed", allow_module_level=True)
+
+FIRST, RECENT, COUNT, CANDIDATES = 2, 5, 13, 40
+LIMITS = {"count": COUNT, "candidates": CANDIDATES, "first": FIRST, "recent": RECENT}
+
+
+@pytest.fixture(scope="module")
+def kernel() -> Iterator[ModuleType]:
+    with kernels("kvlite.ops.triton_recall") as module:
+        yield module
+
+
+@pytest.fixture
+def small(kernel: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few numbers at once, so that all loops go round."""
+    sizes = {"NEIGHBORS": 4, "SCANNED": 64, "CHOSEN_FROM": 32, "TILE": 4}
+    for name, size in sizes.items():
+        monkeypatch.setattr(kernel, name, size)
+
+
+class Lines:
+    """A head group of two sequences whose last slots are free, and all that was read."""
+
+    def __init__(self, heads: tuple[int, ...], rows: int, dim: int, dtype: torch.dtype) -> None:
+        random = torch.Generator().manual_seed(dim)
+        shape = 2, len(heads)
+
+        def some(*sizes: int) -> Tensor:
+            return torch.randn(*sizes, generator=random).to(dtype)
+
+        self.heads, self.seen = heads, 150
+        self.keys, self.values = (some(2, 4, 170, dim) for _ in range(2))
+        self.queries = some(*shape, rows, dim)
+        order = torch.rand(*shape, self.seen, generator=random).argsort(-1)[:, :, :20]
+        self.held = order.sort(-1).values
+        places = self.held[..., None].expand(-1, -1, -1, dim)
+        free = torch.zeros(*shape, 3, dim, dtype=dtype)
+        self.own = [
+            torch.cat([each[:, list(heads)].gather(2, places), free], 2)
+            for each in (self.keys, self.values)
+        ]
+        # In slots that are free, a place that no entry has.
+        self.positions = torch.nn.functional.pad(self.held, (0, 3), value=170).int()
+        self.rows = torch.ones(*shape, 2, 23)
+        self.scores = torch.rand(2, 4, 171, generator=random)
+        alike = (self.scores * 4).round() / 4  # of those that are not held
+        for row, head in enumerate(heads):
+            own = self.scores[:, head].gather(1, self.held[:, row])
+            self.scores[:, head] = alike[:, head].scatter(1, self.held[:, row], own)
+
+    def bring_back(self, kernel: ModuleType, seen: int | Tensor, *, writes: bool = True) -> int:
+        """How many came."""
+        came = torch.tensor(5, device=DEVICE)
+        host = [each.pin_memory() if DEVICE.type == "cuda" else each for each in self._source()]
+        own, rows = [each.to(DEVICE) for each in (*self.own, self.positions)], self.rows.to(DEVICE)
+        kernel.bring_back(
+            self.heads,
+            tuple(own),
+            rows,
+            tuple(host),
+            self.queries.to(DEVICE),
+            0.3,
+            self.scores.to(DEVICE),
+            seen,
+            kernel.Wanted(COUNT, CANDIDATES, FIRST, RECENT),
+            came,
+            writes=writes,
+        )
+        *self.own, self.positions = (each.cpu() for each in own)
+        self.rows = rows.cpu()
+        return int(came) - 5
+
+    def _source(self) -> tuple[Tensor, Tensor]:
+        return self.keys, self.values
+
+
+@pytest.mark.cases(1)
+@pytest.mark.parametrize("on_device", [False, True])
+@pytest.mark.parametrize(
+    ("heads", "rows", "dim", "dtype"),
+    [
+        ((0, 1), 4, 16, torch.float32),
+        ((0, 3), 1, 24, torch.float32),
+        ((1,), 7, 80, torch.bfloat16),
+        ((3,), 2, 16, torch.float16),
+    ],
+)
+def test_a_token_brings_back_what_it_wants_most(
+    kernel: ModuleType,
+    small: None,
+    heads: tuple[int, ...],
+    rows: int,
+    dim: int,
+    dtype: torch.dtype,
+    on_device: bool,
+) -> None:
+    """What is held is read there: the source's copy of some of it is spoilt."""
+    lines = Lines(heads, rows, dim, dtype)
+    expected = [
+        oracle.lines_after(
+            [{*line} for line in lines.held[each].tolist()],
+            heads,
+            lines.queries[each].double().numpy() * 0.3,
+            lines.keys[each, :, : lines.seen].double().numpy(),
+            lines.scores[each, :, : lines.seen].numpy(),
+            **LIMITS,
+        )
+        for each in range(2)
+    ]
+    seen = torch.tensor([lines.seen], device=DEVICE) if on_device else lines.seen
+    clean = lines.keys.clone()
+    for row, head in enumerate(heads):
+        for each in range(2):
+            lines.keys[each, head, lines.held[each, row]] = torch.nan
+    came, brought = lines.bring_back(kernel, seen), 0
+    for each in range(2):
+        for row, head in enumerate(heads):
+            now, before = lines.positions[each, row].long(), lines.held[each, row]
+            assert (now[20:] == 170).all()
+            now = now[:20]
+            assert len({*now.tolist()}) == 20 and {*now.tolist()} == expected[each][row]
+            new = now != before
+            brought += int(new.sum())
+            assert lines.own[0][each, row, :20].equal(clean[each, head, now])
+            assert lines.own[1][each, row, :20].equal(lines.values[each, head, now])
+            assert not lines.rows[each, row, :, :20][:, new].any()
+            assert (lines.rows[each, row, :, :20][:, ~new] == 1).all()
+    assert came == brought > 0
+
+
+def test_nothing_is_put_anywhere_unless_it_is_to_be(kernel: ModuleType) -> None:
+    lines = Lines((0, 1), 2, 16, torch.float32)
+    before = [each.clone() for each in (*lines.own, lines.positions, lines.rows)]
+    assert lines.bring_back(kernel, lines.seen, writes=False) == 0
+    after = *lines.own, lines.positions, lines.rows
+    assert all(one.equal(two) for one, two in zip(before, after, strict=True))
