@@ -4,10 +4,6 @@ A few tokens multiply the packed weights; many tokens multiply weights that are 
 which costs little beside the product.
 """
 
-from collections.abc import Callable
-from functools import cached_property
-
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -66,17 +62,13 @@ class PackedWeights(nn.Module):
         if rows.is_meta:
             return rows.new_empty(len(rows), self.out_features)
         if self.on_cpu:
-            return torch.from_numpy(self.multiply(rows.contiguous().numpy()))
+            from kvlite.ops.numba_linear import product, products_of
+
+            given = product(self.blocks, self.form)
+            return torch.from_numpy(products_of(given, rows.contiguous().numpy()))
         from kvlite.ops.triton_linear import multiply
 
         return multiply(rows, self.blocks, self.form)
-
-    @cached_property
-    def multiply(self) -> Callable[[np.ndarray], np.ndarray]:
-        """As `product`, of arrays of a few contiguous rows, on a CPU."""
-        from kvlite.ops.numba_linear import multiplier
-
-        return multiplier(self.blocks, self.form)
 
     def _unpacked(self, blocks: Tensor, first: int, last: int) -> Tensor:
         """The weights of outputs from `first` to before `last`, `(inputs, last - first)`."""

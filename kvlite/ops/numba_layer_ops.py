@@ -1,107 +1,145 @@
-"""`layer_ops` on a CPU for float32 arrays, compiled by numba: each of torch's functions costs as
-much as all of this does, on one token.
+"""What a decoder layer of packed weights computes before and after attention, on a CPU, compiled by
+numba: two calls, as each of torch's functions costs as much as all of `layer_ops` does, on one
+token.
 
 Numbers are those of `layer_ops` to rounding.
 """
 
-from typing import NamedTuple
-
 import numpy as np
 
 from kvlite.ops.layer_ops import Norm
+from kvlite.ops.numba_linear import Product, multiply
 from kvlite.ops.numba_vectors import close_exp, jitted
 
 Array = np.ndarray
+ArrayNorm = tuple[Array, float, float]
+NO_NORM: ArrayNorm = np.empty(0, np.float32), 0.0, 0.0
 
 
-class ArrayNorm(NamedTuple):
-    """`layer_ops.Norm` with an array `(dim,)` float32 and what is added to it."""
-
-    weight: Array
-    eps: float
-    more: float
-
-    @classmethod
-    def of(cls, norm: Norm) -> "ArrayNorm":
-        """The same norm."""
-        return cls(norm.weight.detach().numpy(), norm.eps, float(norm.from_one))
+def array_norm(norm: Norm) -> ArrayNorm:
+    """A norm's weight `(dim,)` float32, its epsilon, and what is added to the weight."""
+    return norm.weight.detach().numpy(), norm.eps, float(norm.from_one)
 
 
-NO_NORM = ArrayNorm(np.empty(0, np.float32), 0.0, 0.0)
-
-
-def normed(x: Array, norm: ArrayNorm) -> Array:
-    """Rows `(n, dim)`, normed."""
-    out = np.empty_like(x)
-    _norm(x, *norm, out)
-    return out
-
-
-def added(x: Array, more: Array, norm: ArrayNorm) -> Array:
-    """The sum of rows `(n, dim)`, normed; `more` becomes the sum."""
-    out = np.empty_like(x)
-    _add_and_norm(x, more, *norm, out)
-    return out
-
-
-def turn(q: Array, k: Array, norms: tuple[ArrayNorm, ArrayNorm], cos: Array, sin: Array) -> None:
-    """Queries `(batch, heads, dim)` and keys normed, unless by `NO_NORM`, and rotated, in place.
+def to_heads(
+    norm: ArrayNorm,
+    products: tuple[Product, ...],
+    norms: tuple[ArrayNorm, ArrayNorm],
+    heads: tuple[int, int],
+    x: Array,
+    cos: Array,
+    sin: Array,
+) -> Array:
+    """Queries, keys and values of hidden states `x` `(n, hidden size)`.
 
     Args:
-        cos, sin: `(batch or 1, 1, turned)`, see `layer_ops.turned`.
+        norm: of what comes in.
+        products: to queries, keys and values, or to all in one.
+        norms: of queries and of keys, a head at a time; `NO_NORM` for none.
+        heads: of queries, and KV heads.
+        cos, sin: `(n or 1, 1, turned)`, see `layer_ops.turned`.
+
+    Returns:
+        `(n, all heads, dim)`, queries and keys rotated.
     """
-    _turn(q, k, *norms[0], *norms[1], cos, sin)
+    made: Array = _to_heads(norm, products, *norms, heads, x, cos, sin)
+    return made.reshape(len(x), heads[0] + 2 * heads[1], -1)
 
 
-def gate(x: Array, up: Array) -> None:
-    """`silu(x) * up` of rows `(n, width)`, in the place of `up`."""
-    _gate(x, up)
+def to_hidden(
+    out: Product,
+    norm: ArrayNorm,
+    gate_up: tuple[Product, ...],
+    down: Product,
+    x: Array,
+    attended: Array,
+) -> Array:
+    """The hidden states after a layer.
+
+    Args:
+        norm: of what goes into the MLP.
+        gate_up: the MLP's products, or both in one; its activation is SiLU.
+        x: hidden states before the layer, `(n, hidden size)`.
+        attended: what attention gave, `(n, all channels)`.
+    """
+    made: Array = _to_hidden(out, norm, gate_up, down, x, attended)
+    return made
 
 
 @jitted
 def _norm(x, weight, eps, more, out):
-    for row in range(x.shape[0]):
-        total = np.float32(0)
-        for d in range(x.shape[1]):
-            total += x[row, d] * x[row, d]
-        size = np.float32(1 / np.sqrt(total / np.float32(x.shape[1]) + eps))
-        for d in range(x.shape[1]):
-            out[row, d] = x[row, d] * size * (weight[d] + np.float32(more))
+    total = np.float32(0)
+    for d in range(x.size):
+        total += x[d] * x[d]
+    size = np.float32(1 / np.sqrt(total / np.float32(x.size) + eps))
+    for d in range(x.size):
+        out[d] = x[d] * size * (weight[d] + np.float32(more))
 
 
 @jitted
-def _add_and_norm(x, more, weight, eps, from_one, out):
-    for row in range(x.shape[0]):
-        for d in range(x.shape[1]):
-            more[row, d] += x[row, d]
-    _norm(more, weight, eps, from_one, out)
+def _together(x, products):
+    """The results of several products with the same rows, one after the other."""
+    outputs, at = 0, 0
+    for product in products:
+        outputs += product[0].shape[1]
+    out = np.empty((len(x), outputs), np.float32)
+    for product in products:
+        own = product[0].shape[1]
+        multiply(x, product, out[:, at : at + own])
+        at += own
+    return out
 
 
 @jitted
-def _turn(q, k, q_weight, q_eps, q_more, k_weight, k_eps, k_more, cos, sin):
-    for batch in range(q.shape[0]):
-        table = batch if cos.shape[0] > 1 else 0
-        if q_weight.size:
-            _norm(q[batch], q_weight, q_eps, q_more, q[batch])
-            _norm(k[batch], k_weight, k_eps, k_more, k[batch])
-        _turn_heads(q[batch], cos[table, 0], sin[table, 0])
-        _turn_heads(k[batch], cos[table, 0], sin[table, 0])
+def _to_heads(norm, products, q_norm, k_norm, heads, x, cos, sin):
+    seen = np.empty_like(x)
+    for row in range(len(x)):
+        _norm(x[row], norm[0], norm[1], norm[2], seen[row])
+    out = _together(seen, products)
+    dim = out.shape[1] // (heads[0] + 2 * heads[1])
+    for row in range(len(x)):
+        table = row if len(cos) > 1 else 0
+        for head in range(heads[0] + heads[1]):
+            vector = out[row, head * dim : (head + 1) * dim]
+            own = q_norm if head < heads[0] else k_norm
+            if own[0].size:
+                _norm(vector, own[0], own[1], own[2], vector)
+            _turn(vector, cos[table, 0], sin[table, 0])
+    return out
 
 
 @jitted
-def _turn_heads(x, cos, sin):
+def _turn(x, cos, sin):
     half = cos.size // 2
-    for head in range(x.shape[0]):
-        for d in range(half):
-            one, other = x[head, d], x[head, half + d]
-            x[head, d] = one * cos[d] - other * sin[d]
-            x[head, half + d] = other * cos[half + d] + one * sin[half + d]
+    for d in range(half):
+        one, other = x[d], x[half + d]
+        x[d] = one * cos[d] - other * sin[d]
+        x[half + d] = other * cos[half + d] + one * sin[half + d]
 
 
 @jitted
-def _gate(x, up):
-    for row in range(x.shape[0]):
+def _to_hidden(out, norm, gate_up, down, x, attended):
+    total, seen, made = np.empty_like(x), np.empty_like(x), np.empty_like(x)
+    multiply(attended, out, total)
+    for row in range(len(x)):
         for d in range(x.shape[1]):
-            power = close_exp(-abs(x[row, d]))
-            share = np.float32(1) / (np.float32(1) + power)
-            up[row, d] *= x[row, d] * (share if x[row, d] >= 0 else power * share)
+            total[row, d] += x[row, d]
+        _norm(total[row], norm[0], norm[1], norm[2], seen[row])
+    both = _together(seen, gate_up)
+    width = both.shape[1] // 2
+    inner = np.empty((len(x), width), np.float32)
+    for row in range(len(x)):
+        _gate(both[row, :width], both[row, width:], inner[row])
+    multiply(inner, down, made)
+    for row in range(len(x)):
+        for d in range(x.shape[1]):
+            made[row, d] += total[row, d]
+    return made
+
+
+@jitted
+def _gate(x, up, out):
+    for d in range(x.size):
+        power = close_exp(-abs(x[d]))
+        share = np.float32(1) / (np.float32(1) + power)
+        out[d] = up[d] * x[d] * (share if x[d] >= 0 else power * share)

@@ -4,186 +4,142 @@ Bytes lie input by input, so that loops go over outputs, whose sums are independ
 they are the same with any number of threads, and beside any other rows.
 """
 
-from collections.abc import Callable
-
 import numpy as np
 from torch import Tensor
 
 from kvlite.ops.blocks import GROUP, Q4_0, Q4_1, Q4_K, Q5_0, Q5_1, Q5_K, Q6_K, Q8_0, BlockFormat
+from kvlite.ops.numba_group import INPUTS, WIDTH, adding
 from kvlite.ops.numba_quant import in_threads, thread_parts
 from kvlite.ops.numba_vectors import jitted, jitted_in_order
 
 Array = np.ndarray
-HALF = 16
+Product = tuple[Array, Array, int, int, int]
+HALF = INPUTS
 # Outputs whose codes and sums stay in the processor's cache.
 BLOCK = 1 << 11
 # Rows for which codes become numbers once.
 ROWS = 4
-LOW, LESS = np.uint8(15), np.float32(1 / 16)
+LESS = np.float32(1 / 16)
 
 
-def multiplier(blocks: Tensor, form: BlockFormat) -> Callable[[Array], Array]:
-    """Products with packed weights; what need not be done for each is done here.
+def product(blocks: Tensor, form: BlockFormat, bias: Tensor | None = None) -> Product:
+    """What `multiply` takes: blocks `(bytes of an output, outputs)`, and a bias `(outputs,)`
+    float32."""
+    added = np.empty(0, np.float32) if bias is None else bias.detach().numpy()
+    return blocks.numpy(), added, form.number, form.inputs, form.nbytes
 
-    Args:
-        blocks: `(bytes of an output, outputs)` uint8.
 
-    Returns:
-        A function of contiguous rows `(n, inputs)` float32, which gives `(n, outputs)` float32.
-    """
-    given, outputs = blocks.numpy(), blocks.shape[1]
-    parts = thread_parts(outputs, len(blocks) // form.nbytes * form.inputs)
-    numbers = form.number, form.inputs, form.nbytes
-
-    def multiply(rows: Array) -> Array:
-        out = np.empty((len(rows), outputs), np.float32)
-        if len(parts) == 1:
-            _multiply(rows, given, *numbers, 0, outputs, out)
-        else:
-            in_threads(lambda part: _multiply(rows, given, *numbers, *part, out), parts)
-        return out
-
-    return multiply
+def products_of(given: Product, rows: Array) -> Array:
+    """Products `(n, outputs)` float32 of contiguous rows `(n, inputs)` float32."""
+    blocks, (_, inputs) = given[0], rows.shape
+    out = np.empty((len(rows), blocks.shape[1]), np.float32)
+    parts = thread_parts(blocks.shape[1], inputs)
+    in_threads(lambda part: _multiply_part(rows, given, part, out), parts)
+    return out
 
 
 def unpack(blocks: Tensor, form: BlockFormat, first: int, last: int, out: Tensor) -> None:
     """The weights of outputs from `first` to before `last`, into `(inputs, last - first)` float32,
-    of what `multiplier` takes."""
+    of a `Product`'s."""
     _unpack(blocks.numpy(), form.number, form.inputs, form.nbytes, first, last, out.numpy())
 
 
 @jitted_in_order
-def _multiply(rows, blocks, kind, inputs, nbytes, first, last, out):
-    halves, width = 2 if kind == Q6_K else 1, min(last - first, BLOCK)
-    size, bytewise = GROUP // halves, kind in (Q4_0, Q4_1)
-    codes, sums = np.empty((GROUP, width), np.uint8), np.empty((ROWS, width), np.float32)
+def multiply(rows, given, out):
+    """Form a `Product` with rows `(n, inputs)`, in compiled code."""
+    _multiply_part(rows, given, (0, given[0].shape[1]), out)
+
+
+@jitted_in_order
+def _multiply_part(rows, given, part, out):
+    """As `multiply`, of outputs from `part[0]` to before `part[1]`."""
+    (blocks, bias, kind, inputs, nbytes), (first, last) = given, part
+    bytewise, direct = kind in (Q4_0, Q4_1), kind in (Q4_0, Q4_1, Q8_0)
+    width = -(-min(last - first, BLOCK) // WIDTH) * WIDTH
+    codes, sums = np.empty((GROUP, width), np.uint8), np.empty((len(rows), width), np.float32)
     base = np.empty((2, width), np.float32)
     scales = base if kind in (Q4_1, Q5_1) else np.empty((2, width), np.float32)
+    factors, totals = _factors(rows, bytewise)
     for begin in range(first, last, BLOCK):
-        end = min(begin + BLOCK, last)
-        out[:, begin:end] = 0
+        end, at = min(begin + BLOCK, last), 0
+        sums[:] = 0
+        whole = direct and (end - begin) % WIDTH == 0
         for number in range(blocks.shape[0] // nbytes):
             block = blocks[number * nbytes : (number + 1) * nbytes, begin:end]
+            lines = block[nbytes - (HALF if bytewise else GROUP) :]
             _read_base(block, kind, base)
             for group in range(inputs // GROUP):
-                if bytewise:
-                    read = block[nbytes - HALF :]
-                elif kind == Q8_0:
-                    read = block[2:]
+                if whole:
+                    place, step, soon = lines.ctypes.data, blocks.shape[1], nbytes * blocks.shape[1]
                 else:
-                    _read_codes(block, kind, group, codes)
-                    read = codes[:, : end - begin]
-                for half in range(halves):
-                    _read_scales(block, kind, group, half, base, scales)
-                    at = number * inputs + group * GROUP + half * size
-                    own, row = read[half * size : (half + 1) * size], 0
-                    while row < rows.shape[0]:
-                        count = ROWS if row + ROWS <= rows.shape[0] else 1
-                        x = rows[row : row + count, at : at + size]
-                        _add(own, x, bytewise, sums)
-                        for each in range(count):
-                            _scale(sums[each], scales, x[each], out[row + each, begin:end])
-                        row += count
+                    place, step, soon = codes.ctypes.data, width, 0
+                    if direct:
+                        codes[: len(lines), : end - begin] = lines
+                    else:
+                        _read_codes(block, kind, group, codes)
+                for half in range(1 if bytewise else 2):
+                    if half == 0 or kind == Q6_K:
+                        _read_scales(block, kind, group, half, base, scales)
+                    lies = place + half * HALF * step
+                    _add(lies, step, soon, bytewise, factors, totals, at, scales, sums, end - begin)
+                    at += 1
+        out[:, begin:end] = sums[:, : end - begin]
+        if bias.size:
+            out[:, begin:end] += bias[begin:end]
 
 
 @jitted_in_order
-def _add(codes, x, bytewise, sums):
-    """The products of a group's codes, or of bytes with two of them, with one row or four."""
-    sums[: len(x), : codes.shape[1]] = 0
-    for i in range(0, len(codes), 4):
-        one, two, three, four = codes[i], codes[i + 1], codes[i + 2], codes[i + 3]
-        if bytewise and len(x) == 1:
-            _add_bytes(one, two, three, four, _factors(x[0], i), sums[0])
-        elif bytewise:
-            _add_bytes_4(one, two, three, four, x, i, sums)
-        elif len(x) == 1:
-            _add_codes(one, two, three, four, x[0, i : i + 4], sums[0])
+def _factors(rows, bytewise):
+    """What lines of codes are multiplied by, `(n, inputs)`, and the sums of inputs that share an
+    offset, `(groups, n)`.
+
+    Where the low halves of bytes are the codes of 16 inputs, and the high ones those of the next
+    16, each low half has a factor, and the byte, which is a sum of both halves.
+    """
+    shared = 2 * HALF if bytewise else HALF
+    factors, totals = rows.copy(), np.zeros((rows.shape[1] // shared, len(rows)), np.float32)
+    for row in range(len(rows)):
+        for at in range(rows.shape[1]):
+            totals[at // shared, row] += rows[row, at]
+        if bytewise:
+            for at in range(rows.shape[1] // 2):
+                near = at // HALF * GROUP + at % HALF
+                second = rows[row, near + HALF] * LESS
+                factors[row, 2 * at], factors[row, 2 * at + 1] = rows[row, near] - second, second
+    return factors, totals
+
+
+_add_bytes, _add_codes = adding(1, True), adding(1, False)
+_add_bytes_4, _add_codes_4 = adding(ROWS, True), adding(ROWS, False)
+
+
+@jitted_in_order
+def _add(place, step, soon, bytewise, factors, totals, at, scales, sums, outputs):
+    """Add the products of rows with a group's lines of codes."""
+    each, row, of_inputs = 4, 0, factors.shape[1] * 4
+    scale, offset = scales[0].ctypes.data, scales[1].ctypes.data
+    size = 2 * HALF if bytewise else HALF
+    while row < len(factors):
+        x, total = factors[row, at * size :].ctypes.data, totals[at, row:].ctypes.data
+        to, of_sums = sums[row].ctypes.data, sums.shape[1] * each
+        if row + ROWS <= len(factors):
+            for k in range(0, outputs, WIDTH // 2):
+                own = place + k, step, soon, x, of_inputs
+                so_far = scale + each * k, offset + each * k, total, to + each * k, of_sums
+                if bytewise:
+                    _add_bytes_4(*own, *so_far)
+                else:
+                    _add_codes_4(*own, *so_far)
+            row += ROWS
         else:
-            _add_codes_4(one, two, three, four, x[:, i : i + 4], sums)
-
-
-@jitted_in_order
-def _add_codes(one, two, three, four, x, sums):
-    a, b, c, d = x[0], x[1], x[2], x[3]
-    for k in range(one.size):
-        codes = np.float32(one[k]), np.float32(two[k]), np.float32(three[k]), np.float32(four[k])
-        sums[k] = sums[k] + a * codes[0] + b * codes[1] + c * codes[2] + d * codes[3]
-
-
-@jitted_in_order
-def _add_codes_4(one, two, three, four, x, sums):
-    """As `_add_codes` for four rows, in the same order; codes become numbers once for all."""
-    (a, b, c, d), (e, f, g, h) = x[0], x[1]
-    (a2, b2, c2, d2), (e2, f2, g2, h2) = x[2], x[3]
-    sums0, sums1, sums2, sums3 = sums[0], sums[1], sums[2], sums[3]
-    for k in range(one.size):
-        codes = np.float32(one[k]), np.float32(two[k]), np.float32(three[k]), np.float32(four[k])
-        sums0[k] = sums0[k] + a * codes[0] + b * codes[1] + c * codes[2] + d * codes[3]
-        sums1[k] = sums1[k] + e * codes[0] + f * codes[1] + g * codes[2] + h * codes[3]
-        sums2[k] = sums2[k] + a2 * codes[0] + b2 * codes[1] + c2 * codes[2] + d2 * codes[3]
-        sums3[k] = sums3[k] + e2 * codes[0] + f2 * codes[1] + g2 * codes[2] + h2 * codes[3]
-
-
-@jitted_in_order
-def _factors(x, i):
-    """What four bytes in a row, whose low halves are the codes of inputs i to i + 3, are multiplied
-    by: each low half, and the byte, which is a sum of both halves."""
-    e, f = x[HALF + i] * LESS, x[HALF + i + 1] * LESS
-    g, h = x[HALF + i + 2] * LESS, x[HALF + i + 3] * LESS
-    return x[i] - e, e, x[i + 1] - f, f, x[i + 2] - g, g, x[i + 3] - h, h
-
-
-@jitted_in_order
-def _plus(total, by, low, whole, low2, whole2, low3, whole3, low4, whole4):
-    """A sum with the products of four bytes."""
-    total += by[0] * low
-    total += by[1] * whole
-    total += by[2] * low2
-    total += by[3] * whole2
-    total += by[4] * low3
-    total += by[5] * whole3
-    total += by[6] * low4
-    total += by[7] * whole4
-    return total
-
-
-@jitted_in_order
-def _halves_of(byte):
-    """The low half of a byte, and the byte."""
-    return np.float32(np.uint8(byte & LOW)), np.float32(byte)
-
-
-@jitted_in_order
-def _add_bytes(one, two, three, four, by, sums):
-    for k in range(one.size):
-        a, b = _halves_of(one[k]), _halves_of(two[k])
-        c, d = _halves_of(three[k]), _halves_of(four[k])
-        sums[k] = _plus(sums[k], by, a[0], a[1], b[0], b[1], c[0], c[1], d[0], d[1])
-
-
-@jitted_in_order
-def _add_bytes_4(one, two, three, four, x, i, sums):
-    """As `_add_bytes` for four rows, in the same order."""
-    by, by1, by2, by3 = _factors(x[0], i), _factors(x[1], i), _factors(x[2], i), _factors(x[3], i)
-    sums0, sums1, sums2, sums3 = sums[0], sums[1], sums[2], sums[3]
-    for k in range(one.size):
-        a, b = _halves_of(one[k]), _halves_of(two[k])
-        c, d = _halves_of(three[k]), _halves_of(four[k])
-        sums0[k] = _plus(sums0[k], by, a[0], a[1], b[0], b[1], c[0], c[1], d[0], d[1])
-        sums1[k] = _plus(sums1[k], by1, a[0], a[1], b[0], b[1], c[0], c[1], d[0], d[1])
-        sums2[k] = _plus(sums2[k], by2, a[0], a[1], b[0], b[1], c[0], c[1], d[0], d[1])
-        sums3[k] = _plus(sums3[k], by3, a[0], a[1], b[0], b[1], c[0], c[1], d[0], d[1])
-
-
-@jitted_in_order
-def _scale(sums, scales, x, out):
-    """Add a group's products with codes to the products with weights."""
-    total = np.float32(0)
-    for i in range(x.size):
-        total += x[i]
-    scale, offset = scales[0], scales[1]
-    for k in range(out.size):
-        out[k] += sums[k] * scale[k] + total * offset[k]
+            for k in range(0, outputs, WIDTH):
+                own = place + k, step, soon, x, of_inputs
+                so_far = scale + each * k, offset + each * k, total, to + each * k, of_sums
+                if bytewise:
+                    _add_bytes(*own, *so_far)
+                else:
+                    _add_codes(*own, *so_far)
+            row += 1
 
 
 @jitted

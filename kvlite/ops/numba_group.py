@@ -1,0 +1,107 @@
+"""The innermost loop of products with packed weights, in LLVM's vectors: a compiler of loops leaves
+sums in memory, and fetches each row of bytes only when it is needed."""
+
+from collections.abc import Callable
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+
+# Inputs whose codes are added up at once, and how many outputs they have then.
+INPUTS = 16
+WIDTH = 64
+LANES = 16
+
+_FLOAT, _BYTE, _PLACE = ir.FloatType(), ir.IntType(8), ir.IntType(32)
+_FLOATS, _BYTES = ir.VectorType(_FLOAT, LANES), ir.VectorType(_BYTE, LANES)
+_NEARER = ir.FunctionType(ir.VoidType(), [_BYTE.as_pointer(), _PLACE, _PLACE, _PLACE])
+
+
+def adding(rows: int, bytewise: bool) -> Callable[..., Any]:
+    """What adds the products of some rows with `INPUTS` lines of codes to their sums; its arguments
+    are addresses and distances in bytes:
+
+    lines, to the next line, to what is needed soon: `WIDTH // min(rows, 2)` codes of an output each
+    or, bytewise, codes of two inputs in a byte, 16 inputs apart; factors, to the next row's: one an
+    input, float32; bytewise two, of low halves and of whole bytes; scales, offsets: of outputs,
+    float32; totals: what offsets are multiplied by, `(rows,)` float32; sums, to the next row's:
+    float32.
+
+    The same sums in the same order with any number of rows.
+    """
+
+    @intrinsic
+    def add(context, lines, step, soon, factors, row, scales, offsets, totals, sums, sums_row):
+        def generate(context, builder, signature, arguments):
+            _Adding(builder, rows, bytewise).write(arguments)
+            return context.get_dummy_value()
+
+        return types.void(*(types.intp,) * 10), generate
+
+    return add  # type: ignore[no-any-return]
+
+
+class _Adding:
+    """Writes that loop, unrolled."""
+
+    def __init__(self, builder: Any, rows: int, bytewise: bool) -> None:
+        self.builder, self.rows, self.bytewise = builder, rows, bytewise
+        self.parts = range(WIDTH // min(rows, 2) // LANES)
+
+    def write(self, addresses: Any) -> None:
+        """Write it for what `adding` says."""
+        lines, step, soon, factors, row, scales, offsets, totals, sums, sums_row = addresses
+        b, rows, parts = self.builder, range(self.rows), self.parts
+        made = [[ir.Constant(_FLOATS, [0.0] * LANES) for _ in parts] for _ in rows]
+        low = ir.Constant(_BYTES, [15] * LANES)
+        for i in range(INPUTS):
+            line = b.add(lines, b.mul(step, self._number(i)))
+            self._fetch(b.add(line, soon))
+            codes = [self._load(line, LANES * part, _BYTES) for part in parts]
+            read = [[b.and_(each, low) for each in codes], codes] if self.bytewise else [codes]
+            numbers = [[b.uitofp(each, _FLOATS) for each in side] for side in read]
+            for r in rows:
+                own = b.add(factors, b.mul(row, self._number(r)))
+                for place, side in enumerate(numbers, len(read) * i):
+                    factor = self._all(own, 4 * place)
+                    for part in parts:
+                        made[r][part] = self._plus(made[r][part], factor, side[part])
+        for part in parts:
+            at = 4 * LANES * part
+            scale, offset = self._load(scales, at, _FLOATS), self._load(offsets, at, _FLOATS)
+            for r in rows:
+                place = self._place(b.add(sums, b.mul(sums_row, self._number(r))), at, _FLOATS)
+                total = self._plus(b.load(place, align=4), made[r][part], scale)
+                b.store(self._plus(total, self._all(totals, 4 * r), offset), place, align=4)
+
+    def _number(self, value: int) -> Any:
+        return ir.Constant(ir.IntType(64), value)
+
+    def _place(self, address: Any, at: int, kind: Any) -> Any:
+        whole = self.builder.add(address, ir.Constant(address.type, at))
+        return self.builder.inttoptr(whole, kind.as_pointer())
+
+    def _load(self, address: Any, at: int, kind: Any) -> Any:
+        return self.builder.load(self._place(address, at, kind), align=1 if kind is _BYTES else 4)
+
+    def _all(self, address: Any, at: int) -> Any:
+        """A number in every lane."""
+        number = self.builder.load(self._place(address, at, _FLOAT), align=4)
+        one = self.builder.insert_element(
+            ir.Constant(_FLOATS, ir.Undefined), number, ir.Constant(_PLACE, 0)
+        )
+        lanes = ir.Constant(ir.VectorType(_PLACE, LANES), [0] * LANES)
+        return self.builder.shuffle_vector(one, ir.Constant(_FLOATS, ir.Undefined), lanes)
+
+    def _plus(self, total: Any, one: Any, other: Any) -> Any:
+        product = self.builder.fmul(one, other, flags=("contract",))
+        return self.builder.fadd(total, product, flags=("contract",))
+
+    def _fetch(self, address: Any) -> None:
+        """Bring a line of the processor's cache nearer, if there is one."""
+        name = "llvm.prefetch.p0"
+        known = self.builder.module.globals.get(name)
+        fetch = known or ir.Function(self.builder.module, _NEARER, name)
+        place = self.builder.inttoptr(address, _BYTE.as_pointer())
+        self.builder.call(fetch, [place, *(ir.Constant(_PLACE, each) for each in (0, 2, 1))])
