@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from kvlite.cache import KVBits, KVCache
+from kvlite.engine import compiled_rows
 from kvlite.engine.batch import run_together
 from kvlite.engine.decode import LayerStep, Step
 from kvlite.engine.prefill import prefill
@@ -20,6 +21,7 @@ from kvlite.methods import parse_method
 from kvlite.methods.layer_policy import LayerPolicy, layer_policies
 from kvlite.model.load import LoadedModel
 from kvlite.offload import HostKVStore, Recall
+from kvlite.ops import numba_rows
 from tests.conftest import ARCHITECTURES, Tiny, make_tiny
 from tests.faults import Faults, quick_collections
 
@@ -38,6 +40,7 @@ class Way:
 
 WAYS = [
     Way(),
+    Way("spans", 48, recalls=True),
     Way("snapkv:window=8", recalls=True),
     Way("snapkv:per_head=true,window=8"),
     Way("h2o"),
@@ -144,7 +147,7 @@ def steps_of(model: LoadedModel, talks: list[Talk]) -> list[Step]:
 
 def test_memory_that_runs_out_once_changes_nothing(few: LoadedModel) -> None:
     """At whatever allocation of a step."""
-    read = read_all(few, WAYS[1:6])
+    read = read_all(few, WAYS[:6])
     few.step_layer(0)  # compared once with the layer as it is
     steps = steps_of(few, deepcopy(read))
     with Faults() as faults:
@@ -160,11 +163,32 @@ def test_memory_that_runs_out_once_changes_nothing(few: LoadedModel) -> None:
         assert [step.cache.seen for step in steps] == [talk.cache.seen + 1 for talk in read]
 
 
+@pytest.mark.parametrize("interrupted", [(compiled_rows, "attend"), (numba_rows, "attend")])
+def test_what_one_call_did_is_not_done_twice(
+    few: LoadedModel, interrupted: tuple[Any, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Memory that runs out behind it, or within once entries were written and fetched."""
+    read, taken = read_all(few, [WAYS[0], WAYS[1], Way("snapkv:window=8", 48, recalls=True)]), []
+    expected = [talk.step(few).run() for talk in deepcopy(read)]
+    attend = getattr(*interrupted)
+
+    def runs_out(*args: Any) -> Any:
+        taken.append(attend(*args))
+        raise torch.OutOfMemoryError("there is no more")
+
+    monkeypatch.setattr(*interrupted, runs_out)
+    made = run_together(few, steps_of(few, read))
+    assert len(taken) == 2  # layers, each once for all
+    same([[each] for each in made], [[each] for each in expected])  # type: ignore[list-item]
+    stores = [talk.store for talk in read if talk.store is not None]
+    assert [each.layers[1].head_group.used for each in stores] == [64, 77]
+
+
 @pytest.mark.parametrize("layer", [0, 1])
 def test_one_that_stops_leaves_the_others_going(
     few: LoadedModel, layer: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    read = read_all(few, WAYS[1:4])
+    read = read_all(few, WAYS[2:5])
     expected = [talk.step(few).run() for talk in deepcopy(read)]
     short, attend = read[1].cache.seen, LayerStep.attend
 
@@ -176,6 +200,7 @@ def test_one_that_stops_leaves_the_others_going(
     steps = steps_of(few, read)
     with monkeypatch.context() as patch:
         patch.setattr(LayerStep, "attend", runs_out)
+        patch.setattr(compiled_rows, "plain", lambda *_: [])
         first, stopped, last = run_together(few, steps)
     assert isinstance(stopped, OutOfMemory) and read[1].cache.writing
     same([[first], [last]], [[expected[0]], [expected[2]]])  # type: ignore[list-item]

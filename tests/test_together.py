@@ -13,6 +13,7 @@ from kvlite import Callbacks, Conversation, KvliteError, Runner
 from kvlite.conversation import answer_batch
 from kvlite.conversation.context import Context
 from kvlite.conversation.together import ask_all
+from kvlite.engine import compiled_rows
 from kvlite.engine.decode import LayerStep
 from kvlite.offload.kv.copies import StoreCopies
 from tests.cli.conftest import model_of
@@ -188,6 +189,7 @@ def test_memory_that_one_answer_lacks(runner: Runner, monkeypatch: pytest.Monkey
         return attend(self, *args)
 
     monkeypatch.setattr(LayerStep, "attend", runs_out)
+    monkeypatch.setattr(compiled_rows, "plain", lambda *_: [])
     made = heard(begun(runner, budget="64", never_lossy=True))
     reasons = [metrics.finish_reason for metrics in made.metrics]
     assert reasons == ["length", "memory", "length", "length"]

@@ -210,10 +210,11 @@ class AnswerBatch:
         own.cache.queries = watched(talk.model.shape) if talk.documents else {}
         own.read(turn, self.callbacks)
         taken = own.cache.nbytes + (0 if turn.store is None else turn.store.index_bytes)
-        source.plans[length] = plan = turn.run_stats.planned_phases
-        planned = plan.get("read", 0)
         self.largest = max(self.largest, taken)
-        self.reading = max(self.reading, planned - bytes_held(talk.model.tensors()) - taken)
+        if length not in source.plans:
+            source.plans[length] = plan = turn.run_stats.planned_phases
+            beside = bytes_held(talk.model.tensors()) + taken
+            self.reading = max(self.reading, plan.get("read", 0) - beside)
         said = [*talk.history.said, (question.text, len(own.token_ids))]
         about = own, said, talk.documents, config.settings.system
         answer = own.answer(turn, ignore_eos=False, cancel=cancel)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Collection, Generator, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from threading import Event
 from time import perf_counter
 from typing import TYPE_CHECKING
@@ -110,7 +111,7 @@ class Turn:
         meter = PeakMeter(
             settings.measure,
             model.device,
-            [*model.tensors(), *self.cache.tensors, *index],
+            chain(model.tensors(), self.cache.tensors, index),
             beside,
             capped_bytes(settings.vram),
         )

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from kvlite.cache.recurrent import StateCarrier, joined, parted
+from kvlite.engine import compiled_rows
 from kvlite.engine.decode import LayerStep, Step
 from kvlite.errors import OutOfMemory
 from kvlite.memory.free import is_oom, release_memory
@@ -40,8 +41,15 @@ class RowsAttender:
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, softmax: Softmax) -> Tensor:
         """As `model.attention_interface.Attender`."""
-        rows = zip(self.steps, *(each.split(1) for each in (q, k, v)), strict=True)
-        return torch.cat([step.attend(q, k, v, softmax) for step, q, k, v in rows])
+        plain, out = compiled_rows.plain(self.steps, q, k, v), torch.empty_like(q)
+        if plain:
+            given = q[plain], k[plain], v[plain]
+            out[plain] = compiled_rows.attend([self.steps[row] for row in plain], *given, softmax)
+        for row, step in enumerate(self.steps):
+            if row not in plain:
+                own = slice(row, row + 1)
+                out[own] = step.attend(q[own], k[own], v[own], softmax)
+        return out
 
     def lender(self, index: int) -> Lender:
         """As of `LayerStep`, a row each."""

@@ -7,8 +7,9 @@ tokens or the text ends.
 
 import json
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -30,7 +31,13 @@ def text_limit(tokenizer: Any, max_context: int) -> int:
     """The most characters that can possibly fit a model trained for `max_context` tokens."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     normalizes = getattr(backend, "normalizer", None) is not None
-    return _limit(tokenizer.get_vocab(), max_context, normalizes)
+    return _limit(_longest(tokenizer), max_context, normalizes)
+
+
+@lru_cache(maxsize=1)
+def _longest(tokenizer: Any) -> int:
+    """Characters of a tokenizer's longest token."""
+    return max(map(len, tokenizer.get_vocab()), default=1)
 
 
 def text_limit_of(folder: Path) -> int | None:
@@ -44,13 +51,14 @@ def text_limit_of(folder: Path) -> int | None:
         scale = config.get("rope_parameters") or config.get("rope_scaling") or {}
         stretch = max(1.0, float(scale.get("factor") or 1))
         most = int(int(config["max_position_embeddings"]) * stretch)
-        return _limit([*words, *added], most, own.get("normalizer") is not None)
+        longest = max(map(len, [*words, *added]), default=1)
+        return _limit(longest, most, own.get("normalizer") is not None)
     except (OSError, ValueError, TypeError, KeyError, AttributeError, OverflowError):
         return None
 
 
-def _limit(words: Iterable[str], max_context: int, normalizes: bool) -> int:
-    return max(map(len, words), default=1) * max_context * (_COMPOSED if normalizes else 1)
+def _limit(longest: int, max_context: int, normalizes: bool) -> int:
+    return longest * max_context * (_COMPOSED if normalizes else 1)
 
 
 def require_fits(

@@ -35,7 +35,7 @@ def _turned(queries):
 
 
 @jitted
-def _softmax(line, softcap, sink):
+def softmax(line, softcap, sink):
     """Logits to probabilities, in place; bent within +-softcap before, if that is not 0. A sink
     takes its share; -inf is none."""
     if softcap:
@@ -102,7 +102,7 @@ def _weights(queries, keys, packed, far, start, softcap, sinks, weights):
     for head in range(heads):
         _logits(queries[head], keys[head], mean, head, far[head], start, weights[head])
         for row in range(rows):
-            _softmax(weights[head, row], softcap, sinks[head, row])
+            softmax(weights[head, row], softcap, sinks[head, row])
             older[head, row] = weights[head, row, start : start + middle]
     return older
 

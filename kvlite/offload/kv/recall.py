@@ -102,6 +102,12 @@ class Recall:
             )
         self.wanted += count * len(head_group.heads) * queries.shape[0]
 
+    def count_brought(self, wanted: int, brought: int) -> None:
+        """Count entries that a token wanted, and those that had to be brought back; over KV
+        heads."""
+        self.wanted += wanted
+        self._known += brought
+
 
 def is_ordered(source: KVHeadGroup) -> bool:
     """Whether places in the source are positions."""

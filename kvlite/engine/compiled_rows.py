@@ -1,0 +1,103 @@
+"""A layer's part of a step of several conversations on a CPU, in one compiled call: most of a small
+model's step is each conversation's own, and would be as many calls as there are of them."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kvlite.cache import KVHeadGroup, LayerCache
+from kvlite.cache.quantized import has_compiled
+from kvlite.engine.decode import LayerStep
+from kvlite.offload.kv.recall import is_ordered
+from kvlite.offload.kv.store import INDEXED_AT_ONCE, HostKVLayer
+from kvlite.offload.kv.swap import CANDIDATES, RECENT, SINKS
+from kvlite.ops.attention import grouped
+from kvlite.ops.softmax import Softmax
+
+
+def plain(steps: Sequence[LayerStep], q: Tensor, k: Tensor, v: Tensor) -> list[int]:
+    """Which of some steps through a layer do no more than write an entry, fetch others and attend,
+    all in float32, and have not begun."""
+    if q.dtype != torch.float32 or k.shape != v.shape or not has_compiled(q.device):
+        return []
+    return [row for row, step in enumerate(steps) if _is_plain(step)]
+
+
+def _is_plain(step: LayerStep) -> bool:
+    layer, source = step.layer, _source(step)
+    if step.done or step.sparse_mask is not None or step.policy.method.across.resolves_at == "step":
+        return False
+    if source is not None and not (_only_appends(source.cache) and is_ordered(source.head_group)):
+        return False
+    return not layer.head_alias and len(layer.head_groups) == 1 and _only_appends(layer)
+
+
+def _only_appends(layer: LayerCache) -> bool:
+    head_group = layer.head_groups[0]
+    exact = head_group.segment is None and layer.keys.dtype == torch.float32
+    return exact and head_group.rows is None and head_group.room > 0
+
+
+def _source(step: LayerStep) -> HostKVLayer | None:
+    """The layer's part of the host store, if the answer goes there."""
+    source = None if step.recall is None else step.recall.store.layers[step.index]
+    return None if source is None or source.index is None else source
+
+
+def attend(steps: Sequence[LayerStep], q: Tensor, k: Tensor, v: Tensor, softmax: Softmax) -> Tensor:
+    """As each of some `plain` steps would with its row of queries, keys and values. Whatever
+    interrupts it, each can do it again by itself."""
+    from kvlite.ops.numba_rows import attend as compiled
+
+    kv_heads, sinks = k.shape[1], softmax.sinks
+    lines = np.array([_line(step) for step in steps], np.int64)
+    for step, row in zip(steps, q.split(1), strict=True):
+        if step.queries is not None:
+            step.queries.write(step.positions, row, softmax)
+    out, came = compiled(
+        (grouped(q, kv_heads)[:, :, :, 0] * softmax.scale).numpy(),
+        k[:, :, 0].contiguous().numpy(),
+        v[:, :, 0].contiguous().numpy(),
+        lines,
+        softmax.softcap,
+        None if sinks is None else sinks.float().view(kv_heads, -1).contiguous().numpy(),
+        (INDEXED_AT_ONCE, CANDIDATES, SINKS, RECENT),
+    )
+    for step, count, brought in zip(steps, lines[:, -1].tolist(), came.tolist(), strict=True):
+        _count(step, count * kv_heads, brought)
+    return torch.from_numpy(out).view(q.shape)
+
+
+def _line(step: LayerStep) -> list[int]:
+    """Where a step's token goes, and what it fetches, as `ops.numba_rows` wants it."""
+    held, source = step.layer.head_groups[0], _source(step)
+    if source is None or step.recall is None or source.index is None:
+        return [*_addresses(held), *_NO_STORE, step.position, 0]
+    index, count = source.index, step.recall.count(held.used + 1)
+    fetches = held.used < source.head_group.used and count > SINKS + RECENT
+    addresses = [each.data_ptr() for each in index.tensors]
+    stored = *_addresses(source.head_group), *addresses, index.sizes.shape[2], index.used
+    return [*_addresses(held), *stored, step.position, count if fetches else 0]
+
+
+_NO_STORE = (0,) * 11
+
+
+def _addresses(head_group: KVHeadGroup) -> list[int]:
+    keys, values = head_group.residual_keys, head_group.residual_values
+    places = head_group.residual_positions
+    addresses = keys.data_ptr(), values.data_ptr(), places.data_ptr()
+    return [*addresses, keys.shape[2], head_group.used + 1]
+
+
+def _count(step: LayerStep, wanted: int, brought: int) -> None:
+    """Let a token count that went to all that it goes to."""
+    held, source = step.layer.head_groups[0], _source(step)
+    held.used += 1
+    if source is not None and step.recall is not None:
+        source.head_group.used += 1
+        source.count()
+        step.recall.count_brought(wanted, brought)
+    step.done |= {(what, held.heads) for what in ("told", "written", "recalled")}
