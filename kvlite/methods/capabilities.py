@@ -188,10 +188,13 @@ class ResolveLayer:
             the layer is not cut.
         resolve: given the layer, and with "step" that step's query as its window: the method from
             there on, and its budget.
+        least: entries that a layer keeps whatever is decided; below the budget, which then does not
+            say whether anything is dropped.
     """
 
     when: Literal["read", "step"]
     resolve: "Callable[[LayerView], tuple[Method, int]]"
+    least: int
 
 
 @dataclass(frozen=True)

@@ -158,8 +158,10 @@ class LayerPolicy:
 def loses(method: Method, budget: int, seen: int, longest: int, bits: KVBits | None) -> bool:
     """Whether a cache of `budget` mean entries drops or rounds something of `seen` tokens read and
     an answer of up to `longest`."""
-    grows = method.decoding.append_only and method.across.resolving is None
-    drops = method.compresses and budget < (seen if grows else seen + longest)
+    resolving = method.across.resolving
+    least = budget if resolving is None else min(budget, resolving.least)
+    grows = method.decoding.append_only and resolving is None
+    drops = method.compresses and least < (seen if grows else seen + longest)
     return bits is not None or drops
 
 

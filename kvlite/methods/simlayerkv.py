@@ -88,7 +88,8 @@ class SimLayerKV(Wrapper):
     @cached_property
     def across(self) -> Across:
         when: Literal["read", "step"] = "read" if self.detect == "prefill" else "step"
-        return replace(self.inner.across, resolving=ResolveLayer(when, self.resolve))
+        resolving = ResolveLayer(when, self.resolve, self.sinks + self.recent)
+        return replace(self.inner.across, resolving=resolving)
 
     @property
     def min_budget(self) -> int:
