@@ -14,6 +14,7 @@ from .conversation_view import BEGUN, ENDED, ConversationView, Updates
 from .engine.service import Service
 from .layout import ANSWER_TAB, SETTINGS_TAB, Parts
 from .samples import DOCUMENT, EXAMPLES, QUESTION, sample_document
+from .sidebar_events import listing_of
 from .tabs import Tabs, owner_of
 from .views.history import History, answered
 from .views.status import sentence_html, status_html
@@ -52,14 +53,22 @@ class ConversationEvents:
         return self._if_shown(view, updates)
 
     def delete(
-        self, id: str, query: str, said: dict[str, Any] | None, request: gr.Request
+        self, id: str, query: str, here: str, said: dict[str, Any] | None, request: gr.Request
     ) -> Updates:
-        """Delete a conversation, and show a new one."""
+        """Delete a conversation, and show a new one in the place of the one shown (`here`)."""
         view = self._view(request, id, query=query)
         self.service.forget(view.owner, id)
-        if not self.tabs.shows(view.tab, id):
-            return {self.parts.status: gr.skip()}
-        return self.show("", query, id, said, request)
+        listed = {self.parts.listing: listing_of(self.service, view.owner, query)}
+        if here != id or not self.tabs.shows(view.tab, id):
+            return listed
+        return self.show("", query, id, said, request) | listed
+
+    def restore(
+        self, id: str, query: str, here: str, said: dict[str, Any] | None, request: gr.Request
+    ) -> Updates:
+        """Bring back what was deleted last, and show it; arguments are those of `show`."""
+        self.service.store(owner_of(request)).restore(id)
+        return self.show(id, query, here, said, request)
 
     def show_all(self, id: str, request: gr.Request) -> Updates:
         """Show the beginning of a long conversation too."""

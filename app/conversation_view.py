@@ -10,7 +10,8 @@ from kvlite.web.work import Work
 
 from .engine.service import Service
 from .layout import Parts
-from .storage.record import Record, titles
+from .sidebar_events import listing_of
+from .storage.record import Record
 from .storage.store import ConversationStore
 from .tabs import owner_of
 from .views.answer import answer_html, difference_html
@@ -109,11 +110,9 @@ class ConversationView:
     def begun(self, *, empty: bool = False) -> Updates:
         """It while something is done for it: the box offers to stop that, and nothing changes how
         many messages are shown."""
-        parts, updates = self.parts, self._here()
-        if not self.record.said:  # it may be new to the list
-            listed = titles(self.store.records(self.query))
-            updates[parts.listing] = gr.Radio(choices=listed, value=self.id, info="")
-        return updates | {
+        parts = self.parts
+        return self._here() | {
+            parts.listing: listing_of(self.service, self.owner, self.query),
             parts.chat: self.history.messages,
             parts.start: self.start,
             parts.stage: BEGUN,
@@ -198,5 +197,4 @@ class ConversationView:
         return {
             parts.here: self.id,
             parts.kept_here: self.id,
-            parts.listing: gr.Radio(value=self.id),
         }

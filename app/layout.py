@@ -9,6 +9,7 @@ from kvlite.config.settings import OPTIONS, Settings
 
 from .form import ANSWER, FIRST, Models, control, shown_values
 from .samples import EXAMPLES
+from .views.listing import ACTIONS, MENU_HTML
 
 # Characters that may be pasted before gradio makes a document of them.
 _PASTE = 2_000
@@ -85,22 +86,29 @@ class Parts:
 
     def _conversations(self) -> None:
         self.new = gr.Button("New conversation", variant="primary", elem_id="new", size="md")
-        with gr.Accordion("This conversation", open=False, elem_id="manage"):
-            self.name = gr.Textbox(
-                label="Name", elem_id="name", submit_btn="Rename", max_length=200
-            )
-            with gr.Row():
-                self.markdown = gr.Button(
-                    "Export Markdown", size="sm", min_width=60, elem_id="export-markdown"
-                )
-                self.json = gr.Button("Export JSON", size="sm", min_width=60, elem_id="export-json")
-            self.delete = gr.Button("Delete", variant="stop", size="sm", elem_id="delete")
-            self.delete_now = gr.Button("Delete now", visible="hidden", elem_id="delete-now")
-            self.export = gr.Textbox(visible="hidden", elem_id="export-text")
-            self.export_name = gr.Textbox(visible="hidden", elem_id="export-name")
-        bare: dict[str, Any] = {"show_label": False, "container": False}
-        self.search = gr.Textbox(label="Search", placeholder="Search", elem_id="search", **bare)
-        self.listing = gr.Radio([], label="Conversations", elem_id="listing", **bare)
+        self.search = gr.Textbox(
+            label="Search",
+            show_label=False,
+            container=False,
+            placeholder="Search",
+            elem_id="search",
+        )
+        plain: dict[str, Any] = {"padding": False, "apply_default_css": False}
+        self.listing = gr.HTML(elem_id="listing", **plain)
+        gr.HTML(MENU_HTML, **plain)
+        # What the list's script fills in and clicks: the row, its new name, and what to do.
+        hidden: dict[str, Any] = {"visible": "hidden"}
+        self.row = gr.Textbox(elem_id="row", **hidden)
+        self.row_name = gr.Textbox(elem_id="row-name", **hidden)
+        self.row_do = {
+            name: gr.Button(name, elem_id=f"row-{name}", **hidden)
+            for name in ("open", "restore", *ACTIONS)
+        }
+        # Ids of what is being answered, so that the list changes when one begins or ends.
+        self.busy = gr.Textbox(elem_id="busy", **hidden)
+        self.name = gr.Textbox(elem_id="name", **hidden)
+        self.export = gr.Textbox(elem_id="export-text", **hidden)
+        self.export_name = gr.Textbox(elem_id="export-name", **hidden)
 
     def _conversation(self) -> None:
         self.earlier = gr.Button(

@@ -22,10 +22,8 @@ from .web.scripts import (
     NAMED,
     NARROW,
     NEW,
-    ONE_STOP,
     OPENED,
     SAVE_AS_FILE,
-    SURE,
     TITLED,
     UNFOLDED,
 )
@@ -80,7 +78,7 @@ class _Wiring:
         self._sidebar()
         self._settings()
         self._memory(live)
-        for script in (NARROW, UNFOLDED, OPENED, COPIED, ONE_STOP, DROPPED):
+        for script in (NARROW, UNFOLDED, OPENED, COPIED, DROPPED):
             page.load(None, None, None, js=script)
         parts.box.change(None, [parts.box], None, js=NAMED)
         parts.model.click(lambda: gr.Tabs(selected=SETTINGS_TAB), None, [parts.side], **_AT_ONCE)
@@ -142,16 +140,17 @@ class _Wiring:
 
     def _sidebar(self) -> None:
         parts, sidebar_events = self.parts, self.sidebar_events
-        here, search, view = parts.here, parts.search, parts.view
+        here, search, row, do = parts.here, parts.search, parts.row, parts.row_do
         self.page.load(**self.list_conversations)
-        for event, chosen, script in (
-            (parts.new.click, here, NEW),
-            (parts.listing.input, parts.listing, CHOSEN),
+        for event, act, chosen, script in (
+            (parts.new.click, self.events.show, here, NEW),
+            (do["open"].click, self.events.show, row, CHOSEN),
+            (do["restore"].click, self.events.restore, row, CHOSEN),
         ):
             shown = event(
-                self.events.show,
+                act,
                 [chosen, search, here, parts.box],
-                view,
+                parts.view,
                 js=script,
                 trigger_mode="multiple",
                 **_AT_ONCE,
@@ -160,19 +159,21 @@ class _Wiring:
             shown.then(trigger_mode="always_last", **self.fill_controls)
         # Pasting is no input event of gradio's text boxes, only a change; and what is typed during
         # a search is searched for after it.
-        search.change(trigger_mode="always_last", **self.list_conversations)
-        renamed = [here, parts.name, search]
-        parts.name.submit(sidebar_events.rename, renamed, [parts.listing], **_WORK)
-        parts.delete.click(None, None, None, js=SURE)
-        gone = parts.delete_now.click(self.events.delete, [here, search, parts.box], view, **_WORK)
+        for changes in (search.change, parts.busy.change):
+            changes(trigger_mode="always_last", **self.list_conversations)
+        renamed = [row, parts.row_name, search, here]
+        do["rename"].click(sidebar_events.rename, renamed, [parts.listing, parts.name], **_WORK)
+        gone = do["delete"].click(
+            self.events.delete, [row, search, here, parts.box], parts.view, **_WORK
+        )
         self._follow(gone)
         gone.then(**self.fill_controls)
         exported = [parts.export, parts.export_name]
         for button, text in (
-            (parts.markdown, sidebar_events.as_markdown),
-            (parts.json, sidebar_events.as_json),
+            (do["markdown"], sidebar_events.as_markdown),
+            (do["json"], sidebar_events.as_json),
         ):
-            saved = button.click(text, [here], exported, **_WORK)
+            saved = button.click(text, [row], exported, **_WORK)
             saved.then(None, exported, exported, js=SAVE_AS_FILE)
 
     def _settings(self) -> None:
@@ -201,9 +202,10 @@ class _Wiring:
         parts.delete_profile.click(events.remove, [profiles], [profiles], **_WORK)
 
     def _memory(self, live: Live) -> None:
-        def look(here: str, request: gr.Request) -> str:
-            return live_html(live.look(), owner_of(request), here)
+        def look(here: str, request: gr.Request) -> tuple[str, str]:
+            shown = live_html(live.look(), owner_of(request), here)
+            return shown, self.sidebar_events.busy(request)
 
         parts = self.parts
-        parts.clock.tick(look, [parts.here], [parts.live], **_AT_ONCE)
-        self.page.load(look, [parts.here], [parts.live], **_AT_ONCE)
+        for event in (parts.clock.tick, self.page.load):
+            event(look, [parts.here], [parts.live, parts.busy], **_AT_ONCE)

@@ -68,9 +68,11 @@ def _alone(root: Path) -> AbstractContextManager[Any]:
 
 def _serve(settings: Settings, server_config: ServerConfig, tell: Callable[[str], None]) -> None:
     from .engine.service import Service
+    from .storage.store import drop_deleted
 
     service = Service(settings)
     service.uploads.clear()  # of an app that was killed
+    drop_deleted(data_folder())
     os.environ["GRADIO_TEMP_DIR"] = str(service.uploads.folder)
     page = _page(service, server_config)
     over = threading.Event()

@@ -7,9 +7,14 @@ import gradio as gr
 from kvlite.errors import SettingError
 
 from .engine.service import Service
-from .storage.record import titles
 from .tabs import owner_of
-from .views.markdown import sanitized
+from .views.listing import listing_html
+
+
+def listing_of(service: Service, owner: str, query: str) -> str:
+    """A user's conversations that match a query, as the list shows them."""
+    store = service.store(owner)
+    return listing_html(store.records(query), service.busy(owner), store.deleted(), query)
 
 
 class SidebarEvents:
@@ -18,20 +23,24 @@ class SidebarEvents:
     def __init__(self, service: Service) -> None:
         self.service = service
 
-    def found(self, query: str, request: gr.Request) -> Any:
+    def found(self, query: str, request: gr.Request) -> str:
         """List the conversations that match a query, or say that there are none."""
-        records = self.service.store(owner_of(request)).records(query)
-        asked = " ".join(query.split())
-        none = f"No conversation has “{sanitized(asked)}”." if asked and not records else ""
-        return gr.Radio(choices=titles(records), info=none)
+        return listing_of(self.service, owner_of(request), query)
 
-    def rename(self, id: str, name: str, query: str, request: gr.Request) -> Any:
-        """Name a conversation."""
+    def busy(self, request: gr.Request) -> str:
+        """What changes when the list has to, whatever any page does."""
         owner = owner_of(request)
-        if not self.service.store(owner).has(id):
-            raise SettingError("say something first: a new conversation has no name to change")
+        deleted = self.service.store(owner).deleted()
+        return " ".join([*self.service.busy(owner), deleted.id if deleted else ""])
+
+    def rename(
+        self, id: str, name: str, query: str, here: str, request: gr.Request
+    ) -> tuple[str, Any]:
+        """Name a conversation: the list, and the name of the one that is shown (`here`)."""
+        owner = owner_of(request)
         self.service.rename(owner, id, name)
-        return self.found(query, request)
+        shown = self.service.record(owner, id).title if id == here else gr.skip()
+        return self.found(query, request), shown
 
     def as_markdown(self, id: str, request: gr.Request) -> tuple[str, str]:
         """A conversation as Markdown, and the name of a file for it."""

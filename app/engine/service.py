@@ -83,6 +83,11 @@ class Service:
         except SettingError:  # they are another version's
             return usual
 
+    def busy(self, owner: str) -> list[str]:
+        """The ids of a user's conversations that something is being done for, or waits to be."""
+        works = self._works.items()
+        return [key[1] for key, work in works if key[0] == owner and not work.shown.ended]
+
     def require_idle(self, owner: str, id: str) -> None:
         """Raises SettingError if something is being done for a conversation, or waits to be."""
         if self.under_way(owner, id) is not None:
@@ -90,7 +95,7 @@ class Service:
 
     def _require_few(self, owner: str) -> None:
         """Raises SettingError if too many conversations of a user are answered or wait."""
-        waiting = sum(key[0] == owner and not work.shown.ended for key, work in self._works.items())
+        waiting = len(self.busy(owner))
         if waiting >= _WAITING:
             raise SettingError(
                 f"{waiting} of your conversations wait for an answer already: wait for one of "
@@ -253,14 +258,15 @@ class Service:
             now.record.name = name
 
     def forget(self, owner: str, id: str) -> Work:
-        """Delete a conversation. Nobody sees it any more; the engine frees what it has of it once
-        nothing is done for it. Raises SettingError if part of it could not be removed."""
+        """Delete a conversation. Nobody sees it any more unless it is restored; the engine frees
+        what it has of it once nothing is done for it. Raises SettingError if part of it could not
+        be removed."""
         store = self.store(owner)
 
         def task(_: Work) -> None:
-            if self.model_host.holds(store, id) is not None:
+            if store.is_gone(id) and self.model_host.holds(store, id) is not None:
                 self.model_host.drop()
-            store.delete(id)  # and what was written meanwhile
+            store.sweep()
 
         with self._lock:
             if (last := self.work_for(owner, id)) is not None:
@@ -286,7 +292,7 @@ class Service:
                     f"The last answer is lost, as it cannot be written: {error.__cause__ or error}."
                 )
             for store in self._stores.values():
-                store.sweep()
+                store.close()
 
         now = self.engine.current
         # While a model is loaded there is no answer to lose.

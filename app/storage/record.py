@@ -122,11 +122,6 @@ class Record:
 _RECORD = TypeAdapter(Record)
 
 
-def titles(records: Sequence[Record]) -> list[tuple[str, str]]:
-    """The title and the id of each, as choices for the list."""
-    return [(each.title, each.id) for each in records]
-
-
 def first_words(text: str) -> str:
     """The beginning of a text, in one line."""
     line = " ".join(text.split())

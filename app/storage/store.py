@@ -5,9 +5,11 @@ import json
 import re
 import shutil
 import threading
+import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -24,8 +26,19 @@ _ID = re.compile(r"[0-9a-f]{32}")
 _QUERY = 1_000
 # The part of the disk's free space that caches of conversations may take.
 _SHARE = 0.1
+# Seconds for which what was deleted can be restored, and where it is meanwhile.
+_RESTORED, _ASIDE = 60, "deleted"
 # What tells a file from what was there before.
 _Written = tuple[int, int, int]
+
+
+@dataclass(frozen=True)
+class Deleted:
+    """A conversation that can be restored until `end`, by `time.monotonic`."""
+
+    id: str
+    title: str
+    end: float
 
 
 class ConversationStore:
@@ -38,6 +51,7 @@ class ConversationStore:
         self._lock = threading.Lock()
         self._listed: dict[Path, tuple[_Written, Record]] = {}
         self._gone: set[str] = set()
+        self._deleted: Deleted | None = None
 
     def records(self, query: str = "") -> list[Record]:
         """Conversations that match a query, the one used last first. Do not change them."""
@@ -124,14 +138,39 @@ class ConversationStore:
         return record
 
     def delete(self, id: str) -> None:
-        """Remove a conversation for good: nothing is written to it any more. Raises SettingError if
-        part of it could not be removed."""
-        place = self.place(id)
+        """Remove a conversation: nothing is written to it any more, and until another is removed it
+        can be restored for a minute. Raises SettingError if part of it could not be removed."""
+        place, title = self.place(id), ""
+        with suppress(SettingError):
+            title = self.record(id).title
         with self._lock:
             self._gone.add(id)
+            if title:
+                self._drop_deleted()
+                self._aside(id).parent.mkdir(exist_ok=True)
+                with suppress(OSError):
+                    place.replace(self._aside(id))
+                    self._deleted = Deleted(id, title, time.monotonic() + _RESTORED)
             shutil.rmtree(place, ignore_errors=True)
         if place.exists():
             raise SettingError(f"{place} cannot be removed whole: remove it by hand")
+
+    def deleted(self) -> Deleted | None:
+        """What can be restored; what no longer can is removed for good."""
+        with self._lock:
+            if self._deleted is not None and time.monotonic() > self._deleted.end:
+                self._drop_deleted()
+            return self._deleted
+
+    def restore(self, id: str) -> None:
+        """Bring back what was deleted last; raises SettingError if that is too late."""
+        with self._lock:
+            if self._deleted is None or self._deleted.id != id:
+                raise SettingError(_DELETED)
+            shutil.rmtree(self.place(id), ignore_errors=True)  # what was written meanwhile
+            self._aside(id).replace(self.place(id))
+            self._gone.discard(id)
+            self._deleted = None
 
     def discard(self, id: str) -> None:
         """Remove a conversation in which nothing was said or read, as if it had never been."""
@@ -142,8 +181,22 @@ class ConversationStore:
 
     def sweep(self) -> None:
         """Remove what was written to conversations while they were deleted."""
-        for id in [*self._gone]:
-            shutil.rmtree(self.place(id), ignore_errors=True)
+        with self._lock:
+            for id in self._gone:
+                shutil.rmtree(self.place(id), ignore_errors=True)
+
+    def close(self) -> None:
+        """Remove for good what was deleted."""
+        self.sweep()
+        with self._lock:
+            self._drop_deleted()
+
+    def _drop_deleted(self) -> None:
+        self._deleted = None
+        shutil.rmtree(self.folder / _ASIDE, ignore_errors=True)
+
+    def _aside(self, id: str) -> Path:
+        return self.folder / _ASIDE / id
 
     def require_there(self, id: str) -> None:
         """Raises SettingError if a conversation was deleted."""
@@ -205,6 +258,12 @@ class ConversationStore:
         record.id = path.parent.name  # a copy of a folder is another conversation
         self.place(record.id)
         return record
+
+
+def drop_deleted(root: Path) -> None:
+    """Remove what an app that was killed could have restored, of all users."""
+    for folder in (root / "app").glob(f"*/{_ASIDE}"):
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def folder_of(owner: str) -> str:

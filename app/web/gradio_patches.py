@@ -7,7 +7,7 @@ import gradio as gr
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 _HEAD = b"<head>"
-_SCRIPTS = ("frames.js", "leaving.js", "stream.js")
+_SCRIPTS = ("frames.js", "leaving.js", "list.js", "stream.js")
 # Seconds between two looks of the queue at what is asked, and at how far that is.
 _LISTEN, _REPORT = 0.02, 0.1
 
@@ -20,8 +20,8 @@ def poll_queue_slowly(page: gr.Blocks) -> None:
 
 
 class ScriptInjector:
-    """Answers as the app does, and puts scripts into the page before all of gradio's own:
-    `frames.js`, `leaving.js` and `stream.js`, which say why."""
+    """Answers as the app does, and puts scripts into the page before all of gradio's own: each says
+    why."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app

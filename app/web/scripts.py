@@ -58,18 +58,6 @@ COPIED = """() => {
     event.preventDefault();
   });
 }"""
-# Gradio gives each of its choices a name of its own, so that none knows of the others: of one name
-# they are one stop of the Tab key, and arrows go from one to the next.
-ONE_STOP = """() => {
-  const list = document.getElementById('listing');
-  const name = () => {
-    for (const each of list.querySelectorAll('input'))
-      if (each.name !== 'listing') each.name = 'listing';
-  };
-  const all = {childList: true, subtree: true, attributeFilter: ['name']};
-  new MutationObserver(name).observe(list, all);
-  name();
-}"""
 # A document that is opened at a passage shows that passage.
 OPENED = """() => document.addEventListener('toggle', (event) => {
   const box = event.target.querySelector?.(':scope > .document'), mark = box?.querySelector('mark');
@@ -104,17 +92,13 @@ ADDRESSED = """(kept, ...others) => {
 TITLED = """(id, name) => {
   document.title = name ? `${name} · kvlite` : 'kvlite';
   history.replaceState(null, '', id ? '#' + id : location.pathname);
+  document.dispatchEvent(new Event('kvlite:shown'));  // which list.js hears
   return [];
 }"""
 # The settings, in sight.
 OPENED = """() => {
   const side = document.getElementById('side');
   if (!side?.classList.contains('open')) side?.querySelector('.toggle-button')?.click();
-  return [];
-}"""
-SURE = """() => {
-  if (confirm('Delete this conversation for good?'))
-    document.getElementById('delete-now').click();
   return [];
 }"""
 # Sent to the page with a name, it saves a text as a file without leaving the machine.

@@ -31,7 +31,18 @@ FACTS = (
 
 
 def titles(page: Any) -> list[str]:
-    return [str(each) for each in page.locator("#listing label").all_inner_texts()]
+    return [str(each) for each in page.locator("#listing .open").all_inner_texts()]
+
+
+def row(page: Any, title: str) -> Any:
+    """The conversation of this title in the list."""
+    return page.locator("#listing .open", has_text=title)
+
+
+def choose(page: Any, title: str, action: str) -> None:
+    """Choose from the menu of a conversation."""
+    page.get_by_role("button", name=f"Rename, export or delete {title}").click()
+    page.get_by_role("menuitem", name=action).click()
 
 
 def figures(page: Any) -> dict[str, float]:
@@ -48,7 +59,7 @@ def test_a_chat_is_answered_with_its_account_and_kept(server: Server, visitor: V
     send(page, "What is a cache?")
     (answer,) = answered(page, 1)
     assert len(answer) > 10
-    expect(page.locator("#listing label").first).to_have_text("What is a cache?")
+    expect(page.locator("#listing .open").first).to_have_text("What is a cache?")
     account = page.locator(ACCOUNT)
     assert re.search(r"from all \d+ tokens · first token [\d.]+ s", account.inner_text())
     waited(lambda: figures(page).get("seen", 0) > 20)
@@ -256,9 +267,11 @@ def test_others_are_shown_while_an_answer_comes(
         expect(other.locator("#box .stop-button")).to_be_visible()
         other.close()
         page.locator("#search textarea, #search input").fill("")
-        expect(page.locator("#listing label")).to_have_count(2)
+        expect(page.locator("#listing .open")).to_have_count(2)
 
-        page.get_by_label("Name a colour.").check()  # the answer goes on, elsewhere
+        busy = page.get_by_role("img", name="being answered")
+        expect(row(page, "Tell me").locator(busy)).to_be_visible()
+        row(page, "Name a colour.").click()  # the answer goes on, elsewhere
         expect(page.get_by_test_id("user")).to_have_text("Name a colour.")
         page.wait_for_timeout(2000)
         expect(page.get_by_test_id("user")).to_have_text("Name a colour.")
@@ -266,16 +279,17 @@ def test_others_are_shown_while_an_answer_comes(
 
         page.locator("#new").click()
         expect(page.get_by_test_id("user")).to_have_count(0)
-        page.get_by_label("Tell me").check()
+        row(page, "Tell me").click()
         expect(page.get_by_test_id("user")).to_have_text(re.compile("Tell me"))
         before = page.locator(ANSWER).inner_text()
         expect(page.locator(ANSWER)).not_to_have_text(before)
-        page.get_by_label("Name a colour.").check()
+        row(page, "Name a colour.").click()
         expect(page.get_by_test_id("user")).to_have_text("Name a colour.")
-        page.get_by_label("Tell me").check()
+        row(page, "Tell me").click()
         expect(page.locator("#box .stop-button")).to_be_visible()
         page.locator("#box .stop-button").click()
         answered(page, 1)
+        expect(busy).to_have_count(0)
         expect(page.get_by_test_id("user")).to_have_text(re.compile("Tell me"))
         page.close()
 
@@ -299,11 +313,9 @@ def test_what_is_done_is_done_with_what_was_shown(server: Server, visitor: Visit
         send(page, text)
         answered(page, 1)
     page.evaluate(SLOWLY)  # what is done now is heard of after what is done next
-    page.locator("#manage button").first.click()
-    page.once("dialog", lambda dialog: dialog.accept())
-    page.locator("#delete").click()
-    page.get_by_label("Of larks.").check()
-    expect(page.get_by_label("Of wrens.")).to_have_count(0)
+    choose(page, "Of wrens.", "Delete")
+    row(page, "Of larks.").click()
+    expect(row(page, "Of wrens.")).to_have_count(0)
     expect(page.get_by_test_id("user")).to_have_text("Of larks.")
 
     page.locator("#new").click()
@@ -312,7 +324,7 @@ def test_what_is_done_is_done_with_what_was_shown(server: Server, visitor: Visit
     answered(page, 1)
     expect(page.get_by_test_id("user")).to_have_text("Of owls.")
     send(page, "And of crows?")
-    page.get_by_label("Of larks.").check()
+    row(page, "Of larks.").click()
 
     def said() -> list[str]:
         (owls,) = ConversationStore("", server.data).records("Of owls.")
@@ -335,7 +347,7 @@ def test_of_a_long_conversation_the_end_is_shown_until_all_is_asked_for(
     store.save(record)
     with serving(tmp_path, "--model", str(talker), "--max-tokens", "8") as server:
         page = visitor.open(server.address)
-        page.locator("#listing label").click()
+        page.locator("#listing .open").click()
         users, earlier = page.get_by_test_id("user"), page.locator("#earlier")
         expect(users).to_have_count(20)
         expect(users.first).to_have_text("Question 11?")
@@ -346,7 +358,7 @@ def test_of_a_long_conversation_the_end_is_shown_until_all_is_asked_for(
         expect(earlier).to_be_hidden()
         page.locator("#new").click()
         expect(users).to_have_count(0)
-        page.locator("#listing label").first.click()
+        page.locator("#listing .open").first.click()
         expect(users).to_have_count(20)
         page.close()
 
@@ -485,15 +497,15 @@ def test_the_list_is_searched_renamed_exported_and_shortened(
         expect(page.locator(ANSWER)).to_have_count(0)
         send(page, "What do foxes eat?")
         answered(page, 1)
-        expect(page.locator("#listing label")).to_have_count(2)
+        expect(page.locator("#listing .open")).to_have_count(2)
         assert titles(page) == ["What do foxes eat?", "Where do herons live?"]
 
         page.locator("#search textarea, #search input").fill("zebra <b>")
         expect(page.get_by_text("No conversation has “zebra <b>”.")).to_be_visible()
         page.locator("#search textarea, #search input").fill("heron")
         expect(page.get_by_text("No conversation has")).to_have_count(0)
-        expect(page.locator("#listing label")).to_have_count(1)
-        page.locator("#listing label").click()
+        expect(page.locator("#listing .open")).to_have_count(1)
+        row(page, "herons").click()
         expect(page.locator(ANSWER)).to_have_text(answer)
         send(page, "And owls?")
         answered(page, 2)
@@ -503,41 +515,44 @@ def test_the_list_is_searched_renamed_exported_and_shortened(
 
         # The list is one stop of the Tab key, and arrows go through it.
         page.locator("#search textarea, #search input").press("Tab")
-        expect(page.get_by_role("radio", name="Where do herons live?")).to_be_focused()
-        expect(page.locator("#listing label")).to_have_count(2)
+        expect(row(page, "Where do herons live?")).to_be_focused()
         page.keyboard.press("ArrowDown")
+        page.keyboard.press("Enter")
         expect(page.get_by_test_id("user")).to_have_count(1)
+        expect(row(page, "What do foxes eat?")).to_have_attribute("aria-current", "true")
         page.keyboard.press("Tab")
-        assert page.locator("#listing input:focus").count() == 0
-        page.get_by_role("radio", name="Where do herons live?").check()
-        expect(page.get_by_test_id("user")).to_have_count(2)
-
-        page.get_by_role("button", name="This conversation").click()
-        name = page.locator("#name textarea, #name input")
-        expect(name).to_have_value("Where do herons live?")  # what comes late would be over it
-        name.fill("")
-        page.get_by_role("button", name="Rename").click()
-        expect(page.get_by_text("a conversation needs a name")).to_be_visible()
-        name.fill("Herons & <b>others</b>")
-        page.get_by_role("button", name="Rename").click()
-        expect(page.locator("#listing label").first).to_have_text("Herons & <b>others</b>")
-
+        page.keyboard.press("Enter")
+        expect(page.get_by_role("menuitem", name="Rename")).to_be_focused()
+        page.keyboard.press("ArrowDown")
         with page.expect_download() as saved:
-            page.locator("#export-json").click()
+            page.keyboard.press("Enter")
+        assert "What do foxes eat?" in Path(saved.value.path()).read_text(encoding="utf-8")
+        assert saved.value.suggested_filename == "What do foxes eat_.md"
+
+        choose(page, "Where do herons live?", "Rename")  # which is not the one that is shown
+        page.locator("#rename-name").fill(" ")
+        page.keyboard.press("Enter")
+        expect(page.get_by_text("a conversation needs a name")).to_be_visible()
+        choose(page, "Where do herons live?", "Rename")
+        page.locator("#rename-name").fill("Herons & <b>others</b>")
+        page.get_by_role("button", name="Rename", exact=True).click()
+        expect(row(page, "Herons & <b>others</b>")).to_be_visible()
+        assert page.title() == "What do foxes eat? · kvlite"
+        with page.expect_download() as saved:
+            choose(page, "Herons & <b>others</b>", "Export as JSON")
         plain = json.loads(Path(saved.value.path()).read_text(encoding="utf-8"))
         assert [each["text"].strip() for each in plain["said"]][1] == answer.strip()
-        with page.expect_download() as saved:
-            page.locator("#export-markdown").click()
-        assert "Where do herons live?" in Path(saved.value.path()).read_text(encoding="utf-8")
-        assert saved.value.suggested_filename.endswith(".md")
 
-        page.once("dialog", lambda dialog: dialog.dismiss())
-        page.locator("#delete").click()
-        assert len(titles(page)) == 2
-        page.once("dialog", lambda dialog: dialog.accept())
-        page.locator("#delete").click()
-        expect(page.locator("#listing label")).to_have_count(1)
-        assert titles(page) == ["What do foxes eat?"]
+        row(page, "Herons").click()
+        expect(page.get_by_test_id("user")).to_have_count(2)
+        choose(page, "Herons & <b>others</b>", "Delete")
+        expect(page.get_by_test_id("user")).to_have_count(0)
+        expect(page.locator("#listing .open")).to_have_text(["What do foxes eat?"])
+        page.get_by_role("button", name="Undo", exact=True).click()
+        expect(page.get_by_test_id("user")).to_have_count(2)
+        expect(page.locator("#listing .open")).to_have_count(2)
+        choose(page, "Herons & <b>others</b>", "Delete")
+        expect(page.locator("#listing .open")).to_have_count(1)
         waited(lambda: len(list((tmp_path / "app").glob("*/*/record.json"))) == 1)
 
         page.close()

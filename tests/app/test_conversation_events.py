@@ -306,9 +306,10 @@ def test_what_comes_late_is_not_shown_beside_another_conversation(
     assert events.choose(A, 0, event, TAB)[0] == gr.skip()
     assert events.choose(B, 0, event, TAB)[0] == 1
     assert parts.here not in events.say(A, 0, "", said(""), TAB)
-    assert parts.here not in events.delete(A, "", said(""), TAB)
+    assert parts.here not in events.delete(A, "", A, said(""), TAB)
     assert not events.service.store("").has(A)
-    assert events.delete(B, "", said(""), TAB)[parts.here] not in (A, B)
+    assert events.delete(B, "", B, said(""), TAB)[parts.here] not in (A, B)
+    assert events.restore(B, "", "", said(""), TAB)[parts.here] == B
 
 
 @pytest.mark.long

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from kvlite.errors import SettingError
 from kvlite_app.storage.record import Branch, Record, StoredMessage, keys_of
-from kvlite_app.storage.store import ConversationStore
+from kvlite_app.storage.store import ConversationStore, drop_deleted
 from kvlite_app.views.history import history, start_of
 
 said = st.builds(
@@ -59,6 +59,48 @@ def test_conversations_are_kept_listed_renamed_and_deleted(tmp_path: Path) -> No
     store.delete(two.id)
     assert not store.has(two.id)
     assert [each.id for each in store.records()] == [one.id]
+
+
+def test_what_was_deleted_last_can_be_restored_for_a_minute(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = ConversationStore("", tmp_path)
+    one, two = store.new(), store.new()
+    for each in (one, two):
+        each.name_after(each.id)
+        store.save(each)
+    store.delete(one.id)
+    (store.place(one.id) / "answers").mkdir(parents=True)  # which something wrote meanwhile
+    deleted = store.deleted()
+    assert deleted is not None and (deleted.id, deleted.title) == (one.id, one.title)
+    store.restore(one.id)
+    assert store.deleted() is None and store.record(one.id) == one
+    store.sweep()
+    assert {each.id for each in store.records()} == {one.id, two.id}
+
+    store.delete(one.id)
+    store.delete(two.id)
+    with pytest.raises(SettingError, match="was deleted"):
+        store.restore(one.id)  # another was deleted since
+    monkeypatch.setattr("kvlite_app.storage.store._RESTORED", -1)
+    store.restore(two.id)
+    store.delete(two.id)
+    assert store.deleted() is None
+    with pytest.raises(SettingError, match="was deleted"):
+        store.restore(two.id)
+    assert not [*tmp_path.rglob("record.json")]
+    assert store.records() == []
+
+
+def test_what_was_deleted_is_removed_when_the_app_ends_or_begins(tmp_path: Path) -> None:
+    store = ConversationStore("", tmp_path)
+    for end in (store.close, lambda: drop_deleted(tmp_path)):
+        record = store.new()
+        store.save(record)
+        store.delete(record.id)
+        assert len([*tmp_path.rglob("record.json")]) == 1
+        end()
+        assert not [*tmp_path.rglob("record.json")]
 
 
 def test_a_copy_of_a_folder_is_another_conversation(tmp_path: Path) -> None:
