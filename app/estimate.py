@@ -1,6 +1,6 @@
 """How much memory settings would take, told at once and before anything is loaded."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from html import escape
 
 from kvlite.config.settings import OPTIONS, Settings
@@ -45,10 +45,7 @@ def estimate(settings: Settings, tokens: int, own_bytes: int) -> MemoryEstimate:
     folder, device = find_config(settings.model), choose_device(settings.device)
 
     def planner_for(settings: Settings) -> Planner:
-        planner = planner_here(settings, folder, device, reads_text=False)
-        if settings.vram == "auto":
-            planner.room = replace(planner.room, total=planner.room.total + own_bytes)
-        return planner
+        return planner_here(settings, folder, device, reads_text=False, freed=own_bytes)
 
     with making_modules():
         planner = planner_for(settings)

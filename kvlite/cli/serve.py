@@ -37,11 +37,21 @@ def serve(
     ] = "4GiB",
     keep_disk: Annotated[str, typer.Option(help="disk for those")] = "16GiB",
     requests: Annotated[int, typer.Option(min=1, help="requests that may be open at once")] = 64,
+    one_model: Annotated[
+        bool, typer.Option("--one-model", help="load no other model that a request names")
+    ] = False,
+    unload_after: Annotated[
+        float,
+        typer.Option(
+            min=0, metavar="MINUTES", help="unload a model that nobody asks for so long; 0: never"
+        ),
+    ] = 60,
 ) -> None:
     """Serve a model to other programs: OpenAI's API at http://127.0.0.1:8000/v1.
 
     Requests are read one after the other and answered together. What a request has in common with
-    an earlier one is not read again, whoever sent it. Ctrl-C ends it.
+    an earlier one is not read again, whoever sent it. A request that names another model of this
+    machine, as `kvlite models` lists them, has it loaded in place of this one. Ctrl-C ends it.
 
     Only this machine can reach it unless --host says otherwise. An answer has at most 2,048 tokens
     unless the request or --max-tokens says more.
@@ -66,6 +76,7 @@ def serve(
         settings = settings.replace({"max_new_tokens": _LONGEST})
     keys = [*(api_key or ()), *filter(None, [os.environ.get("KVLITE_API_KEY")])]
     config = ServerConfig(plain_host(host), port, keys, requests=requests)
+    config = replace(config, one_model=one_model, unload_after=60 * unload_after)
     config = replace(config, keep=_size("--keep", keep), keep_disk=_size("--keep-disk", keep_disk))
     config.require_key()
     require_model(settings.model)

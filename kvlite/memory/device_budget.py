@@ -114,15 +114,15 @@ def checkpoint_limit(text: str) -> int:
     return int(CHECKPOINT_SHARE * psutil.virtual_memory().available) if limit is None else limit
 
 
-def device_budget(device: "torch.device", vram: str) -> DeviceBudget:
-    """What a device of this machine offers now.
+def device_budget(device: "torch.device", vram: str, freed: int = 0) -> DeviceBudget:
+    """What a device of this machine offers now, or will once `freed` bytes of it are.
 
     Raises:
         SettingError: `vram` is not a size.
     """
     import torch
 
-    cap, free = capped_bytes(vram), free_bytes(device)
+    cap, free = capped_bytes(vram), free_bytes(device) + freed
     if device.type == "cpu":
         total = free if cap is None else min(cap, free)
         name = "this machine's RAM" if cap is None else f"{readable(cap)} of this machine's RAM"

@@ -66,11 +66,12 @@ def planner_here(
     device: torch.device,
     *,
     reads_text: bool,
+    freed: int = 0,
     cancel: Event | None = None,
 ) -> Planner:
-    """A planner for the model in a folder, on a device of this machine; otherwise as
-    `open_planner`."""
-    room = device_budget(device, settings.vram)
+    """A planner for the model in a folder, on a device of this machine, where `freed` bytes more
+    will be free before it is loaded; otherwise as `open_planner`."""
+    room = device_budget(device, settings.vram, freed)
     load_options = load_options_here(settings, device, folder, room)
     return _planner(settings, folder, room, load_options, reads_text, cancel)
 

@@ -37,7 +37,6 @@ class ChatAnswer:
         Raises:
             Refusal, KvliteError: it cannot be answered.
         """
-        model.require_name(request.model)
         request.require_here()
         runner = model.ready()
         settings = await asyncio.to_thread(request.settings, runner.settings)
@@ -49,7 +48,7 @@ class ChatAnswer:
             settings["schema"] = await asyncio.to_thread(use.grammar, schema)
         top = _top(request)
         messages, lent = await asyncio.to_thread(
-            with_documents, request.plain_messages(), request.documents, model.files
+            with_documents, request.plain_messages(), request.documents, model.state.files
         )
         ids = await message_ids(model, messages, shown)
         return cls(model, request, Ask(ids, settings, request.choices, top, lent=lent), use)

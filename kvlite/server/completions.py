@@ -37,7 +37,6 @@ class CompletionAnswer:
         Raises:
             Refusal, KvliteError: it cannot be answered.
         """
-        model.require_name(request.model)
         request.require_here()
         runner = model.ready()
         echo = bool(request.echo)

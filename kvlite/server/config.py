@@ -30,6 +30,8 @@ class ServerConfig:
         keep: bytes of host memory for long conversations that may go on.
         keep_disk: bytes of disk for those that memory has no room for.
         requests: how many may be open at once.
+        one_model: whether requests may name no other model of this machine.
+        unload_after: seconds without requests after which the model is unloaded; 0 for never.
         folder: where conversations on disk are; None for the usual one.
     """
 
@@ -39,6 +41,8 @@ class ServerConfig:
     keep: int = 4 << 30
     keep_disk: int = 16 << 30
     requests: int = 64
+    one_model: bool = False
+    unload_after: float = 3600.0
     folder: Path | None = None
 
     @property

@@ -69,10 +69,25 @@ class Conversations:
         kept: in no order.
     """
 
-    def __init__(self, runner: Runner, keep: int, keep_disk: int, folder: Path) -> None:
+    def __init__(
+        self,
+        runner: Runner,
+        keep: int,
+        keep_disk: int,
+        folder: Path,
+        *,
+        shared: Path | None = None,
+    ) -> None:
+        """In `shared` are the folders of all models, whose files count, and go before its own."""
         self.runner, self.keep, self.keep_disk, self.folder = runner, keep, keep_disk, folder
+        self._shared = shared
         self.kept: list[Kept] = []
         self._used = 0
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of memory that all of them take."""
+        return sum(each.nbytes for each in [*self.kept] if each.talk is not None)
 
     def answer(
         self,
@@ -183,6 +198,19 @@ class Conversations:
                 self._forget_file(each)
                 if each.talk is None:
                     self.kept.remove(each)
+        for path, size in self._of_others():
+            room -= size
+            if room < 0:
+                path.unlink(missing_ok=True)
+
+    def _of_others(self) -> list[tuple[Path, int]]:
+        """Files of other models' conversations and their bytes, those last written first."""
+        if self._shared is None:
+            return []
+        paths = [each for each in self._shared.rglob(f"*{SUFFIX}") if each.parent != self.folder]
+        found = [(path, path.stat()) for path in paths]
+        found.sort(key=lambda pair: -pair[1].st_mtime)
+        return [(path, stat.st_size) for path, stat in found]
 
     def _drop(self, kept: Kept) -> None:
         self._forget_file(kept)

@@ -37,10 +37,15 @@ class StreamOptions(Fields):
     include_usage: bool | None = None
 
 
-class Sampled(Fields):
-    """Fields of every request for an answer."""
+class Named(Fields):
+    """A request that may name a model."""
 
     model: Annotated[str, Field(max_length=_LONGEST_NAME)] | None = None
+
+
+class Sampled(Named):
+    """Fields of every request for an answer."""
+
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     max_tokens: int | None = None
@@ -239,7 +244,7 @@ class Completion(Sampled):
         return [each for each in prompt if not isinstance(each, int)]
 
 
-class Tokenizing(Fields):
+class Tokenizing(Named):
     """A text or a chat to tokenize, in the words of vLLM and of llama.cpp."""
 
     prompt: str | None = None
@@ -249,7 +254,7 @@ class Tokenizing(Fields):
     add_special: bool | None = None
 
 
-class Detokenizing(Fields):
+class Detokenizing(Named):
     """Tokens to turn into text."""
 
     tokens: list[int]

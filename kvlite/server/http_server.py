@@ -5,9 +5,8 @@ import socket
 
 import uvicorn
 
-from kvlite.server.config import ServerConfig
+from kvlite.server.models import Models
 from kvlite.server.routes import make_app
-from kvlite.server.served_model import ServedModel
 
 # Seconds in which clients must take the last of what they are sent, and then uvicorn's own.
 _PATIENCE, _UVICORNS = 1, 3
@@ -17,10 +16,10 @@ class HttpServer(uvicorn.Server):
     """Answers programs. When it ends, so do open requests: clients are told, and the model stops
     within a token or a chunk."""
 
-    def __init__(self, model: ServedModel, config: ServerConfig) -> None:
+    def __init__(self, models: Models) -> None:
         super().__init__(
             uvicorn.Config(
-                make_app(model, config),
+                make_app(models),
                 log_config=None,
                 access_log=False,
                 server_header=False,
@@ -29,11 +28,11 @@ class HttpServer(uvicorn.Server):
                 lifespan="on",
             )
         )
-        self._model = model
+        self._state = models.state
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """End all that is open, then close as uvicorn does."""
-        self._model.end_requests()
+        self._state.end_requests()
         hanging_up = asyncio.get_running_loop().call_later(_PATIENCE, self._hang_up)
         try:
             await super().shutdown(sockets)

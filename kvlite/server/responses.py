@@ -79,7 +79,6 @@ class ResponseAnswer:
         Raises:
             Refusal, KvliteError: it cannot be answered.
         """
-        model.require_name(request.model)
         request.require_here()
         settings = await asyncio.to_thread(request.settings, model.ready().settings)
         if request.choices > 1:
@@ -96,7 +95,7 @@ class ResponseAnswer:
             with_documents,
             [*(told if request.instructions else []), *own],
             request.documents,
-            model.files,
+            model.state.files,
         )
         ids = await message_ids(model, messages, shown)
         return cls(model, request, Ask(ids, settings, lent=lent), said, own, use)

@@ -19,12 +19,12 @@ from starlette.routing import Route
 from kvlite.errors import KvliteError, Stopped
 from kvlite.server.chat import ChatAnswer
 from kvlite.server.completions import CompletionAnswer
-from kvlite.server.config import ServerConfig
 from kvlite.server.fields import Chat, Completion, Detokenizing, ResponseRequest, Tokenizing, parsed
 from kvlite.server.guard import Bodies, Guard
+from kvlite.server.models import Models
 from kvlite.server.refusals import Refusal, refusal_of
 from kvlite.server.responses import ResponseAnswer, SaidBefore
-from kvlite.server.served_model import ServedModel
+from kvlite.server.state import ServerState
 from kvlite.server.tokens import text_of, tokens_of
 
 _LOG = logging.getLogger("kvlite.server")
@@ -36,107 +36,104 @@ _SSE = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 class Api:
     """What the addresses do."""
 
-    def __init__(self, model: ServedModel) -> None:
-        self.model, self.bodies, self.said = model, Bodies(), SaidBefore()
+    def __init__(self, models: Models) -> None:
+        self.models, self.bodies, self.said = models, Bodies(), SaidBefore()
+        self.files = models.state.files
 
     async def health(self, request: Request) -> Response:
-        """Whether the model is loaded."""
-        self.model.ready()
+        """Whether requests can be answered."""
+        self.models.require_healthy()
         return JSONResponse({"status": "ok"})
 
-    async def models(self, request: Request) -> Response:
-        """The one model; answered at once, whatever is being done."""
-        return JSONResponse({"object": "list", "data": [self._about()]})
+    async def list_models(self, request: Request) -> Response:
+        """All models; answered at once, whatever is being done."""
+        return JSONResponse({"object": "list", "data": await self.models.about()})
 
     async def named_model(self, request: Request) -> Response:
         """One model by its name."""
-        self.model.require_name(request.path_params["name"])
-        return JSONResponse(self._about())
+        (about,) = await self.models.about(request.path_params["name"])
+        return JSONResponse(about)
 
     async def metrics(self, request: Request) -> Response:
         """Prometheus' text."""
-        return PlainTextResponse(self.model.counters.text(), media_type="text/plain; version=0.0.4")
+        text = self.models.state.counters.text()
+        return PlainTextResponse(text, media_type="text/plain; version=0.0.4")
 
     async def chat(self, request: Request) -> Response:
         """The next message of a chat."""
         fields = await self._fields(Chat, request)
-        return await _answered(await ChatAnswer.of(self.model, fields), request)
+        async with self.models.using(fields.model) as model:
+            return await _answered(await ChatAnswer.of(model, fields), request)
 
     async def completions(self, request: Request) -> Response:
         """How a text goes on."""
         fields = await self._fields(Completion, request)
-        return await _answered(await CompletionAnswer.of(self.model, fields), request)
+        async with self.models.using(fields.model) as model:
+            return await _answered(await CompletionAnswer.of(model, fields), request)
 
     async def responses(self, request: Request) -> Response:
         """The next message, in the newer of OpenAI's two ways."""
         fields = await self._fields(ResponseRequest, request)
-        answer = await ResponseAnswer.of(self.model, fields, self.said)
-        return await _answered(answer, request, named=True)
+        async with self.models.using(fields.model) as model:
+            answer = await ResponseAnswer.of(model, fields, self.said)
+            return await _answered(answer, request, named=True)
 
-    async def files(self, request: Request) -> Response:
+    async def list_files(self, request: Request) -> Response:
         """Documents: one comes, or all that came are listed."""
         if request.method == "POST":
-            self.model.ready()
-            made = await self.model.files.add(request, self.model.text_limit)
-            return JSONResponse(made)
-        found = await asyncio.to_thread(self.model.files.all)
+            async with self.models.using(None) as model:
+                return JSONResponse(await self.files.add(request, model.text_limit))
+        found = await asyncio.to_thread(self.files.all)
         return JSONResponse({"object": "list", "data": found, "has_more": False})
 
     async def file(self, request: Request) -> Response:
         """One document: what it is; or it goes."""
-        work = self.model.files.remove if request.method == "DELETE" else self.model.files.about
+        work = self.files.remove if request.method == "DELETE" else self.files.about
         return JSONResponse(await asyncio.to_thread(work, request.path_params["id"]))
 
     async def file_text(self, request: Request) -> Response:
         """The text of one document."""
-        found = await asyncio.to_thread(self.model.files.document, request.path_params["id"])
+        found = await asyncio.to_thread(self.files.document, request.path_params["id"])
         return PlainTextResponse(found.text)
 
     async def tokenize(self, request: Request) -> Response:
         """The tokens of a text or a chat."""
         fields = await self._fields(Tokenizing, request)
-        return JSONResponse(await tokens_of(self.model, fields))
+        async with self.models.using(fields.model) as model:
+            return JSONResponse(await tokens_of(model, fields))
 
     async def detokenize(self, request: Request) -> Response:
         """The text of tokens."""
         fields = await self._fields(Detokenizing, request)
-        return JSONResponse(await text_of(self.model, fields))
+        async with self.models.using(fields.model) as model:
+            return JSONResponse(await text_of(model, fields))
 
     async def _fields(self, kind: type[_Fields], request: Request) -> _Fields:
         """What a request says, checked."""
         return parsed(kind, await self.bodies.read(request.scope, request.receive))
 
-    def _about(self) -> dict[str, Any]:
-        model, name = self.model, self.model.names[0]
-        runner = model.runner
-        about = {"id": name, "object": "model", "created": model.created, "owned_by": "kvlite"}
-        if runner is None:
-            return {**about, "meta": {"loading": not model.loading.shown.ended}}
-        longest = runner.shape.max_context
-        return {**about, "max_model_len": longest, "meta": {"n_ctx": longest, "loading": False}}
 
-
-def make_app(model: ServedModel, config: ServerConfig) -> Starlette:
+def make_app(models: Models) -> Starlette:
     """The server as an ASGI app."""
-    api = Api(model)
+    api = Api(models)
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        keeping = asyncio.create_task(model.keep_idle())
+        keeping = asyncio.create_task(models.keep_idle())
         yield
         keeping.cancel()
-        await asyncio.to_thread(model.close)
+        await asyncio.to_thread(models.close)
 
-    answering = partial(_answering, model)
+    answering = partial(_answering, models.state)
     routes = [
         Route("/health", answering(api.health), methods=["GET"]),
         Route("/metrics", answering(api.metrics), methods=["GET"]),
-        Route("/v1/models", answering(api.models), methods=["GET"]),
+        Route("/v1/models", answering(api.list_models), methods=["GET"]),
         Route("/v1/models/{name:path}", answering(api.named_model), methods=["GET"]),
         Route("/v1/chat/completions", answering(api.chat), methods=["POST"]),
         Route("/v1/completions", answering(api.completions), methods=["POST"]),
         Route("/v1/responses", answering(api.responses), methods=["POST"]),
-        Route("/v1/files", answering(api.files), methods=["GET", "POST"]),
+        Route("/v1/files", answering(api.list_files), methods=["GET", "POST"]),
         Route("/v1/files/{id}", answering(api.file), methods=["GET", "DELETE"]),
         Route("/v1/files/{id}/content", answering(api.file_text), methods=["GET"]),
         Route("/tokenize", answering(api.tokenize), methods=["POST"]),
@@ -144,7 +141,7 @@ def make_app(model: ServedModel, config: ServerConfig) -> Starlette:
     ]
     return Starlette(
         routes=routes,
-        middleware=[Middleware(Guard, config=config)],
+        middleware=[Middleware(Guard, config=models.state.config)],
         exception_handlers={HTTPException: _no_such_address},
         lifespan=lifespan,
     )
@@ -153,12 +150,12 @@ def make_app(model: ServedModel, config: ServerConfig) -> Starlette:
 Handler = Callable[[Request], Awaitable[Response]]
 
 
-def _answering(model: ServedModel, handler: Handler) -> Handler:
+def _answering(state: ServerState, handler: Handler) -> Handler:
     """A handler whose errors are answered in OpenAI's shape, until the server ends."""
 
     async def answer(request: Request) -> Response:
         try:
-            async with model.until_end():
+            async with state.until_end():
                 return await handler(request)
         except ClientDisconnect:
             raise

@@ -1,4 +1,4 @@
-"""Serves a model on this machine."""
+"""Serves the models of this machine."""
 
 import logging
 import socket
@@ -10,7 +10,7 @@ from kvlite.config.settings import Settings
 from kvlite.errors import SettingError, Stopped
 from kvlite.server.config import ServerConfig
 from kvlite.server.http_server import HttpServer
-from kvlite.server.served_model import ServedModel
+from kvlite.server.models import Models
 
 # Connections that wait to be taken.
 _BACKLOG = 128
@@ -27,14 +27,15 @@ def serve(settings: Settings, config: ServerConfig, *, tell: Callable[[str], Non
     listening = _listening(config.host, config.port)
     _log_to_stderr()
     with listening:
-        model = ServedModel(settings, config)
+        models = Models(settings, config)
+        model, loading = models.first, models.first.load()
         host = f"[{config.host}]" if ":" in config.host else config.host
         tell(f"kvlite serves {model.names[0]} at http://{host}:{config.port}/v1 (Ctrl-C ends it)")
-        server = HttpServer(model, config)
+        server = HttpServer(models)
 
         def loaded() -> None:
-            model.loading.ended.wait()
-            if model.runner is None:
+            loading.ended.wait()
+            if loading.shown.error:
                 server.should_exit = True
             else:
                 tell(f"{model.names[0]} is loaded")
@@ -42,7 +43,7 @@ def serve(settings: Settings, config: ServerConfig, *, tell: Callable[[str], Non
         threading.Thread(target=loaded, name="kvlite loading", daemon=True).start()
         with suppress(KeyboardInterrupt):
             server.run(sockets=[listening])
-        failure = model.loading.failure
+        failure = loading.failure
         if failure is not None and not isinstance(failure, Stopped):
             raise failure
 

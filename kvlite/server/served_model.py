@@ -1,47 +1,33 @@
-"""The one model that is served: loaded and used by one thread, asked by many."""
+"""A model that is served: loaded and used by one thread, asked by many."""
 
 import asyncio
-import time
-from collections.abc import (
-    AsyncGenerator,
-    AsyncIterator,
-    Callable,
-    Generator,
-    Iterable,
-    Sequence,
-)
-from contextlib import asynccontextmanager, suppress
+import hashlib
+from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from kvlite.cache.segment import bytes_held
-from kvlite.config.paths import data_folder
 from kvlite.config.settings import Settings
 from kvlite.conversation.conversation import Conversation
 from kvlite.conversation.metrics import Piece
 from kvlite.conversation.runner import Runner, open_runner
 from kvlite.conversation.turn import Turn
 from kvlite.memory.device_budget import ERROR
-from kvlite.memory.free import free_bytes
+from kvlite.memory.free import free_bytes, release_memory
+from kvlite.model.source import lasting_name
 from kvlite.model.text_limit import text_limit, too_long
 from kvlite.server.answering import Answering
 from kvlite.server.chances import Chances, chances, prompt_chances
-from kvlite.server.config import ServerConfig
 from kvlite.server.conversations import Conversations
-from kvlite.server.counters import Counters
-from kvlite.server.files import Files
 from kvlite.server.refusals import Refusal
-from kvlite.web.engine_thread import Engine
+from kvlite.server.state import ServerState
 from kvlite.web.work import Shown, Work
 
 # Seconds of silence after which a waiting client is told how far things are.
 BEAT = 5.0
-# Seconds without requests after which conversations go to disk, in case the server is killed.
-IDLE = 5.0
-# Seconds for work to end with the server, and for what is kept to be written.
-_PATIENCE, _SAVING = 5.0, 60.0
 
 
 @dataclass(frozen=True)
@@ -80,31 +66,41 @@ class Token:
 
 
 class ServedModel:
-    """The model, once it is loaded, and what it has read.
+    """A model, while it is loaded and what it has read, and while it is not.
 
     Attributes:
         names: what requests may call it, the first is its own.
-        loading: the work that loads it.
-        runner: None until then.
+        loading: the work that loads it; None if nothing has, or it was unloaded.
+        runner: None while it is not loaded.
+        users: requests that need it.
+        planned: bytes that it takes at least, once that is known.
     """
 
-    def __init__(self, settings: Settings, config: ServerConfig) -> None:
-        self.config, self.counters = config, Counters()
-        self.names = [*dict.fromkeys([_name_of(settings.model), settings.model])]
-        self.created = int(time.time())
+    def __init__(
+        self,
+        names: list[str],
+        settings: Settings,
+        state: ServerState,
+        max_context: int | None = None,
+    ) -> None:
+        """`max_context` is what is known of it before it is loaded."""
+        self.names, self.settings, self.state = names, settings, state
+        self._max_context = max_context
         self.runner: Runner | None = None
-        self.text_limit = 0
+        self.text_limit = self.users = self.planned = 0
         self.conversations: Conversations | None = None
-        self.engine = Engine()
-        self.answering = Answering(self.engine, self._has_room)
-        folder = config.folder or data_folder() / "server"
-        self.files = Files(folder / "files")
-        self._folder = folder / str(config.port)
-        self._ending = False
-        self._waits = set[asyncio.Timeout]()
-        self.loading = self.engine.submit(
-            lambda work: self._load(settings, work), "Loading the model", public="it is loading"
-        )
+        self.answering = Answering(state.engine, self._has_room)
+        self.loading: Work | None = None
+
+    def load(self) -> Work:
+        """Have it loaded."""
+        title = f"Loading {self.names[0]}"
+        self.loading = self.state.engine.submit(self._load, title, public="it is loading")
+        return self.loading
+
+    def unload(self) -> Work:
+        """Have it unloaded; what it has read is kept on disk."""
+        return self.state.engine.submit(self._unload, f"Unloading {self.names[0]}")
 
     def ready(self) -> Runner:
         """The model.
@@ -114,15 +110,31 @@ class ServedModel:
         """
         if self.runner is not None:
             return self.runner
-        if self.loading.shown.error:
+        if self.loading is not None and self.loading.shown.error:
             raise Refusal(f"the model cannot be used: {self.loading.shown.error}", 500)
         raise Refusal("the model is being loaded: try again", 503, code="loading")
 
-    def require_name(self, name: str | None) -> None:
-        """Raises Refusal unless this is the model, or none is named."""
-        if name is not None and name not in self.names:
-            said = f"there is no model {name[:100]!r} here: this server has {self.names[0]!r}"
-            raise Refusal(said, 404, "model", "model_not_found")
+    @property
+    def status(self) -> str:
+        """loaded, loading, failed or unloaded."""
+        if self.runner is not None:
+            return "loaded"
+        if self.loading is None:
+            return "unloaded"
+        return "failed" if self.loading.shown.ended else "loading"
+
+    @property
+    def max_context(self) -> int | None:
+        """Tokens it was trained to hold, if that is known."""
+        return self._max_context if self.runner is None else self.runner.shape.max_context
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes that would be free without it."""
+        runner, conversations = self.runner, self.conversations
+        if runner is None or conversations is None:
+            return 0
+        return bytes_held(runner.model.tensors()) + conversations.held_bytes
 
     def shown_chances(self, tokens: Iterable[Token]) -> list[Chances]:
         """Those of tokens that are part of an answer, which its end is not."""
@@ -139,8 +151,9 @@ class ServedModel:
         """The answers, as they come. Whoever stops listening stops them.
 
         Raises:
-            KvliteError, Refusal: as `Conversations.answer` and `until_end`.
+            KvliteError, Refusal: as `Conversations.answer`, `ready` and `until_end`.
         """
+        self.ready()
         loop, queue = asyncio.get_running_loop(), asyncio.Queue[Token | None]()
 
         def put(token: Token | None) -> None:
@@ -151,14 +164,15 @@ class ServedModel:
             if shown.ended:
                 put(None)
 
-        self.counters.waiting += 1
+        self.users += 1
+        self.state.counters.waiting += 1
         work = self.answering.submit(partial(self._answers, ask, put), partial(self._free, ask))
         work.on_show = shows
         shows(work.shown)
         try:
             while True:
                 try:
-                    async with self.until_end():
+                    async with self.state.until_end():
                         token = await asyncio.wait_for(queue.get(), BEAT)
                 except TimeoutError:
                     yield Token(waiting=_waiting(work))
@@ -169,64 +183,43 @@ class ServedModel:
             if work.failure is not None:
                 raise work.failure
         finally:
-            self.counters.waiting -= 1
+            self.users -= 1
+            self.state.counters.waiting -= 1
             work.abandon()
 
-    @asynccontextmanager
-    async def until_end(self) -> AsyncIterator[None]:
-        """What is awaited within is given up when the server ends.
-
-        Raises:
-            Refusal: it does.
-        """
-        ends = Refusal("the server ends: send this again once it is back", 503, code="server_ends")
-        if self._ending:
-            raise ends
-        try:
-            async with asyncio.timeout(None) as wait:
-                self._waits.add(wait)
-                try:
-                    yield
-                finally:
-                    self._waits.remove(wait)
-        except TimeoutError:
-            if self._ending and wait.expired():
-                raise ends from None
-            raise
-
-    async def keep_idle(self) -> None:
-        """Put conversations on disk, one at a time, whenever nothing was asked for a while."""
-        before = -1
-        while True:
-            await asyncio.sleep(IDLE)
-            now = self.counters.generated
-            idle = not self.counters.waiting and self.engine.current is None and now == before
-            before = now
-            if idle:
-                self.engine.submit(self._keep, "Keeping")
+    def keep(self) -> Work:
+        """Have a conversation put on disk, if one is not there."""
+        return self.state.engine.submit(self._keep, "Keeping")
 
     def _keep(self, work: Work) -> None:
         if self.conversations is not None:
             self.conversations.store_idle()
 
-    def end_requests(self) -> None:
-        """Give up all requests, and all that come; called in the loop that answers them."""
-        self._ending = True
-        for wait in self._waits:
-            wait.reschedule(0)
-
-    def close(self) -> None:
-        """End what is being done, and keep what was read."""
-        self.engine.close(self._end, _PATIENCE, _SAVING)
-
-    def _load(self, settings: Settings, work: Work) -> None:
-        runner = open_runner(settings, notify=work.begin, cancel=work.cancel)
-        config = self.config
-        conversations = Conversations(runner, config.keep, config.keep_disk, self._folder)
+    def _load(self, work: Work) -> None:
+        runner = open_runner(self.settings, notify=work.begin, cancel=work.cancel)
+        config, shared = self.state.config, self.state.folder
+        name = hashlib.sha256(lasting_name(self.settings.model).encode()).hexdigest()[:16]
+        conversations = Conversations(
+            runner, config.keep, config.keep_disk, shared / name, shared=shared
+        )
         conversations.resume()
         self.conversations = conversations
         self.text_limit = text_limit(runner.model.tokenizer, runner.shape.max_context)
-        self.runner = runner
+        self.runner, self._max_context = runner, runner.shape.max_context
+        self.planned = 0 if runner.plan is None else runner.plan.peak_bytes
+
+    def _unload(self, work: Work) -> None:
+        if self.runner is None or self.conversations is None:
+            return
+        device = self.runner.model.device
+        self.conversations.close()
+        self.conversations = self.runner = self.loading = None
+        release_memory(device)
+
+    def close(self) -> None:
+        """Keep what was read; called by the engine's thread."""
+        if self.conversations is not None:
+            self.conversations.close()
 
     def _answers(
         self, ask: Ask, put: Callable[[Token], None], work: Work
@@ -247,11 +240,11 @@ class ServedModel:
             for piece, talk in self.conversations.answer(ids, settings, work.callbacks):
                 if not counted:
                     counted = True
-                    self.counters.read(len(ids), piece.metrics)
-                self.counters.generated += piece.token_id is not None
+                    self.state.counters.read(len(ids), piece.metrics)
+                self.state.counters.generated += piece.token_id is not None
                 put(Token(choice, piece, _chances(talk, piece, ask.top)))
                 yield talk.context.turn if piece.metrics.finish_reason is None else None
-            self.counters.last = piece.metrics
+            self.state.counters.last = piece.metrics
 
     def _free(self, ask: Ask) -> bool:
         """Whether nothing is being used that a request would better go on with."""
@@ -267,10 +260,6 @@ class ServedModel:
         held = max((each.cache.nbytes for each in turns), default=0)
         return max(held, planned - weights) <= (1 - ERROR) * free_bytes(runner.model.device)
 
-    def _end(self, work: Work) -> None:
-        if self.conversations is not None:
-            self.conversations.close()
-
 
 def _chances(talk: Conversation, piece: Piece, top: int | None) -> Chances | None:
     turn = talk.context.turn
@@ -285,9 +274,3 @@ def _waiting(work: Work) -> str:
     if shown.before:
         return f"waiting, {shown.before} before this one"
     return f"reading, {shown.done / shown.total:.0%}" if shown.total else "working"
-
-
-def _name_of(model: str) -> str:
-    """What a model is called: the last part of a path, or a Hugging Face id."""
-    path = Path(model).expanduser()
-    return path.resolve().name if path.exists() else model

@@ -16,7 +16,9 @@ import pytest
 from kvlite.config.settings import Settings
 from kvlite.server.config import ServerConfig
 from kvlite.server.http_server import HttpServer
+from kvlite.server.models import Models
 from kvlite.server.served_model import ServedModel
+from kvlite.server.state import ServerState
 
 
 @dataclass
@@ -24,9 +26,18 @@ class Server:
     """A running server."""
 
     address: str
-    model: ServedModel
+    models: Models
     http_server: HttpServer
     thread: threading.Thread
+
+    @property
+    def model(self) -> ServedModel:
+        """The one it was started with."""
+        return self.models.first
+
+    @property
+    def state(self) -> ServerState:
+        return self.models.state
 
     @property
     def client(self) -> openai.OpenAI:
@@ -48,7 +59,7 @@ class Server:
     def until_idle(self) -> None:
         """Wait until nothing is done or waits."""
         until = time.monotonic() + 20
-        while self.model.engine.current is not None or self.model.counters.waiting:
+        while self.state.engine.current is not None or self.state.counters.waiting:
             assert time.monotonic() < until
             time.sleep(0.01)
 
@@ -58,15 +69,16 @@ def serving(settings: Settings, config: ServerConfig, *, loaded: bool = True) ->
     """A server in this process, on any free port."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
         port = listening.getsockname()[1]
-        model = ServedModel(settings, config)
+        models = Models(settings, config)
+        loading = models.first.load()
         if loaded:
-            model.loading.wait()
-        server = HttpServer(model, config)
+            loading.wait()
+        server = HttpServer(models)
         thread = threading.Thread(target=server.run, args=([listening],), daemon=True)
         thread.start()
         while not server.started:
             time.sleep(0.01)
-        found = Server(f"http://127.0.0.1:{port}", model, server, thread)
+        found = Server(f"http://127.0.0.1:{port}", models, server, thread)
         try:
             yield found
         finally:

@@ -193,11 +193,11 @@ def test_log_probabilities_are_those_of_transformers(server: Server, reference: 
 
 def test_a_client_that_goes_away_stops_its_answer(server: Server) -> None:
     body = {"messages": said("Go on."), "max_tokens": 900, "stream": True, "kvlite": {}}
-    before = server.model.counters.generated
+    before = server.state.counters.generated
     with server.http.stream("POST", "/v1/chat/completions", json=body) as answer:
         next(answer.iter_lines())
     server.until_idle()
-    assert server.model.counters.generated - before < 400
+    assert server.state.counters.generated - before < 400
     body["stream"] = False
     with pytest.raises(Exception, match="timed out"):
         server.http.post("/v1/chat/completions", json=body, timeout=0.2)
@@ -208,10 +208,10 @@ def test_a_client_that_goes_away_stops_its_answer(server: Server) -> None:
 
 def test_models_answer_while_something_is_read(server: Server) -> None:
     over, tasks = threading.Event(), []
-    tasks.append(server.model.engine.submit(lambda work: over.wait(20), "Reading"))
+    tasks.append(server.state.engine.submit(lambda work: over.wait(20), "Reading"))
     try:
         listed = server.client.models.list(timeout=5).data
-        assert [each.id for each in listed] == [server.model.names[0]]
+        assert listed[0].id == server.model.names[0]
         about = server.http.get(f"/v1/models/{listed[0].id}").json()
         assert about["max_model_len"] == about["meta"]["n_ctx"] == 1024
         assert server.http.get("/health").json() == {"status": "ok"}
@@ -222,7 +222,7 @@ def test_models_answer_while_something_is_read(server: Server) -> None:
 def test_who_waits_is_told_so(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kvlite.server.served_model.BEAT", 0.05)
     over = threading.Event()
-    server.model.engine.submit(lambda work: over.wait(20), "Reading")
+    server.state.engine.submit(lambda work: over.wait(20), "Reading")
     body = {"messages": said("Hello."), "stream": True}
     with server.http.stream("POST", "/v1/chat/completions", json=body) as answer:
         lines = answer.iter_lines()
@@ -235,14 +235,14 @@ def test_who_waits_is_told_so(server: Server, monkeypatch: pytest.MonkeyPatch) -
 
 def test_clients_that_vanish_leave_nothing_behind(server: Server) -> None:
     over = threading.Event()
-    server.model.engine.submit(lambda work: over.wait(20), "Reading")
-    before = server.model.counters.answered
+    server.state.engine.submit(lambda work: over.wait(20), "Reading")
+    before = server.state.counters.answered
     for stream in (True, False) * 10:
         body = {"messages": said("Never mind."), "stream": stream, "max_tokens": 500}
         with pytest.raises(httpx.TimeoutException):
             server.http.post("/v1/chat/completions", json=body, timeout=0.05)
     over.set()
     server.until_idle()
-    assert server.model.counters.answered == before
+    assert server.state.counters.answered == before
     made = server.http.post("/v1/chat/completions", json={"messages": said("Hello?")})
     assert made.json()["choices"][0]["message"]["content"]

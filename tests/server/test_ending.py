@@ -39,7 +39,7 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> None:
 def until(server: Server, waiting: int, generated: int = 1) -> None:
     """Wait until so many requests are open, and the first one is being answered."""
     limit = time.monotonic() + 20
-    counters = server.model.counters
+    counters = server.state.counters
     while counters.waiting < waiting or counters.generated < generated:
         assert time.monotonic() < limit
         time.sleep(0.01)
@@ -74,8 +74,8 @@ def test_open_requests_are_told_that_the_server_ends(
         assert require_error(answer, 503, "the server ends")["type"] == "server_error"
         assert answer.headers["retry-after"]
     assert not [each for each in caplog.records if each.levelno >= logging.WARNING]
-    assert not server.model.engine._thread.is_alive()
-    assert server.model.counters.generated < 100 and not server.model.counters.waiting
+    assert not server.state.engine._thread.is_alive()
+    assert server.state.counters.generated < 100 and not server.state.counters.waiting
 
 
 def test_clients_that_send_no_more_or_read_nothing_do_not_hold_it(

@@ -130,7 +130,7 @@ def test_bad_input_is_refused_in_a_sentence(
         answer = server.http.post(CHAT, content=content)
     require_error(answer, status, words)
     assert not caplog.records
-    assert server.model.counters.waiting == 0
+    assert server.state.counters.waiting == 0
 
 
 def test_text_of_half_a_character_is_answered(server: Server) -> None:
@@ -224,7 +224,7 @@ def test_others_come_in_by_a_key_alone() -> None:
 def test_a_model_that_is_not_there_says_so(settings: Settings, tmp_path: Path) -> None:
     nowhere = settings.replace({"model": str(tmp_path)})
     with serving(nowhere, ServerConfig(folder=tmp_path), loaded=False) as server:
-        server.model.loading.ended.wait(60)
+        assert server.model.loading is not None and server.model.loading.ended.wait(60)
         answer = server.http.post(CHAT, json={"messages": HI})
         require_error(answer, 500, "the model cannot be used")
         assert server.http.get("/v1/models").status_code == 200

@@ -21,7 +21,7 @@ CHAT = "/v1/chat/completions"
 def held(server: Server) -> threading.Event:
     """The engine is at work until this is set, so that requests come together."""
     over = threading.Event()
-    server.model.engine.submit(lambda work: over.wait(20), "Something else")
+    server.state.engine.submit(lambda work: over.wait(20), "Something else")
     return over
 
 
