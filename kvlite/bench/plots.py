@@ -49,9 +49,10 @@ def draw_quality(
     panels = [[_series(tallies, length, curve) for length in lengths] for curve in curves]
     methods = list(dict.fromkeys(name for row in panels for each in row for name in each))
     looks = _looks(methods)
-    legend_columns = max(1, min(4, 100 // (max(map(len, methods)) + 6)))
+    width = max(5.5, 3.7 * len(lengths) + 0.6)
+    legend_columns = max(1, min(4, int(width * 12 / (max(map(len, methods)) + 6))))
     legend = ceil(len(methods) / legend_columns) * 0.22 + 0.2
-    size = (max(5.5, 3.7 * len(lengths) + 0.6), 2.7 * len(curves) + 0.5 + legend)
+    size = (width, 2.7 * len(curves) + 0.5 + legend)
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=size, layout="constrained")
         axes = figure.subplots(len(curves), len(lengths), squeeze=False, sharex="col")

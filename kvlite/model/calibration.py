@@ -107,7 +107,11 @@ def find_calibration(folder: Path) -> Calibration | None:
     Raises:
         ModelError: the user's is damaged.
     """
-    mark = fingerprint(folder)
+    return calibration_of(fingerprint(folder))
+
+
+def calibration_of(mark: str) -> Calibration | None:
+    """As `find_calibration`, of the model with this fingerprint."""
     path = calibration_path(mark)
     if not path.is_file():
         path = Path(__file__).with_name("calibrations") / f"{mark}.json"

@@ -9,9 +9,11 @@ from typing import Annotated, Any
 import typer
 
 from kvlite.cli.bench.run import run
-from kvlite.cli.opening import require_files
+from kvlite.cli.console import print_json, say
+from kvlite.cli.opening import require_files, require_out
 from kvlite.cli.options import Command, with_model
 from kvlite.config.settings import Settings
+from kvlite.errors import SettingError
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -340,3 +342,35 @@ def speed(
 
       kvlite bench speed --weights gguf --peer transformers,llama.cpp
     """
+
+
+@app.command()
+def report(
+    folder: Annotated[Path, typer.Argument(help="a run's folder, or one with several in it")],
+    out: Annotated[
+        Path | None, typer.Option(help="the page [default: report.html in that folder]")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Make one page of HTML of runs: commands, tables, plots, and the layers of calibrated models.
+
+    It needs no other file.
+
+    Examples:
+
+      kvlite bench report run1
+
+      kvlite bench report ~/.local/share/kvlite/bench --out all.html
+    """
+    from kvlite.bench.page import page, runs_in
+
+    if not folder.is_dir():
+        raise SettingError(f"{folder} is no folder: name one that `kvlite bench` has written")
+    path = out or folder / "report.html"
+    require_out(str(path))
+    found = runs_in(folder)
+    path.write_text(page(found), encoding="utf-8")
+    if as_json:
+        print_json({"path": str(path), "runs": [str(each.path) for each in found]})
+    else:
+        say(f"{len(found)} run{'' if len(found) == 1 else 's'} in {path}")

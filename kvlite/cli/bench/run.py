@@ -36,6 +36,7 @@ def run(
     """
     begun = monotonic()
     from kvlite.bench.folder import RunFolder, configuration
+    from kvlite.bench.report import COMMAND
     from kvlite.bench.task import measure
     from kvlite.conversation.runner import open_runner
     from kvlite.model.load import choose_device
@@ -53,6 +54,7 @@ def run(
     work = task.work(runner)
     total = sum(len(keys) for keys, _ in work)
     folder.begin()
+    (path / COMMAND).write_text(f"kvlite {shlex.join(sys.argv[1:])}\n", encoding="utf-8")
     stopped = False
     with reading_bar(screen, task.title) as bar:
 
