@@ -12,6 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from kvlite.cache import KVBits, KVHeadGroup, LayerCache, Selection
 from kvlite.engine.callbacks import Callbacks
 from kvlite.offload import HostKVStore, Recall
+from kvlite.offload.kv.index import Index
 from kvlite.offload.kv.store import HostKVLayer
 from kvlite.offload.kv.swap import RECENT, SINKS, swap_in, swap_in_place
 from kvlite.offload.kv.transfer import KVTransfer
@@ -148,7 +149,7 @@ def test_as_where_the_device_is_waited_for(transfer: KVTransfer, count: int) -> 
     old = lines(head_groups[0])
     own = of_heads(rough, (0, 2))
     came, mine = swap_in(head_groups[0], queries, own, source, count), torch.tensor(0)
-    swap_in_place(head_groups[1], queries, rough, source, count, transfer, mine)
+    swap_in_place(head_groups[1], queries, 1.0, rough, source, count, transfer, mine)
     assert int(mine) == came > 0 and lines(head_groups[0]) == lines(head_groups[1]) != old
     orders = [head_group.residual_positions.argsort(-1) for head_group in head_groups]
     for name in ("residual_keys", "residual_values"):
@@ -183,7 +184,7 @@ def test_nothing_is_read_back(transfer: KVTransfer) -> None:
     head_group, (queries, rough) = some_held(everything, (0, 1, 2), rows=1), asked(3)
     source, came = everything.head_groups[0], torch.tensor(0)
     with NothingIsReadBack():
-        swap_in_place(head_group, queries, rough, source, 40, transfer, came)
+        swap_in_place(head_group, queries, 1.0, rough, source, 40, transfer, came)
     with pytest.raises(AssertionError), NothingIsReadBack():
         swap_in(some_held(everything, (0, 1, 2)), queries, rough, source, 40)
 
@@ -212,7 +213,7 @@ def test_what_broke_off_may_be_tried_again(transfer: KVTransfer) -> None:
 
     def swapped(head_group: KVHeadGroup) -> int:
         came = torch.tensor(0)
-        swap_in_place(head_group, queries, rough, source, 40, transfer, came)
+        swap_in_place(head_group, queries, 1.0, rough, source, 40, transfer, came)
         return int(came)
 
     whole = some_held(everything, (2,), rows=1)
@@ -283,7 +284,10 @@ def test_tokens_of_an_answer_arrive_in_their_places(transfer: KVTransfer) -> Non
     layer = LayerCache([((0, 1, 2), 90)], batch=1, dim=64, dtype=torch.float32, device=HOST)
     head_group, source = layer.head_groups[0], full_head_group(80).head_groups[0]
     layer.keys.fill_(torch.nan)
-    whole = slice(0, 60)
+    index = Index.of(source.residual_keys, torch.ones(1, 3, 64), 20)
+    index.used, whole = 60, slice(0, 60)
+    signs = index.signs[:, :, :80].clone()
+    index.signs[:, :, 60:] = 0
     transfer.append(
         head_group,
         source.residual_keys[:, :, whole],
@@ -292,9 +296,8 @@ def test_tokens_of_an_answer_arrive_in_their_places(transfer: KVTransfer) -> Non
     )
     for at in range(60, 80):
         own = slice(at, at + 1)
-        transfer.put(
-            head_group, source.residual_keys[:, :, own], source.residual_values[:, :, own], at
-        )
+        given = source.residual_keys[:, :, own], source.residual_values[:, :, own]
+        transfer.put(head_group, *given, at, index)
         assert head_group.used == at + 1 and int(head_group.residual_positions[0, 2, at]) == at
         if at == 70:
             every = torch.arange(71).expand(1, 3, -1)
@@ -304,6 +307,7 @@ def test_tokens_of_an_answer_arrive_in_their_places(transfer: KVTransfer) -> Non
             needed = torch.ones_like(every, dtype=torch.bool)
             assert fetched.values(every, needed).equal(source.residual_values[:, :, :71])
     transfer.wait()
+    assert index.used == 60 and index.signs[:, :, :80].equal(signs)
     assert head_group.residual_keys[:, :, :80].equal(source.residual_keys)
     assert head_group.residual_values[:, :, :80].equal(source.residual_values)
 
@@ -371,13 +375,3 @@ def _stopped(talk: Any) -> None:
 
     with pytest.raises(KeyboardInterrupt):
         talk.read([3] * 200, callbacks=Callbacks(progress=stop))
-
-
-@pytest.mark.skipif(not find_spec("triton"), reason="needs triton")
-def test_a_token_goes_where_the_device_says() -> None:
-    target = torch.zeros(1, 3, 5, 48)
-    rows = torch.randn(1, 3, 1, 48, generator=torch.Generator().manual_seed(1)).to(DEVICE)
-    with kernels("kvlite.ops.triton_gather") as kernel:
-        target = target.pin_memory() if DEVICE != HOST else target
-        kernel.put_rows(rows, target, torch.tensor([3], device=DEVICE))
-    assert target[:, :, 3:4].equal(rows.cpu()) and not target[:, :, [0, 1, 2, 4]].any()

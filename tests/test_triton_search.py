@@ -53,21 +53,34 @@ def check(
     assert kernel.search(turned, index.signs, index.sizes, used, entries).equal(found)
 
 
-def test_a_key_is_added(kernel: ModuleType) -> None:
-    """As many at once: to a place that the host knows, or the device."""
-    for dim, dtype in ((128, torch.float32), (80, torch.bfloat16), (16, torch.float32)):
-        index, _ = index_of(2, 3, 1, dim, used=20, room=9)
-        keys = torch.randn(2, 3, 1, dim, generator=torch.Generator().manual_seed(1)).to(dtype)
-        others = index.signs[:, :, :20].clone()
-        turn = rotation(dim, DEVICE)
-        for place in (22, torch.tensor([25], device=DEVICE)):
-            held = index.mean, index.balance, turn, index.signs, index.sizes
-            kernel.put_keys(keys.to(DEVICE), *held, place)
-        assert index.signs[:, :, :20].equal(others) and index.sizes[:, :, [21, 23]].isnan().all()
-        index.add(keys.to(DEVICE))
-        for place in (22, 25):
-            assert index.signs[:, :, place].equal(index.signs[:, :, 20])
-            assert torch.allclose(index.sizes[:, :, place], index.sizes[:, :, 20], rtol=1e-5)
+def test_a_token_is_told(kernel: ModuleType) -> None:
+    """As many at once: to a place that the host knows, or the device; queries beside it, or not."""
+    with kernels("kvlite.ops.triton_tell") as telling:
+        for dim, rows, dtype in ((128, 4, torch.float32), (80, 3, torch.bfloat16)):
+            index, _ = index_of(2, 3, 1, dim, used=20, room=9)
+            random = torch.Generator().manual_seed(1)
+            given = [torch.randn(2, 3, n, dim, generator=random) for n in (1, 1, rows)]
+            keys, values, queries = (each.to(DEVICE, dtype) for each in given)
+            others, turn = index.signs[:, :, :20].clone(), rotation(dim, DEVICE)
+            host = [torch.zeros(2, 3, 30, dim, dtype=dtype) for _ in range(2)]
+            if DEVICE.type == "cuda":
+                host = [each.pin_memory() for each in host]
+            both = values, host[0], host[1]
+            assert telling.tell(index, turn, keys, 22) is None
+            at = torch.tensor([25], device=DEVICE)
+            turned = telling.tell(index, turn, keys, at, both, queries, 0.3)
+            assert index.signs[:, :, :20].equal(others)
+            assert index.sizes[:, :, [21, 23]].isnan().all()
+            for to, own in zip(host, (keys, values), strict=True):
+                assert to[:, :, 25:26].equal(own.cpu())
+                assert not to[:, :, :25].any() and not to[:, :, 26:].any()
+            expected = (queries.float() * 0.3 / index.balance[:, :, None]).double() @ turn.double()
+            torch.testing.assert_close(turned.double(), expected, atol=1e-5, rtol=1e-5)
+            assert telling.tell(index, turn, None, 0, queries=queries, scale=0.3).equal(turned)
+            index.add(keys)
+            for place in (22, 25):
+                assert index.signs[:, :, place].equal(index.signs[:, :, 20])
+                assert torch.allclose(index.sizes[:, :, place], index.sizes[:, :, 20], rtol=1e-5)
 
 
 @pytest.mark.cases(4)

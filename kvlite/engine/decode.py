@@ -23,6 +23,7 @@ from kvlite.model.load import LoadedModel
 from kvlite.model.rotary import Rotation
 from kvlite.offload import Recall
 from kvlite.ops.attention import attend, attend_with_rows, grouped
+from kvlite.ops.device import has_triton
 from kvlite.ops.heads import of_heads
 from kvlite.ops.softmax import Softmax
 
@@ -82,10 +83,10 @@ class LayerStep:
             self._once("told", tuple(range(k.shape[1])), add)
 
         @functools.cache
-        def wanted() -> tuple[Tensor, Tensor]:
+        def wanted() -> tuple[Tensor, Tensor, float]:
             assert recall is not None
-            queries = _queries(q, k.shape[1], softmax.scale)
-            return queries, recall.scores(self.index, queries)
+            queries, scale = _queries(q, k.shape[1], softmax.scale)
+            return queries, recall.scores(self.index, queries, scale), scale
 
         def over(
             head_group: KVHeadGroup, q: Tensor, k: Tensor, v: Tensor, softmax: Softmax
@@ -144,10 +145,16 @@ class LayerStep:
             self.done.add((what, heads))
 
     def _recall(
-        self, recall: Recall, head_group: KVHeadGroup, queries: Tensor, scores: Tensor
+        self,
+        recall: Recall,
+        head_group: KVHeadGroup,
+        queries: Tensor,
+        scores: Tensor,
+        scale: float,
     ) -> None:
         """Bring back what queries of all KV heads want of a head group."""
-        recall.bring_back(self.index, head_group, of_heads(queries, head_group.heads), scores)
+        own = of_heads(queries, head_group.heads)
+        recall.bring_back(self.index, head_group, own, scores, scale)
 
     def _remember(self, head_group: KVHeadGroup, row: Tensor) -> None:
         add = head_group.add if self.policy.method.decoding.cumulative else head_group.record
@@ -207,9 +214,11 @@ def _on_device(position: int, device: torch.device) -> Tensor:
     return torch.full((1,), position, dtype=torch.int32, device=device)
 
 
-def _queries(q: Tensor, kv_heads: int, scale: float) -> Tensor:
-    """One token's queries by KV head, `(batch, kv heads, rows, dim)` float32, scaled."""
-    return grouped(q, kv_heads)[:, :, :, 0].float() * scale
+def _queries(q: Tensor, kv_heads: int, scale: float) -> tuple[Tensor, float]:
+    """One token's queries by KV head, `(batch, kv heads, rows, dim)`, and what is left to multiply
+    them by; kernels do that themselves."""
+    queries = grouped(q, kv_heads)[:, :, :, 0]
+    return (queries, scale) if has_triton(q.device) else (queries.float() * scale, 1.0)
 
 
 class Step:

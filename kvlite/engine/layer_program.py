@@ -25,6 +25,7 @@ class LayerProgram:
         evicts: whether it is full, so that each token overwrites an entry.
         mask: what a token sees of it, if not everything.
         rotation: of the token.
+        slots: where each KV head's entry of the token is appended, `(heads,)` int64.
         log: takes the queries, where somebody watches the layer.
         writes: whether tokens are written; else they are only attended with.
     """
@@ -65,7 +66,9 @@ class LayerProgram:
 
         self.starts = on_device(starts)
         # Where the token at position 0 would have been appended.
-        self.first = on_device([at + n - seen for at, n in zip(starts, used, strict=True)])
+        self.first = self.slots = on_device(
+            [at + n - seen for at, n in zip(starts, used, strict=True)]
+        )
         self.ends = on_device([at + n - 1 for at, n in zip(starts, capacities, strict=True)])
         self.oldest_row = groups[0].history_index + 1 - seen
         # Storage has heads in an order of its own, and those with an alias not at all.
@@ -97,15 +100,13 @@ class LayerProgram:
         queries = grouped(q, k.shape[1])[:, :, :, 0]
         scores, scale = None, softmax.scale
         if self.recall is not None:
-            self.recall.tell(k, v)
-            if self.recall.reached:
-                scores = self.recall.scores(queries.float() * scale)
+            scores = self.recall.tell(k, v, queries, scale)
         if self.order is not None:
             softmax = softmax.of_heads(self.heads, k.shape[1])
             queries, k, v = (each.index_select(1, self.order) for each in (queries, k, v))
         last = self._overwritten(k, v) if self.evicts else self._appended(k, v)
         if scores is not None:
-            self._recalled(queries.float() * scale, scores)
+            self._recalled(queries, scale, scores)
         if self.remembers or self.segmented or self.mask is not None:
             out = self._by_group(queries, last, softmax)
         else:
@@ -116,10 +117,9 @@ class LayerProgram:
 
     def _appended(self, k: Tensor, v: Tensor) -> Tensor:
         """Append the token; the slot of each KV head that is its."""
-        slots = self.first + self.position
         if self.writes:
-            self._write(slots, k, v)
-        return slots
+            self._write(self.slots, k, v)
+        return self.slots
 
     def _overwritten(self, k: Tensor, v: Tensor) -> Tensor:
         """Overwrite an entry of each KV head; the last slot of each."""
@@ -141,12 +141,12 @@ class LayerProgram:
                 group.rows.scatter_(3, gone, 0.0)
         return self.ends
 
-    def _recalled(self, queries: Tensor, scores: Tensor) -> None:
+    def _recalled(self, queries: Tensor, scale: float, scores: Tensor) -> None:
         """Bring back what the token wants most of what scores `(batch, all KV heads, n)`."""
         assert self.recall is not None
         for group, own in zip(self.layer.head_groups, self._split(queries, 1), strict=True):
             if any(group is each for each in self.recall.reached):
-                self.recall.bring_back(group, own, scores, writes=self.writes)
+                self.recall.bring_back(group, own, scale, scores, writes=self.writes)
 
     def _write(self, slots: Tensor, k: Tensor, v: Tensor) -> None:
         layer = self.layer

@@ -106,6 +106,13 @@ class StepProgram:
                 zip(cache.layers, policies, sparse_masks(model, policies), strict=True)
             )
         ]
+        # Of all layers, where the token at position 0 would have been appended, and where this one
+        # is.
+        self.first = torch.cat([layer.first for layer in self.layers])
+        self.slots = self.first + self.position
+        own = self.slots.split([len(layer.first) for layer in self.layers])
+        for layer_program, slots in zip(self.layers, own, strict=True):
+            layer_program.slots = slots
         # A token that is there twice is penalized once.
         known = [*seen, *seen[:1] * self.room] if sampler.penalized else []
         self.context = torch.tensor([known], dtype=torch.int64, device=model.device)
@@ -138,6 +145,7 @@ class StepProgram:
     def run(self) -> Tensor:
         """Put the token through the model: logits of the next one, `(1, vocab)` float32, which is
         drawn from them unless a grammar has to be asked."""
+        torch.add(self.first, self.position, out=self.slots)
         if self.clock is not None:
             self.clock.tick()
         hidden = self.model.embed(self.token[:, None])

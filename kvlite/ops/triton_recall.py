@@ -5,9 +5,8 @@ The first names candidates by their estimated attention, the second compares the
 third puts the best that are not held in the place of others. Nothing is read back, and what runs
 depends on shapes alone, so that nobody waits and a CUDA graph can hold it.
 
-The largest numbers are found a bit at a time: one pass counts how many reach a bound. Of all
-entries only a few are looked at so often. The maxima of as many groups of neighbors as entries are
-wanted are themselves entries, so no entry below the least of these maxima is wanted.
+The largest of all entries are found among a few. The maxima of as many groups of neighbors as
+entries are wanted are themselves entries, so no entry below the least of these maxima is wanted.
 """
 
 from dataclasses import dataclass
@@ -18,6 +17,8 @@ import triton.language as tl
 from torch import Tensor
 
 from kvlite.ops.heads import runs
+from kvlite.ops.triton_largest import ascending, largest, ranked
+from kvlite.ops.triton_replace import replace
 
 NEIGHBORS = 32
 SCANNED = 4096
@@ -132,7 +133,7 @@ def bring_back(
                 TILE=TILE,
                 num_warps=4,
             )
-            _replace[length, batch](
+            replace[length, batch](
                 logits,
                 candidates,
                 in_slots,
@@ -169,49 +170,6 @@ def bring_back(
                 TILE=TILE,
                 num_warps=4,
             )
-
-
-@triton.jit
-def _ranked(numbers, count, k, BLOCK: tl.constexpr):
-    """The k-th largest of so many numbers, none of them negative; 0 if there are fewer."""
-    found = 0
-    for bit in range(31):
-        tried = found | (1 << (30 - bit))
-        reach = 0
-        for at in range(0, count, BLOCK):
-            each = at + tl.arange(0, BLOCK)
-            number = tl.load(numbers + each, mask=each < count, other=-1)
-            reach += tl.sum((number >= tried).to(tl.int32), 0)
-        found = tl.where(reach >= k, tried, found)
-    return found
-
-
-@triton.jit
-def _largest(numbers, count, k, chosen, BLOCK: tl.constexpr):
-    """Write where the k largest of so many numbers are, ascending; of those alike the first."""
-    bound = _ranked(numbers, count, k, BLOCK)
-    left = k
-    for at in range(0, count, BLOCK):
-        each = at + tl.arange(0, BLOCK)
-        number = tl.load(numbers + each, mask=each < count, other=-1)
-        left -= tl.sum((number > bound).to(tl.int32), 0)
-    taken = 0
-    for at in range(0, count, BLOCK):
-        each = at + tl.arange(0, BLOCK)
-        number = tl.load(numbers + each, mask=each < count, other=-1)
-        alike = (number == bound).to(tl.int32)
-        takes = (number > bound) | ((alike > 0) & (tl.cumsum(alike, 0) <= left))
-        rank = taken + tl.cumsum(takes.to(tl.int32), 0) - 1
-        tl.store(chosen + rank, each, mask=takes)
-        taken += tl.sum(takes.to(tl.int32), 0)
-        left -= tl.sum(alike, 0)
-    tl.debug_barrier()
-
-
-@triton.jit
-def _ascending(scores):
-    """Numbers that are ordered as scores from 0 on, as whole ones; what is no number is as 0."""
-    return tl.where(scores > 0, scores, 0.0).to(tl.int32, bitcast=True)
 
 
 @triton.jit(do_not_specialize=["seen", "entries", "slots", "wanted"])
@@ -263,28 +221,28 @@ def _name(
         real = each < slots
         place = tl.load(positions + each, mask=real, other=0)
         tl.store(slot_of + place, each, mask=real)
-        score = _ascending(tl.load(scores + place, mask=real, other=0.0))
+        score = ascending(tl.load(scores + place, mask=real, other=0.0))
         tl.store(worth + each, tl.where(place < filled, highest - score, 0), mask=real)
     for at in range(0, filled, BLOCK):
         each = at + tl.arange(0, BLOCK)
-        score = _ascending(tl.load(scores + each, mask=each < filled, other=0.0))
+        score = ascending(tl.load(scores + each, mask=each < filled, other=0.0))
         most = tl.max(tl.reshape(score, (BLOCK // NEIGHBORS, NEIGHBORS)), 1)
         group = at // NEIGHBORS + tl.arange(0, BLOCK // NEIGHBORS)
         tl.store(maxima + group, most, mask=group < groups)
     # What others of these threads wrote is read from here on.
     tl.debug_barrier()
-    least = _ranked(maxima, tl.cdiv(filled, NEIGHBORS), wanted, BLOCK)
+    least = ranked(maxima, tl.cdiv(filled, NEIGHBORS), wanted, BLOCK)
     reach = 0
     for at in range(0, filled, BLOCK):
         each = at + tl.arange(0, BLOCK)
-        score = _ascending(tl.load(scores + each, mask=each < filled, other=0.0))
+        score = ascending(tl.load(scores + each, mask=each < filled, other=0.0))
         reaches = (score >= least) & (each >= FIRST) & (each < filled - RECENT)
         rank = reach + tl.cumsum(reaches.to(tl.int32), 0) - 1
         tl.store(reaching + rank, score, mask=reaches)
         tl.store(places + rank, each, mask=reaches)
         reach += tl.sum(reaches.to(tl.int32), 0)
     tl.debug_barrier()
-    _largest(reaching, reach, wanted - FIRST - RECENT, best, BLOCK)
+    largest(reaching, reach, wanted - FIRST - RECENT, best, BLOCK)
     for at in range(0, wanted, BLOCK):
         each = at + tl.arange(0, BLOCK)
         real = each < wanted
@@ -346,129 +304,3 @@ def _compare(
         query = tl.load(queries + row * q_row + channels, mask=inside, other=0.0)
         logit = tl.sum(key * (query.to(tl.float32) * scale)[None, :], 1)
         tl.store(logits + (line * ROWS + row) * wanted + each, logit, mask=real)
-
-
-@triton.jit(do_not_specialize=["seen", "slots", "wanted", "count", "room"])
-def _replace(
-    logits,
-    candidates,
-    in_slots,
-    worth,
-    seen,
-    weights,
-    best,
-    coming,
-    leaving,
-    keys,
-    values,
-    own_keys,
-    own_values,
-    positions,
-    rows,
-    came,
-    k_batch,
-    k_head,
-    o_batch,
-    o_head,
-    p_batch,
-    p_head,
-    r_batch,
-    r_head,
-    r_row,
-    slots,
-    wanted,
-    count,
-    room,
-    ON_DEVICE: tl.constexpr,
-    FIRST: tl.constexpr,
-    RECENT: tl.constexpr,
-    ROWS: tl.constexpr,
-    REMEMBERED: tl.constexpr,
-    DIM: tl.constexpr,
-    WIDE: tl.constexpr,
-    ALL: tl.constexpr,
-    BLOCK: tl.constexpr,
-    TILE: tl.constexpr,
-):
-    """The `count` best candidates of one KV head come, unless they are held, into the slots worth
-    least; there is `room` to note as many."""
-    head, batch = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
-    line = batch * tl.num_programs(0) + head
-    logits += line * ROWS * wanted
-    candidates += line * wanted
-    in_slots += line * wanted
-    weights += line * wanted
-    worth += line * slots
-    best += line * room
-    coming += line * room
-    leaving += line * room
-    keys += batch * k_batch + head * k_head
-    values += batch * k_batch + head * k_head
-    own_keys += batch * o_batch + head * o_head
-    own_values += batch * o_batch + head * o_head
-    positions += batch * p_batch + head * p_head
-    filled = tl.load(seen).to(tl.int32) if ON_DEVICE else seen
-
-    _weigh(logits, candidates, weights, wanted, filled, FIRST, RECENT, ROWS, ALL)
-    _largest(weights, wanted, count, best, BLOCK)
-    missing = 0
-    for at in range(0, count, BLOCK):
-        each = at + tl.arange(0, BLOCK)
-        real = each < count
-        chosen = tl.load(best + each, mask=real, other=0)
-        slot = tl.load(in_slots + chosen, mask=real, other=0)
-        tl.store(worth + slot, 0, mask=real & (slot >= 0))
-        comes = real & (slot < 0)
-        rank = missing + tl.cumsum(comes.to(tl.int32), 0) - 1
-        tl.store(coming + rank, tl.load(candidates + chosen, mask=comes, other=0), mask=comes)
-        missing += tl.sum(comes.to(tl.int32), 0)
-    tl.debug_barrier()
-    _largest(worth, slots, missing, leaving, BLOCK)
-    tl.atomic_add(came, missing)
-
-    channels = tl.arange(0, WIDE)
-    for at in range(0, missing, TILE):
-        entries = at + tl.arange(0, TILE)
-        come = entries < missing
-        place = tl.load(coming + entries, mask=come, other=0)
-        to = tl.load(leaving + entries, mask=come, other=0)
-        there = come[:, None] & (channels < DIM)[None, :]
-        begin = place.to(tl.int64)[:, None] * DIM + channels[None, :]
-        end = to.to(tl.int64)[:, None] * DIM + channels[None, :]
-        key = tl.load(keys + begin, mask=there)
-        value = tl.load(values + begin, mask=there)
-        tl.store(own_keys + end, key, mask=there)
-        tl.store(own_values + end, value, mask=there)
-        tl.store(positions + to, place, mask=come)
-        if rows is not None:
-            for row in range(REMEMBERED):
-                own = rows + batch * r_batch + head * r_head + row * r_row + to
-                tl.store(own, 0.0, mask=come)
-
-
-@triton.jit
-def _weigh(
-    logits,
-    candidates,
-    weights,
-    wanted,
-    filled,
-    FIRST: tl.constexpr,
-    RECENT: tl.constexpr,
-    ROWS: tl.constexpr,
-    ALL: tl.constexpr,
-):
-    """The attention that candidates get, summed over rows, as whole numbers; those at the ends get
-    most."""
-    every = tl.arange(0, ALL)
-    real = every < wanted
-    weight = tl.zeros((ALL,), tl.float32)
-    for row in range(ROWS):
-        logit = tl.load(logits + row * wanted + every, mask=real, other=-float("inf"))
-        share = tl.exp(logit - tl.max(logit, 0))
-        weight += share / tl.sum(share, 0)
-    place = tl.load(candidates + every, mask=real, other=0)
-    always = (place < FIRST) | (place >= filled - RECENT)
-    weight = tl.where(always, float("inf"), weight)
-    tl.store(weights + every, _ascending(weight), mask=real)
-    tl.debug_barrier()

@@ -1,4 +1,4 @@
-"""A layer's index on a CUDA device: searched in one pass over its signs, and added to.
+"""A layer's index on a CUDA device, searched in one pass over its signs.
 
 The entries of a KV head are split among programs. Each forms the logits of its own and the sum of
 their exponentials; a second kernel merges the sums, as in Flash-Decoding (Dao, Haziza, Massa and
@@ -202,83 +202,3 @@ def _averaged(
         )
         score += tl.exp(logit - top) / whole
     tl.store(scores + line * entries + places, score / ROWS, mask=places < entries)
-
-
-def put_keys(
-    keys: Tensor,
-    mean: Tensor,
-    balance: Tensor,
-    rotation: Tensor,
-    signs: Tensor,
-    sizes: Tensor,
-    place: int | Tensor,
-) -> None:
-    """Write the signs and the size of a key a KV head, `(batch, kv heads, 1, dim)`.
-
-    Args:
-        mean, balance, signs, sizes: as `Index` has them.
-        rotation: `(dim, dim)` float32, of keys that are balanced.
-        place: where, a number, or `(1,)` int64 on the device.
-    """
-    batch, heads, _, dim = keys.shape
-    capacity, width = signs.shape[2:]
-    with torch.cuda.device_of(keys):
-        _put_signs[heads, batch](
-            keys,
-            mean,
-            balance,
-            rotation,
-            signs,
-            sizes,
-            place,
-            *keys.stride()[:2],
-            capacity,
-            ON_DEVICE=isinstance(place, Tensor),
-            DIM=dim,
-            ALL=1 << (dim - 1).bit_length(),
-            WIDTH=width,
-            WIDE=1 << (width - 1).bit_length(),
-            num_warps=4,
-        )
-
-
-@triton.jit(do_not_specialize=["place", "capacity"])
-def _put_signs(
-    keys,
-    mean,
-    balance,
-    rotation,
-    signs,
-    sizes,
-    place,
-    k_batch,
-    k_head,
-    capacity,
-    ON_DEVICE: tl.constexpr,
-    DIM: tl.constexpr,
-    ALL: tl.constexpr,
-    WIDTH: tl.constexpr,
-    WIDE: tl.constexpr,
-):
-    """One key: a plane of its signs after the other."""
-    head, batch = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
-    line = batch * tl.num_programs(0) + head
-    row = line * capacity + (tl.load(place) if ON_DEVICE else place)
-    every = tl.arange(0, ALL)
-    held = every < DIM
-    key = tl.load(keys + batch * k_batch + head * k_head + every, mask=held, other=0.0)
-    key = key.to(tl.float32) - tl.load(mean + line * DIM + every, mask=held, other=0.0)
-    key *= tl.load(balance + line * DIM + every, mask=held, other=0.0)
-    inside = tl.arange(0, WIDE)
-    packed = tl.zeros((WIDE,), tl.int32)
-    size = 0.0
-    for plane in tl.static_range(8):
-        channels = plane * WIDTH + inside
-        there = (inside < WIDTH) & (channels < DIM)
-        turn = rotation + every[:, None] * DIM + channels[None, :]
-        turn = tl.load(turn, mask=held[:, None] & there[None, :], other=0.0)
-        turned = tl.sum(key[:, None] * turn, 0)
-        packed |= ((turned > 0) & there).to(tl.int32) << plane
-        size += tl.sum(tl.where(there, tl.abs(turned), 0.0), 0)
-    tl.store(signs + row * WIDTH + inside, packed.to(tl.uint8), mask=inside < WIDTH)
-    tl.store(sizes + row, size / DIM)

@@ -57,12 +57,21 @@ def averaged(given: Arguments) -> None:
     given.scores.flatten(0, 1)[:, :used] = (given.logits[..., :used] - whole).exp().mean(1)
 
 
-def put_signs(given: Arguments) -> None:
-    place, keys = int(given.place), given.keys[:, :, 0].float()
-    assert place < given.capacity == given.signs.shape[2]
-    turned = (keys - given.mean) * given.balance @ given.rotation
-    given.signs[:, :, place] = packed_codes(F.pad(turned > 0, (0, -given.DIM % 64)), 1)
-    given.sizes[:, :, place] = turned.abs().mean(-1)
+def tell(given: Arguments) -> None:
+    assert given.capacity == given.signs.shape[2]
+    if given.queries is not None:
+        asked = given.queries.float() * given.scale / given.balance[:, :, None]
+        given.turned.copy_(asked @ given.rotation)
+    if given.keys is None:
+        return
+    place = int(given.place)
+    if given.to_keys is not None:
+        for rows, to in ((given.keys, given.to_keys), (given.values, given.to_values)):
+            assert rows.dtype == to.dtype
+            to[:, :, place : place + 1] = rows
+    keys = (given.keys[:, :, 0].float() - given.mean) * given.balance @ given.rotation
+    given.signs[:, :, place] = packed_codes(F.pad(keys > 0, (0, -given.DIM % 64)), 1)
+    given.sizes[:, :, place] = keys.abs().mean(-1)
 
 
 def name(given: Arguments) -> None:
@@ -112,12 +121,6 @@ def replace(given: Arguments) -> None:
         if given.rows is not None:
             given.rows[at][:, slots] = 0.0
         given.came += len(coming)
-
-
-def put(given: Arguments) -> None:
-    assert given.rows.dtype == given.target.dtype
-    place = 0 if given.place is None else int(given.place)
-    given.target[:, :, place : place + 1] = given.rows
 
 
 def attend_ragged(given: Arguments) -> None:
@@ -198,11 +201,10 @@ TWINS: dict[str, Callable[[Arguments], None]] = {
     "triton_ragged._attend_split": attend_ragged,
     "triton_topk._logits_of": logits_of,
     "triton_topk._averaged": averaged,
-    "triton_topk._put_signs": put_signs,
     "triton_recall._name": name,
     "triton_recall._compare": compare,
-    "triton_recall._replace": replace,
-    "triton_gather._put": put,
+    "triton_replace.replace": replace,
+    "triton_tell._tell": tell,
     "triton_layer_ops._norm": norm,
     "triton_layer_ops._turn": turn,
     "triton_layer_ops._gate": gate,

@@ -29,10 +29,10 @@ from triton.runtime.jit import JITFunction
 
 from kvlite.ops import triton_layer_ops
 from kvlite.ops.triton_decode import attend_quantized
-from kvlite.ops.triton_gather import put_rows
 from kvlite.ops.triton_linear import multiply, unpack
 from kvlite.ops.triton_ragged import attend_ragged
 from kvlite.ops.triton_recall import Wanted, bring_back
+from kvlite.ops.triton_tell import tell
 from kvlite.ops.triton_topk import search
 from kvlite.ops.triton_write import write_token
 from tests.cuda.fake_cuda import DEVICE, fake_cuda
@@ -80,16 +80,21 @@ def searched(rows: int = 4, dim: int = 128, *, known: bool = True) -> None:
     search(index.turned(queries), index.signs, index.sizes, used, ENTRIES + 16)
 
 
-def indexed() -> None:
-    """A token's key."""
-    keys = torch.zeros(1, KV_HEADS, ENTRIES, 128, dtype=torch.bfloat16, device=DEVICE)
+def told(rows: int = 4, dim: int = 128) -> None:
+    """A token, alone and with its queries."""
+    keys = torch.zeros(1, KV_HEADS, ENTRIES, dim, dtype=torch.bfloat16, device=DEVICE)
+    host = torch.zeros(1, KV_HEADS, ENTRIES, dim, dtype=torch.bfloat16).pin_memory()
     index = Index.of(keys, keys.square().sum(2).float(), 64)
-    for place in (ENTRIES, torch.full((1,), ENTRIES, device=DEVICE)):
-        index.put(keys[:, :, :1], place)
+    own, turn = keys[:, :, :1], rotation(dim, DEVICE)
+    tell(index, turn, own, 5)
+    tell(index, turn, own, 5, (own, host, host))
+    at = torch.full((1,), 5, device=DEVICE)
+    tell(index, turn, own, at, (own, host, host), keys[:, :, :rows], 0.1)
+    tell(index, turn, None, 0, queries=keys[:, :, :rows], scale=0.1)
 
 
 def recalled(rows: int = 4, dim: int = 128, *, remembers: bool = False, known: bool = True) -> None:
-    """Entries that come back from pinned memory, and a token that goes there."""
+    """Entries that come back from pinned memory."""
     held = torch.zeros(1, KV_HEADS, ENTRIES, dim, dtype=torch.bfloat16, device=DEVICE)
     host = torch.zeros(1, KV_HEADS, 2 * ENTRIES, dim, dtype=torch.bfloat16).pin_memory()
     positions = torch.arange(ENTRIES, dtype=torch.int32, device=DEVICE).expand(1, KV_HEADS, -1)
@@ -108,8 +113,6 @@ def recalled(rows: int = 4, dim: int = 128, *, remembers: bool = False, known: b
         Wanted(148, 592, 4, 16),
         torch.zeros((), dtype=torch.int64, device=DEVICE),
     )
-    put_rows(held[:, :, :1], host[:, :, :1])
-    put_rows(held[:, :, :1], host, torch.full((1,), 5, device=DEVICE))
 
 
 def layer(dim: int = 128, width: int = 4096, *, gemma: bool = False) -> None:
@@ -157,7 +160,8 @@ WORK: dict[str, Callable[[], None]] = {
     "search, dim 64": lambda: searched(dim=64),
     "search, dim 256": lambda: searched(rows=2, dim=256),
     "search in a program": lambda: searched(known=False),
-    "key into an index": indexed,
+    "a token told": told,
+    "a token told, dim 256": lambda: told(2, 256),
     "recall": recalled,
     "recall, dim 256": lambda: recalled(2, 256),
     "recall in a program": lambda: recalled(remembers=True, known=False),

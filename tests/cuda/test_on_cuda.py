@@ -79,7 +79,8 @@ def read(
     return Reading(model, cache, policies, None if store is None else Recall(store, recall), logits)
 
 
-# What a step launches in a layer, at most, and beside the layers.
+# What a step launches in a layer, at most, and beside the layers: of an 8B's 32 layers 374, and 598
+# with recall.
 STEPS: dict[str, tuple[dict[str, Any], int]] = {
     "full": ({"method": "full"}, 11),
     "snapkv": ({"method": "snapkv"}, 11),
@@ -87,7 +88,7 @@ STEPS: dict[str, tuple[dict[str, Any], int]] = {
     "h2o": ({"method": "h2o"}, 26),
     "heads of several lengths": ({"method": "snapkv:per_head=true"}, 14),
     "4 bits": ({"method": "spans", "bits": "4"}, 26),
-    "recall": ({"method": "spans", "recall": 16}, 23),
+    "recall": ({"method": "spans", "recall": 16}, 18),
 }
 BESIDE_LAYERS = 22
 MORE = ["qwen3", "gemma3", "phi3-partial"]
@@ -136,14 +137,14 @@ def test_layers_taken_apart_are_those_of_a_cpu(cuda: FakeCuda, name: str) -> Non
 
 # What a step launches in a layer as a program, at most, and beside the layers, with drawing.
 PROGRAMS = {
-    "full": 12,
-    "snapkv": 12,
+    "full": 11,
+    "snapkv": 11,
     "h2o": 27,
-    "heads of several lengths": 14,
-    "4 bits": 32,
-    "recall": 28,  # of which two are for all layers
+    "heads of several lengths": 13,
+    "4 bits": 31,
+    "recall": 19,  # of which two are for all layers
 }
-BESIDE_PROGRAM = 56
+BESIDE_PROGRAM = 57
 
 
 @pytest.mark.cases(2)

@@ -88,17 +88,25 @@ class Index:
         """Signs in words, and sizes, as compiled loops take them."""
         return _lines(self.signs).view(np.uint64), _lines(self.sizes)
 
-    def turned(self, queries: Tensor) -> Tensor:
-        """Queries `(batch, kv heads, rows, dim)` float32, balanced and rotated like the signs."""
-        balanced = queries / self.balance[:, :, None]
-        out: Tensor = balanced @ rotation(queries.shape[3], queries.device)
+    def turned(self, queries: Tensor, scale: float = 1.0) -> Tensor:
+        """Queries `(batch, kv heads, rows, dim)`, scaled, balanced and rotated like the signs,
+        float32."""
+        turn = rotation(queries.shape[3], queries.device)
+        if has_triton(queries.device):
+            from kvlite.ops.triton_tell import tell
+
+            made = tell(self, turn, None, 0, queries=queries, scale=scale)
+            assert made is not None
+            return made
+        out: Tensor = queries.float() * scale / self.balance[:, :, None] @ turn
         return out
 
-    def scores(self, queries: Tensor, entries: int) -> Tensor:
+    def scores(self, queries: Tensor, entries: int, scale: float = 1.0) -> Tensor:
         """Estimated attention: probabilities, averaged over a KV head's queries.
 
         Args:
-            queries: `(batch, kv heads, rows, dim)` float32, scaled.
+            queries: `(batch, kv heads, rows, dim)`; on a CPU float32 and scaled.
+            scale: what they are multiplied by elsewhere.
             entries: how many there are, including those not in the index yet.
 
         Returns:
@@ -113,16 +121,17 @@ class Index:
             asked = np.ascontiguousarray(_lines(queries))
             found = compiled(asked, _lines(self.balance), *self._arrays(), self.used, entries)
             return torch.from_numpy(found).view(batch, heads, entries)
-        return self.estimates(queries, self.used, entries)
+        return self.estimates(self.turned(queries, scale), self.used, entries)
 
-    def estimates(self, queries: Tensor, known: int | Tensor, entries: int) -> Tensor:
+    def estimates(self, turned: Tensor, known: int | Tensor, entries: int) -> Tensor:
         """As `scores`, by torch's operators or a kernel.
 
         Args:
+            turned: queries, as `turned` makes them.
             known: how many keys there are: a number, or `(1,)` int64 on the device.
         """
-        turned, (batch, heads, _, dim) = self.turned(queries), queries.shape
-        if has_triton(queries.device):
+        batch, heads, _, dim = turned.shape
+        if has_triton(turned.device):
             from kvlite.ops.triton_topk import search
 
             return search(turned, self.signs, self.sizes, known, entries)
@@ -144,12 +153,10 @@ class Index:
         """
         if keys.is_meta:
             return
-        turn = rotation(keys.shape[3], keys.device)
         if has_triton(keys.device):
-            from kvlite.ops.triton_topk import put_keys
+            from kvlite.ops.triton_tell import tell
 
-            given = self.mean, self.balance, turn, self.signs, self.sizes, place
-            put_keys(keys, *given)
+            tell(self, rotation(keys.shape[3], keys.device), keys, place)
         elif isinstance(place, Tensor):
             signs, sizes = self._signs(keys)
             self.signs.index_copy_(2, place, signs)

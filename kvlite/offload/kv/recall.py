@@ -66,15 +66,21 @@ class Recall:
             self._counted = torch.zeros((), dtype=torch.int64, device=device)
         return self._counted
 
-    def scores(self, layer: int, queries: Tensor) -> Tensor:
-        """Estimated attention of queries `(batch, kv heads, rows, dim)` float32, scaled, to
-        everything a layer has read, `(batch, kv heads, n)` float32."""
+    def scores(self, layer: int, queries: Tensor, scale: float = 1.0) -> Tensor:
+        """Estimated attention of queries `(batch, kv heads, rows, dim)`, on a CPU float32 and
+        scaled, elsewhere multiplied by `scale`, to everything a layer has read, `(batch, kv heads,
+        n)` float32."""
         source = self.store.layers[layer]
         assert source.index is not None
-        return source.index.scores(queries, source.head_group.used)
+        return source.index.scores(queries, source.head_group.used, scale)
 
     def bring_back(
-        self, layer: int, head_group: KVHeadGroup, queries: Tensor, scores: Tensor
+        self,
+        layer: int,
+        head_group: KVHeadGroup,
+        queries: Tensor,
+        scores: Tensor,
+        scale: float = 1.0,
     ) -> None:
         """Bring the entries that one token wants most into a head group that `reaches`.
 
@@ -84,6 +90,7 @@ class Recall:
         Args:
             queries: of the head group's heads.
             scores: from `scores`, of all KV heads.
+            scale: as for `scores`.
         """
         if queries.is_meta:  # takes next to no memory
             return
@@ -93,13 +100,12 @@ class Recall:
             self._known += _swap_in_compiled(head_group, queries, scores, source, count)
         elif ordered and _exact(head_group, source) and transfer is not None:
             counter = self.counter(queries.device)
-            swap_in_place(head_group, queries, scores, source, count, transfer, counter)
+            swap_in_place(head_group, queries, scale, scores, source, count, transfer, counter)
         else:
             if transfer is not None:
                 transfer.wait()
-            self._known += swap_in(
-                head_group, queries, of_heads(scores, head_group.heads), source, count
-            )
+            asked, own = queries.float() * scale, of_heads(scores, head_group.heads)
+            self._known += swap_in(head_group, asked, own, source, count)
         self.wanted += count * len(head_group.heads) * queries.shape[0]
 
     def count_brought(self, wanted: int, brought: int) -> None:

@@ -8,10 +8,11 @@ of it is filled is computed from the token's position.
 from torch import Tensor
 
 from kvlite.cache import KVHeadGroup, LayerCache
+from kvlite.cache.quantized import rotation
 from kvlite.offload.kv.recall import Recall, is_ordered
 from kvlite.offload.kv.store import INDEXED_AT_ONCE
 from kvlite.offload.kv.swap import CANDIDATES, Filled, exchanged, swap_on_device
-from kvlite.offload.kv.transfer import put_in_place, read_in_place
+from kvlite.offload.kv.transfer import read_in_place
 from kvlite.ops.device import has_triton
 from kvlite.ops.heads import of_heads
 
@@ -96,28 +97,42 @@ class RecallProgram:
         held = self.source.head_group
         return min(held.capacity, self.index.sizes.shape[2]) - held.used
 
-    def tell(self, keys: Tensor, values: Tensor) -> None:
-        """Let the host store have the token, `(1, kv heads, 1, dim)`, which does not count yet."""
-        put_in_place(self.source.head_group, keys, values, self.position)
-        self.index.put(keys, self.position)
+    def tell(self, keys: Tensor, values: Tensor, queries: Tensor, scale: float) -> Tensor | None:
+        """Let the host store have the token, `(1, kv heads, 1, dim)`, which does not count yet.
 
-    def scores(self, queries: Tensor) -> Tensor:
-        """As `Recall.scores`, for every entry that there is room for and `nowhere`."""
-        return self.index.estimates(queries, self.clock.known, self.clock.places)
+        Returns:
+            As `Recall.scores`, for every entry that there is room for and `nowhere`; None if
+            nothing comes back anyway.
+        """
+        index, clock, held = self.index, self.clock, self.source.head_group
+        asked = queries if self.reached else None
+        if has_triton(keys.device):
+            from kvlite.ops.triton_tell import tell
+
+            host = values, held.residual_keys, held.residual_values
+            turn = rotation(keys.shape[3], keys.device)
+            turned = tell(index, turn, keys, self.position, host, asked, scale)
+        else:
+            held.residual_keys.index_copy_(2, self.position, keys)
+            held.residual_values.index_copy_(2, self.position, values)
+            index.put(keys, self.position)
+            turned = None if asked is None else index.turned(asked, scale)
+        return None if turned is None else index.estimates(turned, clock.known, clock.places)
 
     def bring_back(
-        self, group: KVHeadGroup, queries: Tensor, scores: Tensor, *, writes: bool
+        self, group: KVHeadGroup, queries: Tensor, scale: float, scores: Tensor, *, writes: bool
     ) -> None:
         """As `Recall.bring_back`; entries are only looked for unless it `writes`."""
         source, count = self.source.head_group, self.recall.count(group.used)
         if has_triton(queries.device):
-            seen, came = self.clock.seen, self.came
-            held = group, group.capacity
-            swap_on_device(*held, queries, scores, source, seen, count, came, writes=writes)
+            seen, came, slots = self.clock.seen, self.came, group.capacity
+            swap_on_device(
+                *(group, slots, queries, scale, scores, source, seen, count, came), writes=writes
+            )
             return
         places = group.residual_positions.long()
         own = of_heads(scores, group.heads)
-        given = queries, own, source, count, read_in_place, self.clock.filled
+        given = queries.float() * scale, own, source, count, read_in_place, self.clock.filled
         exchange = exchanged(group, places, *given)
         if writes:
             self.came.add_(exchange.comes.sum())

@@ -246,8 +246,7 @@ class HostKVStore:
             return
         head_group = layer.head_group
         if self.transfer is not None:
-            layer.index.put(keys, head_group.used)
-            self.transfer.put(head_group, keys, values, position)
+            self.transfer.put(head_group, keys, values, position, layer.index)
             layer.count()
             return
         pending, end = head_group.used - layer.index.used, head_group.residual_len

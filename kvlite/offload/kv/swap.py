@@ -85,6 +85,7 @@ def swap_in(
 def swap_in_place(
     head_group: KVHeadGroup,
     queries: Tensor,
+    scale: float,
     scores: Tensor,
     source: KVHeadGroup,
     count: int,
@@ -99,15 +100,16 @@ def swap_in_place(
     tried again after an error.
 
     Args:
-        scores: as for `swap_in`, but of all KV heads.
+        queries: as for `swap_in`, but that they are multiplied by `scale` here.
+        scores: likewise, but of all KV heads.
         came: int64 on the device, to which is added how many came.
     """
     if transfer.reads(source):
-        given = queries, scores, source, source.used, count, came
+        given = queries, scale, scores, source, source.used, count, came
         swap_on_device(head_group, head_group.used, *given)
         return
     places = head_group.residual_positions[:, :, : head_group.used].long()
-    own = of_heads(scores, head_group.heads)
+    queries, own = queries.float() * scale, of_heads(scores, head_group.heads)
     exchange = exchanged(head_group, places, queries, own, source, count, transfer.fetch)
     came += exchange.comes.sum()
     exchange.make(head_group)
@@ -117,13 +119,13 @@ def swap_on_device(
     head_group: KVHeadGroup,
     slots: int,
     queries: Tensor,
+    scale: float,
     scores: Tensor,
     source: KVHeadGroup,
     seen: int | Tensor,
     count: int,
     came: Tensor,
     *,
-    scale: float = 1.0,
     writes: bool = True,
 ) -> None:
     """`swap_in_place` by kernels of a device that reads the source by itself.
@@ -131,7 +133,6 @@ def swap_on_device(
     Args:
         slots: how many of the head group's are looked at; positions in those that are free are none
             that the source has.
-        queries: multiplied by `scale` here.
         seen: entries of the source, a number, or `(1,)` int64 on the device.
         writes: whether anything is changed.
     """

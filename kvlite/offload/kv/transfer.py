@@ -10,7 +10,9 @@ import torch
 from torch import Tensor
 
 from kvlite.cache import KVHeadGroup, LayerCache
+from kvlite.cache.quantized import rotation
 from kvlite.cache.selection import wide
+from kvlite.offload.kv.index import Index
 from kvlite.offload.kv.pinned import pieces, pin, reads_pinned
 from kvlite.ops.heads import of_heads
 
@@ -82,17 +84,22 @@ class KVTransfer:
         ):
             _copy(target[:, :, :count], source[:, :, :count])
 
-    def put(self, head_group: KVHeadGroup, keys: Tensor, values: Tensor, position: int) -> None:
+    def put(
+        self, head_group: KVHeadGroup, keys: Tensor, values: Tensor, position: int, index: Index
+    ) -> None:
         """Append a token, `(batch, kv heads, 1, dim)` on the device, to a head group in host memory
-        that has the room; it is there after the next `fetch` or `wait`."""
+        that has the room, and write it into the head group's index, where it does not count yet; it
+        is there after the next `fetch` or `wait`."""
         slot = head_group.residual_len
         own = slice(slot, slot + 1)
         if self.reads(head_group):
-            from kvlite.ops.triton_gather import put_rows
+            # torch brings triton along on CUDA alone.
+            from kvlite.ops.triton_tell import tell
 
-            put_rows(keys, head_group.residual_keys[:, :, own])
-            put_rows(values, head_group.residual_values[:, :, own])
+            host = values, head_group.residual_keys, head_group.residual_values
+            tell(index, rotation(keys.shape[3], keys.device), keys, slot, host)
         else:
+            index.put(keys, head_group.used)
             self._land(lambda each: each.done is not None and not each.done.query())
             both = torch.stack([keys, values])
             staged = torch.empty(both.shape, dtype=both.dtype, pin_memory=self.stream is not None)
@@ -144,9 +151,11 @@ class KVTransfer:
         return out.to(self.device, non_blocking=True)
 
     def reads(self, head_group: KVHeadGroup) -> bool:
-        """Whether the device itself reads and writes a head group in host memory."""
+        """Whether a head group in host memory is exact, and the device itself reads and writes
+        it."""
         return (
             self.maps
+            and head_group.segment is None
             and head_group.residual_keys.is_pinned()
             and head_group.residual_values.is_pinned()
         )
@@ -203,21 +212,6 @@ def read_in_place(
         return values.gather(2, wide(which, values))
 
     return FetchedKV(keys, values_of)
-
-
-def put_in_place(head_group: KVHeadGroup, keys: Tensor, values: Tensor, place: Tensor) -> None:
-    """Write a token, `(batch, kv heads, 1, dim)`, into a head group whose memory the device itself
-    writes, at a place `(1,)` int64 on the device."""
-    for rows, target in (
-        (keys, head_group.residual_keys),
-        (values, head_group.residual_values),
-    ):
-        if rows.is_cuda:
-            from kvlite.ops.triton_gather import put_rows
-
-            put_rows(rows, target, place)
-        else:
-            target.index_copy_(2, place, rows)
 
 
 def _copy(target: Tensor, source: Tensor) -> None:

@@ -1,0 +1,132 @@
+"""Entries that come back into a head group, from pinned memory, in the place of others."""
+
+import triton
+import triton.language as tl
+
+from kvlite.ops.triton_largest import ascending, largest
+
+
+@triton.jit(do_not_specialize=["seen", "slots", "wanted", "count", "room"])
+def replace(
+    logits,
+    candidates,
+    in_slots,
+    worth,
+    seen,
+    weights,
+    best,
+    coming,
+    leaving,
+    keys,
+    values,
+    own_keys,
+    own_values,
+    positions,
+    rows,
+    came,
+    k_batch,
+    k_head,
+    o_batch,
+    o_head,
+    p_batch,
+    p_head,
+    r_batch,
+    r_head,
+    r_row,
+    slots,
+    wanted,
+    count,
+    room,
+    ON_DEVICE: tl.constexpr,
+    FIRST: tl.constexpr,
+    RECENT: tl.constexpr,
+    ROWS: tl.constexpr,
+    REMEMBERED: tl.constexpr,
+    DIM: tl.constexpr,
+    WIDE: tl.constexpr,
+    ALL: tl.constexpr,
+    BLOCK: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """The `count` best candidates of one KV head come, unless they are held, into the slots worth
+    least; there is `room` to note as many."""
+    head, batch = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
+    line = batch * tl.num_programs(0) + head
+    logits += line * ROWS * wanted
+    candidates += line * wanted
+    in_slots += line * wanted
+    weights += line * wanted
+    worth += line * slots
+    best += line * room
+    coming += line * room
+    leaving += line * room
+    keys += batch * k_batch + head * k_head
+    values += batch * k_batch + head * k_head
+    own_keys += batch * o_batch + head * o_head
+    own_values += batch * o_batch + head * o_head
+    positions += batch * p_batch + head * p_head
+    filled = tl.load(seen).to(tl.int32) if ON_DEVICE else seen
+
+    _weigh(logits, candidates, weights, wanted, filled, FIRST, RECENT, ROWS, ALL)
+    largest(weights, wanted, count, best, BLOCK)
+    missing = 0
+    for at in range(0, count, BLOCK):
+        each = at + tl.arange(0, BLOCK)
+        real = each < count
+        chosen = tl.load(best + each, mask=real, other=0)
+        slot = tl.load(in_slots + chosen, mask=real, other=0)
+        tl.store(worth + slot, 0, mask=real & (slot >= 0))
+        comes = real & (slot < 0)
+        rank = missing + tl.cumsum(comes.to(tl.int32), 0) - 1
+        tl.store(coming + rank, tl.load(candidates + chosen, mask=comes, other=0), mask=comes)
+        missing += tl.sum(comes.to(tl.int32), 0)
+    tl.debug_barrier()
+    largest(worth, slots, missing, leaving, BLOCK)
+    tl.atomic_add(came, missing)
+
+    channels = tl.arange(0, WIDE)
+    for at in range(0, missing, TILE):
+        entries = at + tl.arange(0, TILE)
+        come = entries < missing
+        place = tl.load(coming + entries, mask=come, other=0)
+        to = tl.load(leaving + entries, mask=come, other=0)
+        there = come[:, None] & (channels < DIM)[None, :]
+        begin = place.to(tl.int64)[:, None] * DIM + channels[None, :]
+        end = to.to(tl.int64)[:, None] * DIM + channels[None, :]
+        key = tl.load(keys + begin, mask=there)
+        value = tl.load(values + begin, mask=there)
+        tl.store(own_keys + end, key, mask=there)
+        tl.store(own_values + end, value, mask=there)
+        tl.store(positions + to, place, mask=come)
+        if rows is not None:
+            for row in range(REMEMBERED):
+                own = rows + batch * r_batch + head * r_head + row * r_row + to
+                tl.store(own, 0.0, mask=come)
+
+
+@triton.jit
+def _weigh(
+    logits,
+    candidates,
+    weights,
+    wanted,
+    filled,
+    FIRST: tl.constexpr,
+    RECENT: tl.constexpr,
+    ROWS: tl.constexpr,
+    ALL: tl.constexpr,
+):
+    """The attention that candidates get, summed over rows, as whole numbers; those at the ends get
+    most."""
+    every = tl.arange(0, ALL)
+    real = every < wanted
+    weight = tl.zeros((ALL,), tl.float32)
+    for row in range(ROWS):
+        logit = tl.load(logits + row * wanted + every, mask=real, other=-float("inf"))
+        share = tl.exp(logit - tl.max(logit, 0))
+        weight += share / tl.sum(share, 0)
+    place = tl.load(candidates + every, mask=real, other=0)
+    always = (place < FIRST) | (place >= filled - RECENT)
+    weight = tl.where(always, float("inf"), weight)
+    tl.store(weights + every, ascending(weight), mask=real)
+    tl.debug_barrier()
