@@ -94,7 +94,8 @@ class ConversationEvents:
         place = event.index if isinstance(event.index, int) else 0
         text = EXAMPLES[place]["text"] if 0 <= place < len(EXAMPLES) else ""
         if not text:
-            return {self.parts.side: gr.Tabs(selected=SETTINGS_TAB)}
+            opened = {self.parts.takes: gr.Accordion(open=True)}
+            return {self.parts.side: gr.Tabs(selected=SETTINGS_TAB)} | opened
         owner, files = owner_of(request), list[str]()
         if text == QUESTION:
             path = self.service.uploads.new(owner) / DOCUMENT

@@ -7,14 +7,25 @@ from typing import Any
 import gradio as gr
 
 from kvlite.config.environment import read_text
-from kvlite.config.settings import OPTIONS, Settings, checked, flag_of
+from kvlite.config.settings import OPTIONS, Settings, checked
 from kvlite.errors import SettingError
 from kvlite.methods import METHODS
 
-# What people change first; the rest is folded away.
-FIRST = ("model", "method", "budget", "kv_bits", "recall")
-ANSWER = ("system", "max_new_tokens", "temperature")
-_INITIALS = ("kv", "vram")
+from .words import WORDS
+
+# What is in sight, before and after what matters most; and what is folded away, under what title.
+FIRST, ANSWER = ("model", "vram"), ("system", "max_new_tokens", "temperature")
+FOLDED: dict[str, tuple[str, ...]] = {
+    "Cache and offloading": (
+        *("method", "budget", "kv_bits", "recall", "recall_bits", "recall_limit"),
+        *("recall_entries", "checkpoint_limit", "beyond_context", "scores", "never_lossy"),
+    ),
+    "Model and device": ("weights", "device", "stream", "draft", "chunk", "measure"),
+    "Answer": (
+        *("top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty"),
+        *("frequency_penalty", "logit_bias", "seed", "speculate", "stop", "schema"),
+    ),
+}
 
 
 @dataclass(frozen=True)
@@ -28,9 +39,7 @@ class Models:
 
 def label_of(name: str) -> str:
     """The label of a setting's control."""
-    words = flag_of(name).removeprefix("--").split("-")
-    label = " ".join(each.upper() if each in _INITIALS else each for each in words)
-    return label[0].upper() + label[1:]
+    return WORDS[name][0]
 
 
 def control(name: str, value: Any, models: Models) -> gr.components.Component:
@@ -39,13 +48,11 @@ def control(name: str, value: Any, models: Models) -> gr.components.Component:
     about = option.metadata
     common: dict[str, Any] = {
         "label": label_of(name),
-        "info": about["help"],
+        "info": WORDS[name][1],
         "elem_id": f"set-{name.replace('_', '-')}",
     }
     if name == "method":
-        usual = Settings.method
-        methods = [("the default", usual), *((name, name) for name in METHODS if name != usual)]
-        return gr.Dropdown(methods, value=value, allow_custom_value=True, **common)
+        return gr.Dropdown([*METHODS], value=value, allow_custom_value=True, **common)
     if name == "model":
         names = list(dict.fromkeys([value, *models.listed]))
         return gr.Dropdown(names, value=value, allow_custom_value=models.others, **common)
@@ -56,7 +63,7 @@ def control(name: str, value: Any, models: Models) -> gr.components.Component:
     if isinstance(option.default, tuple):
         return gr.Textbox("\n".join(value), lines=2, placeholder="one a line", **common)
     if option.default is None:  # gradio's numbers cannot be left empty
-        return gr.Textbox(shown_value(name, value), placeholder="left out", **common)
+        return gr.Textbox(shown_value(name, value), placeholder="auto", **common)
     if option.type is str:
         lines = 3 if name == "system" else 1
         return gr.Textbox(value, lines=lines, max_lines=10, **common)

@@ -7,7 +7,8 @@ import gradio as gr
 
 from kvlite.config.settings import OPTIONS, Settings
 
-from .form import ANSWER, FIRST, Models, control, shown_values
+from .form import ANSWER, FIRST, FOLDED, Models, control, shown_values
+from .priorities import PRIORITIES, about, priority_of
 from .samples import EXAMPLES
 from .views.listing import ACTIONS, MENU_HTML
 
@@ -167,22 +168,33 @@ class Parts:
         self.answer = gr.HTML(elem_id="answer", padding=False)
 
     def _settings(self, settings: Settings, models: Models) -> None:
-        self.tokens = gr.Number(
-            4096,
-            label="Tokens to plan for",
-            info="a page of text has about 500",
-            minimum=1,
-            precision=0,
-            elem_id="plan-tokens",
+        def controls(*names: str) -> None:
+            for name in names:
+                self.controls[name] = control(name, getattr(settings, name), models)
+
+        controls(*FIRST)
+        chosen = priority_of(shown_values(settings))
+        self.priority = gr.Radio(
+            [each.name for each in PRIORITIES],
+            value=chosen and chosen.name,
+            label="What matters most",
+            info=about(chosen),
+            elem_id="priority",
         )
-        self.phases = gr.HTML(elem_id="phases", padding=False)
-        for name in (*FIRST, *ANSWER):
-            self.controls[name] = control(name, getattr(settings, name), models)
-        for panel in ("Model and memory", "Answer"):
-            with gr.Accordion(f"More: {panel.lower()}", open=False):
-                for name, option in OPTIONS.items():
-                    if option.metadata["panel"] == panel and name not in self.controls:
-                        self.controls[name] = control(name, getattr(settings, name), models)
+        controls(*ANSWER)
+        with gr.Accordion("What it takes", open=False, elem_id="takes") as self.takes:
+            self.tokens = gr.Number(
+                4096,
+                label="Tokens to plan for",
+                info="a page of text has about 500",
+                minimum=1,
+                precision=0,
+                elem_id="plan-tokens",
+            )
+            self.phases = gr.HTML(elem_id="phases", padding=False)
+        for title, names in FOLDED.items():
+            with gr.Accordion(title, open=False):
+                controls(*names)
         with gr.Accordion("Profiles", open=False):
             self.profiles = gr.Dropdown(
                 [], value=None, label="Take settings from", elem_id="profiles"

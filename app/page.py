@@ -10,6 +10,7 @@ from .engine.live import Live
 from .engine.service import Service
 from .form import Models
 from .layout import SETTINGS_TAB, Parts
+from .priorities import DECIDES
 from .settings_events import SettingsEvents
 from .sidebar_events import SidebarEvents
 from .tabs import owner_of
@@ -107,7 +108,7 @@ class _Wiring:
             (parts.former.click, events.former, shown),
             (parts.later.click, events.later, shown),
         ):
-            self._follow(event(act, inputs, [*parts.view, parts.side], **_WORK))
+            self._follow(event(act, inputs, [*parts.view, parts.side, parts.takes], **_WORK))
         parts.box.stop(events.stop, [here], None, **_AT_ONCE)
         parts.earlier.click(
             events.show_all, [here], [parts.start, parts.earlier, parts.chat], **_AT_ONCE
@@ -182,13 +183,18 @@ class _Wiring:
         estimate: dict[str, Any] = {
             "fn": events.estimate,
             "inputs": controls,
-            "outputs": [parts.estimate, parts.phases],
+            "outputs": [parts.estimate, parts.phases, parts.apply],
             "concurrency_id": "price",
             "concurrency_limit": 2,
             **_QUIET,
         }
         gr.on([each.change for each in controls], trigger_mode="always_last", **estimate)
         self.page.load(**estimate)
+        decided = [parts.controls[name] for name in DECIDES]
+        preferred = [*decided, parts.priority]
+        parts.priority.input(events.prefer, [parts.priority, *ordered], preferred, **_AT_ONCE)
+        changes = [each.change for each in decided]
+        gr.on(changes, events.preferred, ordered, [parts.priority], **_AT_ONCE)
         applied, profiles = parts.applied, parts.profiles
         inputs = [parts.here, parts.filled, *ordered]
         parts.apply.click(events.apply, inputs, [applied, parts.filled], **_WORK).then(

@@ -15,6 +15,7 @@ from kvlite.web.work import Work
 from .engine.service import Service
 from .estimate import estimate, phases_html, verdict_html
 from .form import Models, changed, label_of, shown_value, shown_values, values_of
+from .priorities import DECIDES, about, named, priority_of
 from .tabs import Tabs, owner_of
 from .views.status import sentence_html, status_html
 
@@ -37,14 +38,27 @@ class SettingsEvents:
         self.tabs = tabs or Tabs()
         self._first = service.model_host.settings.model
 
-    def estimate(self, tokens: float | None, *shown: Any) -> tuple[str, str]:
-        """Whether there is the memory that the settings would take, and what takes it."""
+    def estimate(self, tokens: float | None, *shown: Any) -> tuple[str, str, Any]:
+        """Whether there is the memory that the settings would take, what takes it, and whether
+        they can be applied."""
         try:
             held = self.service.model_host.held_bytes()
             made = estimate(_settings(shown), int(tokens or 1), held)
         except KvliteError as error:
-            return sentence_html(str(error), wrong=True), ""
-        return verdict_html(made), phases_html(made)
+            return sentence_html(str(error), wrong=True), "", gr.Button(interactive=False)
+        works = gr.Button(interactive=made.longest > 0)
+        return verdict_html(made), phases_html(made), works
+
+    def prefer(self, name: str, *shown: Any) -> list[Any]:
+        """The values of the controls that a priority decides, and what it is."""
+        chosen = named(name)
+        values = dict(zip(OPTIONS, shown, strict=True)) if chosen is None else chosen.values
+        return [*(values[each] for each in DECIDES), gr.Radio(info=about(chosen))]
+
+    def preferred(self, *shown: Any) -> Any:
+        """The priority that the controls come to."""
+        chosen = priority_of(shown)
+        return gr.Radio(value=chosen and chosen.name, info=about(chosen))
 
     def shown(self, id: str, request: gr.Request) -> list[Any]:
         """A conversation's settings for the controls, nothing to say of them, and once more as

@@ -24,12 +24,19 @@ def answer_html(account: Mapping[str, Any], calibration: Calibration | None) -> 
         return '<p class="quiet">Click on an answer to see what it was made from.</p>'
     asked = account.get("question")  # which accounts of earlier versions lack
     head = f"<h4>Answer to \u201c{escape(asked)}\u201d</h4>" if asked else ""
-    told = "".join(f"<li>{escape(each)}</li>" for each in account["told"])
+    facts = account.get("facts", ())
+    rows = "".join(
+        f"<tr><th scope=row>{escape(name)}</th><td>{escape(value)}</td></tr>"
+        for name, value in facts
+    )
+    told = f"<ul>{''.join(f'<li>{escape(each)}</li>' for each in account['told'])}</ul>"
     details = "".join(_details(account, calibration))
+    if facts:
+        told, details = f"<table>{rows}</table>", told + details
     if details:
         details = f"<details><summary>Details</summary>{details}</details>"
     sources = _sources(account.get("sources", ()))
-    return f'<div class="account">{head}{sources}<ul>{told}</ul>{details}</div>'
+    return f'<div class="account">{head}{sources}{told}{details}</div>'
 
 
 def _sources(sources: Sequence[Mapping[str, Any]]) -> str:

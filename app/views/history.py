@@ -81,7 +81,8 @@ def _answer(text: str, account: Mapping[str, Any]) -> list[Message]:
         sanitized(f"{each['document']}, {each['where']}: \u201c{each['text']}\u201d")
         for each in account.get("sources", ())
     ]
-    return [answered(text), _notice(account["brief"], "\n\n".join([*sources, *account["told"]]))]
+    facts = [f"{name}: {value}" for name, value in account.get("facts", ())] or account["told"]
+    return [answered(text), _notice(account["brief"], "\n\n".join([*sources, *facts]))]
 
 
 def answered(text: str) -> Message:

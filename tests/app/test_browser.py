@@ -140,7 +140,7 @@ def test_on_a_phone_an_account_shows_what_its_answer_was_made_from(
     answered(page, 1)
     page.locator(ACCOUNT).locator(".title").click()
     expect(page.locator("#answer")).to_contain_text("Answer to “What is a lamp?”")
-    expect(page.locator("#answer li").first).to_be_in_viewport()
+    expect(page.locator("#answer td").first).to_be_in_viewport()
     page.get_by_role("button", name="Memory and settings").click()
     page.locator("#side:not(.open)").wait_for()
     page.locator(ACCOUNT).locator(".title").click()  # which folds it
@@ -443,18 +443,30 @@ def test_settings_are_priced_at_once_and_refused_in_a_sentence(
     verdict = page.locator("#price [data-peak]")
     expect(verdict).to_have_attribute("data-fits", "True")
     before = int(verdict.get_attribute("data-peak"))
+    page.get_by_role("button", name="What it takes").click()
     page.locator("#plan-tokens input").fill("8000")
     expect(verdict).not_to_have_attribute("data-peak", str(before))
     assert int(verdict.get_attribute("data-peak")) > before
 
-    page.get_by_role("button", name="More: model and memory").click()
     page.locator("#set-vram textarea, #set-vram input").fill("100MB")
     expect(verdict).to_have_attribute("data-fits", "False")
     page.locator("#set-vram textarea, #set-vram input").fill("seven")
     refused = page.locator("#price [role=alert]")
     expect(refused).to_contain_text("'seven' is not a size")
+    expect(page.locator("#apply")).to_be_disabled()
     page.locator("#set-vram textarea, #set-vram input").fill("auto")
     expect(verdict).to_have_attribute("data-fits", "True")
+    expect(page.locator("#apply")).to_be_enabled()
+
+    page.get_by_role("radio", name="Least memory").check()
+    expect(page.locator("#priority")).to_contain_text("Method spans: a tenth stays, in 4 bits")
+    page.get_by_role("button", name="Cache and offloading").click()
+    budget = page.locator("#set-budget textarea, #set-budget input")
+    expect(budget).to_have_value("10%")
+    budget.fill("12%")
+    expect(page.locator("#priority")).to_contain_text("your own settings")
+    budget.fill("10%")
+    expect(page.get_by_role("radio", name="Least memory")).to_be_checked()
 
 
 @pytest.mark.long
@@ -467,7 +479,7 @@ def test_settings_are_in_use_from_the_next_message_on(server: Server, visitor: V
     expect(most).to_have_value("24")  # which begins as usual
     most.fill("3")
     page.locator("#apply").click()
-    expect(page.locator("#applied")).to_contain_text("Max tokens")
+    expect(page.locator("#applied")).to_contain_text("Longest answer")
     send(page, "Count to a hundred.")
     answered(page, 1)
     assert "length limit" in page.locator(ACCOUNT).inner_text()

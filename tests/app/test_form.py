@@ -1,5 +1,7 @@
 """Settings as controls, and back; what they would take."""
 
+import itertools
+import re
 from html import unescape
 from pathlib import Path
 from typing import Any
@@ -11,10 +13,23 @@ import pytest
 from kvlite.config.settings import OPTIONS, Settings
 from kvlite.conversation.runner import load
 from kvlite.errors import SettingError
+from kvlite.methods.engine_config import require_meanings
 from kvlite_app.engine.service import Service
 from kvlite_app.estimate import estimate, verdict_html
-from kvlite_app.form import Models, changed, control, shown_value, values_of
+from kvlite_app.form import (
+    ANSWER,
+    FIRST,
+    FOLDED,
+    Models,
+    changed,
+    control,
+    shown_value,
+    shown_values,
+    values_of,
+)
+from kvlite_app.priorities import DECIDES, PRIORITIES
 from kvlite_app.settings_events import SettingsEvents
+from kvlite_app.words import WORDS
 
 OTHERS: dict[str, Any] = {
     "chunk": 64,
@@ -38,6 +53,31 @@ def test_every_setting_comes_back_from_its_control(settings: Settings) -> None:
     assert Settings(**values_of(list(OPTIONS), shown)) == settings
 
 
+def test_settings_have_words_for_people_who_know_no_flags() -> None:
+    assert {*FIRST, *ANSWER, *itertools.chain(*FOLDED.values())} == {*OPTIONS} == {*WORDS}
+    odd = re.compile("--|`|kvlite|KV head|mean over|sink|tier|held|set aside|left out|above 0, if")
+    said = [*itertools.chain(*WORDS.values()), *(each.about for each in PRIORITIES)]
+    assert [each for each in said if odd.search(each)] == []
+    labels = [label for label, _ in WORDS.values()]
+    assert len({*labels}) == len(labels)
+
+
+def test_a_priority_decides_settings_and_is_known_by_them() -> None:
+    events = SettingsEvents(Service(Settings()))
+    usual = shown_values(Settings())
+    for each in PRIORITIES:
+        *values, radio = events.prefer(each.name, *usual)
+        shown = shown_values(Settings(**dict(zip(DECIDES, values, strict=True))))
+        assert radio.info == each.about and "Method " in each.about
+        assert events.preferred(*shown).value == each.name
+        require_meanings(Settings(**each.values))
+    assert events.prefer("none of these", *usual)[: len(DECIDES)] == [
+        value for name, value in zip(OPTIONS, usual, strict=True) if name in DECIDES
+    ]
+    own = shown_values(Settings(budget="33%"))
+    assert events.preferred(*own).value is None
+
+
 def test_where_people_log_in_only_models_of_the_list_are_taken() -> None:
     with gr.Blocks():
         mine = control("model", "one", Models(["two"]))
@@ -51,10 +91,10 @@ def test_where_people_log_in_only_models_of_the_list_are_taken() -> None:
 @pytest.mark.parametrize(
     ("name", "shown", "said"),
     [
-        ("chunk", "many", "Chunk 'many' is not a whole number"),
-        ("chunk", "0", "Chunk 0 is out of range"),
+        ("chunk", "many", "Tokens read together 'many' is not a whole number"),
+        ("chunk", "0", "Tokens read together 0 is out of range"),
         ("temperature", 99.0, "Temperature 99.0 is out of range"),
-        ("max_new_tokens", None, "Max tokens is empty"),
+        ("max_new_tokens", None, "Longest answer is empty"),
         ("top_k", 1.5, "Top k 1.5 is out of range"),
     ],
 )
@@ -105,17 +145,17 @@ def test_what_cannot_be_priced_is_a_sentence(tmp_path: Path) -> None:
     settings = Settings(model=str(tmp_path / "<b>no</b>"))
     shown = [shown_value(name, getattr(settings, name)) for name in OPTIONS]
     settings_events = SettingsEvents(Service(Settings(), tmp_path))
-    said, phases = settings_events.estimate(400, *shown)
-    assert not phases
+    said, phases, works = settings_events.estimate(400, *shown)
+    assert not phases and not works.interactive
     assert 'role="alert"' in said and "&lt;b&gt;no&lt;/b&gt;" in said and "<b>no" not in said
 
 
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("recall_limit", "Recall limit '-1' is not a size: give 8GiB, 500MB or auto"),
-        ("checkpoint_limit", "Checkpoint limit '-1' is not a size"),
-        ("vram", "VRAM '-1' is not a size"),
+        ("recall_limit", "RAM for what is offloaded '-1' is not a size: give 8GiB, 500MB or auto"),
+        ("checkpoint_limit", "RAM for going back '-1' is not a size"),
+        ("vram", "Memory to use '-1' is not a size"),
     ],
 )
 def test_a_size_that_is_none_is_not_priced(name: str, said: str, tmp_path: Path) -> None:

@@ -100,7 +100,7 @@ def test_every_bin_of_every_layer_has_its_cell(
         assert cells(row, "held", 7) == [strength(each) for each in held]
         assert cells(row, "back", 7) == [strength(each) for each in back]
         said = _title(row) or ""
-        assert f"{sum(held) // 7}% held" in said
+        assert f"{sum(held) // 7}% kept" in said
         assert ("sliding window of 512" in said) == (window is not None)
     assert [_title(row) for row in drawn] == titles(root)
     assert ("the answer begins" in texts(root)) and ("position in tokens" in texts(root))
@@ -124,8 +124,8 @@ def test_bars_are_as_long_as_what_each_layer_holds() -> None:
 def test_the_map_in_words() -> None:
     kept = KeptMap(900, 880, (layer([50], [4]), layer([10]), layer([3], window=64)))
     said = parsed(draw_kept(kept)).get("aria-label") or ""
-    assert "3 layers, 900 tokens: 21% are held" in said
-    assert "Layer 0 holds most (50%), layer 2 least (3%)." in said
+    assert "3 layers, 900 tokens: 21% are kept" in said
+    assert "Layer 0 keeps most (50%), layer 2 least (3%)." in said
     assert "1% came back while answering." in said
     assert "sliding window of 64 tokens" in said
 
@@ -232,3 +232,7 @@ def test_quotations_are_text_with_the_document_around_them() -> None:
     assert "Details" not in shown_html
     kept = KeptMap(9, 9, (layer([5]),)).to_json()
     assert "Details" in answer_html({"told": [], "kept": kept}, None)
+    facts = {"told": ["Read."], "facts": [["Cache", "<b>"]]}
+    shown_html = answer_html(facts, None)
+    assert "<th scope=row>Cache</th><td>&lt;b&gt;</td>" in shown_html
+    assert shown_html.index("Details") < shown_html.index("Read.")

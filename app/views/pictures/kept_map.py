@@ -23,7 +23,7 @@ def draw_kept(kept: KeptMap, name: str = "What the cache holds") -> str:
     legend, top = _legend(kept)
     bottom = top + height * count
     scale = svg.ceiling(max(layer.all_held for layer in kept.layers) / 100)
-    content = [legend, svg.small(0, top - 5, "layer"), svg.small(SIDE, top - 5, "held of each")]
+    content = [legend, svg.small(0, top - 5, "layer"), svg.small(SIDE, top - 5, "kept of each")]
     content += [_layer(kept, at, top + at * height, height, scale) for at in range(count)]
     content += [
         svg.small(LEFT - 8, top + (at + 0.5) * height + 3.5, str(at), "end")
@@ -44,13 +44,13 @@ def told(kept: KeptMap) -> str:
     back = sum(layer.all_back for layer in layers) / len(layers) / 100
     order = sorted(range(len(layers)), key=lambda at: layers[at].all_held)
     said = [
-        f"{len(layers)} layers, {kept.seen:,} tokens: {svg.percent(held)} are held, on average "
+        f"{len(layers)} layers, {kept.seen:,} tokens: {svg.percent(held)} are kept, on average "
         "over layers and heads."
     ]
     least, most = order[0], order[-1]
     if layers[least].all_held < layers[most].all_held:
         said.append(
-            f"Layer {most} holds most ({layers[most].all_held}%), layer {least} least "
+            f"Layer {most} keeps most ({layers[most].all_held}%), layer {least} least "
             f"({layers[least].all_held}%)."
         )
     if back:
@@ -74,9 +74,9 @@ def _legend(kept: KeptMap) -> tuple[str, float]:
     """The legend, and where the plot begins below it."""
     lines = [
         svg.steps_legend(0, 4, svg.HELD)
-        + svg.label(60, 13, "held, under 10% to all")
+        + svg.label(60, 13, "kept, under 10% to all")
         + svg.rect(214, 4, 18, 9, opacity=svg.TRACK)
-        + svg.label(238, 13, "set aside")
+        + svg.label(238, 13, "offloaded")
     ]
     if _came_back(kept):
         said = "lower half of a row: came back while answering"
@@ -112,7 +112,7 @@ def _layer(kept: KeptMap, at: int, y: float, height: float, scale: float) -> str
     )
     place = f"translate({LEFT} {svg.number(y)}) scale({PLOT / kept.bins:.4f} 1)"
     parts = [
-        svg.title(f"Layer {at} ({sees}): {layer.all_held}% held{back}"),
+        svg.title(f"Layer {at} ({sees}): {layer.all_held}% kept{back}"),
         svg.element("g", cells, transform=place, shape_rendering="crispEdges"),
     ]
     whole, again = (

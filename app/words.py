@@ -1,0 +1,105 @@
+"""What the page calls each setting, and says of it: `Settings` speaks to people at a terminal."""
+
+# A label, and what stands below it.
+WORDS: dict[str, tuple[str, str]] = {
+    "model": (
+        "Model",
+        "one on this machine: its name, a folder, a GGUF file, or a Hugging Face id",
+    ),
+    "vram": ("Memory to use", "at most, such as 8GiB; auto is what is free"),
+    "method": (
+        "Method",
+        "which tokens stay in the cache; full keeps all. Options follow a colon, as in kvx:omega=8",
+    ),
+    "budget": (
+        "How much is kept",
+        "of what was read: a share (25%), tokens (1024) or bytes in all (64MiB); auto is a "
+        "quarter, but at least 1,024 tokens",
+    ),
+    "kv_bits": (
+        "Bits of what is kept",
+        "16 as the model has it; 8 or 4 take less memory and are less exact, k8v4 has keys and "
+        "values apart; auto is 16, or fewer if memory is short",
+    ),
+    "recall": (
+        "Where the rest goes",
+        "to be fetched back: ram, disk (a temporary file), auto (ram if there is enough), or off, "
+        "to forget it",
+    ),
+    "recall_bits": ("Bits of what is offloaded", "16 as the model has it; 8 or 4 take less memory"),
+    "recall_limit": (
+        "RAM for what is offloaded",
+        "at most, such as 8GiB; auto is half of what is free",
+    ),
+    "recall_entries": (
+        "Fetched back for a token",
+        "at most so many for each token of an answer; 0 fetches back between messages only",
+    ),
+    "checkpoint_limit": (
+        "RAM for going back",
+        "so that editing, undo and another answer need no reading; auto is a quarter of what is "
+        "free",
+    ),
+    "beyond_context": (
+        "When it gets too long",
+        "for the model: refuse the message, or compact, which goes on with what the cache has and "
+        "forgets the rest",
+    ),
+    "scores": (
+        "Where the choice is made",
+        "of what is kept: on the device, or on the host, which takes less memory of the GPU and "
+        "more time",
+    ),
+    "device": ("Device", "auto, cpu, cuda, or cuda:1 for the second GPU"),
+    "weights": (
+        "Weights",
+        "how the model's numbers are stored: fewer bits take less memory and are less exact; auto "
+        "goes by the model's files and this machine",
+    ),
+    "draft": (
+        "Helper model",
+        "a smaller one with the same tokens: what it guesses right comes sooner, and the answer "
+        "stays the same",
+    ),
+    "stream": (
+        "Layers brought in turn",
+        "from ram or disk, so that a model larger than the GPU runs, slower; auto does so only if "
+        "nothing else fits",
+    ),
+    "chunk": (
+        "Tokens read together",
+        "more is faster and takes more memory; auto is 1,024, or fewer if memory is short",
+    ),
+    "never_lossy": (
+        "Never give up exactness",
+        "if memory runs out, the answer ends rather than that less is kept",
+    ),
+    "measure": (
+        "What peak memory counts",
+        "process: all that this program takes; tensors: the model's numbers alone, slower",
+    ),
+    "system": ("Instructions", "what the model is told first; empty leaves that to the model"),
+    "max_new_tokens": ("Longest answer", "in tokens; a page of text has about 500"),
+    "temperature": ("Temperature", "0 always takes the likeliest token; above it, answers vary"),
+    "top_k": ("Top k", "draws from so many of the likeliest tokens; 0 is all of them"),
+    "top_p": ("Top p", "draws from the likeliest tokens that come to this probability together"),
+    "min_p": ("Min p", "leaves out tokens less likely than this share of the likeliest"),
+    "repetition_penalty": ("Repetition penalty", "above 1, tokens already seen are less likely"),
+    "presence_penalty": (
+        "Presence penalty",
+        "above 0, tokens that the answer has already are less likely",
+    ),
+    "frequency_penalty": ("Frequency penalty", "likewise, for each time that it has them"),
+    "logit_bias": (
+        "Token biases",
+        "a token's number and what is added to its score, from -100 to 100, as in 5:-100",
+    ),
+    "seed": ("Seed", "a number repeats what was drawn; auto draws anew each time"),
+    "speculate": (
+        "Guess repeated text",
+        "what followed the same words before is tried at once: the same answer, sooner where text "
+        "repeats",
+    ),
+    "stop": ("Stop before", "the answer ends before any of these texts"),
+    "schema": ("Form of the answer", "json, a JSON Schema or a grammar (Lark) that it must follow"),
+}
