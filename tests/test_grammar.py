@@ -114,6 +114,9 @@ def test_answers_are_json_by_their_schema_however_they_are_drawn(runner: Runner)
     assert [json.loads(text)["color"] for text in texts]
     cut = runner.generate([5, 6, 7], 1, schema=settings["schema"])
     assert cut.metrics.finish_reason == "length"
+    assert "cut at 1 tokens" in cut.metrics.failure and cut.metrics.notes[-1] == cut.metrics.failure
+    plain = runner.generate([5, 6, 7], 1)
+    assert (plain.metrics.finish_reason, plain.metrics.failure) == ("length", "")
 
 
 def test_what_cannot_be_followed_is_refused_by_name(runner: Runner) -> None:
@@ -123,6 +126,8 @@ def test_what_cannot_be_followed_is_refused_by_name(runner: Runner) -> None:
         ('{"type": "string", "not": {}}', "not"),
         ('{"enum": []}', "Unsatisfiable"),
         ('{"$ref": "file:///etc/passwd"}', "does not fetch"),
+        ('{"$ref": "#"}', r"refers to itself without end\): give a JSON Schema"),
+        ('{"$defs": {"a": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"}', "to itself without end"),
         ("nowhere.json", "cannot be followed"),
         ("{" + " " * 300_000, "262,144 at most"),
         ("[" * 9000, "cannot be followed"),
@@ -133,6 +138,11 @@ def test_what_cannot_be_followed_is_refused_by_name(runner: Runner) -> None:
         assert str(error.value).startswith("--schema ")
         with pytest.raises(SettingError, match=r"^KVLITE_SCHEMA"):
             require_meanings(Settings(schema=schema), lambda name: f"KVLITE_{name.upper()}")
+    within = (
+        '{"type": "object", "properties": {"a": {"$ref": "#/properties/a"}}, "required": ["a"]}'
+    )
+    with pytest.raises(SettingError, match=r"^--schema cannot be followed \(no answer can come"):
+        runner.conversation(max_new_tokens=200).generate([5], schema=within)
 
 
 def test_a_mask_comes_before_penalties_and_temperatures(runner: Runner) -> None:

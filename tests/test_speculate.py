@@ -1,5 +1,6 @@
 """Speculation changes how many steps an answer takes, and nothing else."""
 
+import json
 import random
 import shutil
 from collections import Counter
@@ -25,12 +26,14 @@ from kvlite.engine.decode import decode_step
 from kvlite.engine.prefill import prefill
 from kvlite.engine.prompt_lookup import PromptLookup
 from kvlite.engine.speculate import WIDEST, Ahead, Pace, Speculation, room_ahead
-from kvlite.errors import SettingError
+from kvlite.errors import ModelError, SettingError
 from kvlite.methods import parse_method
 from kvlite.methods.layer_policy import LayerPolicy, layer_policies
 from kvlite.model.load import LoadedModel
+from tests.configs import PUBLISHED
 from tests.conftest import ARCHITECTURES, HYBRIDS, Tiny, make_tiny
 from tests.faults import Faults
+from tests.hub import Hub
 
 IDS = [3 + 7 * i % 190 for i in range(60)]
 
@@ -92,9 +95,9 @@ def test_a_draft_model_changes_nothing_but_steps(
 
 @pytest.mark.long
 def test_a_draft_model_is_loaded_and_planned(
-    tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny_folder: Path, tmp_path: Path, hub: Hub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Beside the large one; one with other tokens is refused before its weights are read."""
+    """Beside the large one; one that does not fit is refused before the large one is got."""
     monkeypatch.setattr(Pace, "factor", 0.0)
     given = {"method": "full", "max_new_tokens": 12, "vram": "200MB"}
     plain, drafted = (
@@ -113,8 +116,14 @@ def test_a_draft_model_is_loaded_and_planned(
     tokenizer.add_tokens(["one more"])
     tokenizer.save_pretrained(other)
     (other / "model.safetensors").write_bytes(b"")
-    with pytest.raises(SettingError, match="has other tokens than"):
-        kvlite.load(str(tiny_folder), **given, draft=str(other))
+    with pytest.raises(SettingError, match="has other tokens than a/b"):
+        kvlite.load("a/b", **given, draft=str(other))
+    (other / "config.json").write_text(json.dumps(PUBLISHED["LFM2-1.2B"]))
+    with pytest.raises(SettingError, match="has layers that keep a state"):
+        kvlite.load("a/b", **given, draft=str(other))
+    with pytest.raises(ModelError, match="no model 'nowhere'"):
+        kvlite.load("a/b", **given, draft="nowhere")
+    assert hub.asked.is_set() and not [*tmp_path.rglob("home/**/model.safetensors")]
 
 
 @pytest.mark.long

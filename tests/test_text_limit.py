@@ -33,6 +33,13 @@ def test_text_beyond_the_limit_is_not_tokenized(smollm: kvlite.Runner) -> None:
     assert watched.characters == 0
 
 
+def test_a_vocabulary_is_looked_through_once(smollm: kvlite.Runner) -> None:
+    watched, looked = Watched(smollm.tokenizer), list[int]()
+    watched.get_vocab = lambda: looked.append(1) or {"heron": 0}  # type: ignore[func-returns-value]
+    assert [text_limit(watched, most) for most in (8192, 1024, 8192)] == [40_960, 5120, 40_960]
+    assert looked == [1]
+
+
 def test_counting_ends_once_there_are_too_many(smollm: kvlite.Runner) -> None:
     watched = Watched(smollm.tokenizer)
     text = "A word and another. " * 20_000

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from kvlite.conversation.conversation import Conversation
-    from kvlite.conversation.metrics import FinishReason, Piece
+    from kvlite.conversation.metrics import GenerationMetrics, Piece
 
 _HINT = "Ask, one question a line. Ctrl-D ends."
 
@@ -57,8 +57,9 @@ def ask(
 
     What `kvlite read` has read already, with the same model, is opened instead.
 
-    Exit codes: 0; 2 where anything was refused or an answer ended for lack of memory, even if other
-    questions were answered; 130 after Ctrl-C, unless more questions were to come.
+    Exit codes: 0; 2 where anything was refused, or an answer ended for lack of memory or before it
+    was what --schema asks for, even if other questions were answered; 130 after Ctrl-C, unless more
+    questions were to come.
 
     Examples:
 
@@ -99,10 +100,10 @@ def ask(
         talk.settings = talk.settings.replace({"checkpoint_limit": "0MB"})
     try:
         if len(questions) == 1:
-            reason = _answer(talk, questions[0], screen, as_json=as_json, sources=sources)
-            if reason == "interrupted":
+            made = _answer(talk, questions[0], screen, as_json=as_json, sources=sources)
+            if made.finish_reason == "interrupted":
                 raise typer.Exit(INTERRUPTED)
-            if reason == "memory":
+            if made.failure:
                 raise typer.Exit(BAD_INPUT)
             return
         if found is None:
@@ -133,8 +134,8 @@ def _answer_all(
     asked, failed = "", False
     for asked in lines_said(screen, _HINT):
         try:
-            reason = _answer(talk, asked, screen, as_json=as_json, sources=sources)
-            failed |= reason == "memory"
+            made = _answer(talk, asked, screen, as_json=as_json, sources=sources)
+            failed |= bool(made.failure)
         except Stopped:
             screen.print("Stopped while reading; nothing was answered.")
         except KvliteError as error:
@@ -148,12 +149,11 @@ def _answer_all(
 
 def _answer(
     talk: "Conversation", asked: str, screen: "Console", *, as_json: bool, sources: bool
-) -> "FinishReason | None":
-    """Print the answer to a question, which goes with the documents the first time; why it
-    ended."""
+) -> "GenerationMetrics":
+    """Print the answer to a question, which goes with the documents the first time."""
     message = said_about(talk, asked)
 
     def begin(callbacks: Callbacks) -> "Iterator[Piece]":
         return talk.stream(message, callbacks=callbacks)
 
-    return print_answer(begin, screen, as_json, sources=sources).finish_reason
+    return print_answer(begin, screen, as_json, sources=sources)

@@ -170,7 +170,7 @@ class _Shown:
         none = [at for at, each in enumerate(reasons) if each is None and at not in self.errors]
         if none or "interrupted" in reasons:
             self.code = INTERRUPTED
-        elif "memory" in reasons:
+        elif any(each is not None and each.metrics.failure for each in self.pieces):
             self.code = BAD_INPUT
         for index in none:
             self.errors[index] = "stopped before it was answered"

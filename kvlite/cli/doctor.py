@@ -9,7 +9,6 @@ from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
-from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
@@ -189,14 +188,11 @@ def _folders() -> Iterator[Check]:
         variable = "KVLITE_" + {"settings": "CONFIG"}.get(name, name.upper())
         try:
             require_writable(folder)
-            there = nearest_folder(folder)
-            with TemporaryFile(dir=there):
-                pass
         except OSError as error:
             remedy = f"make it writable, or name another folder by {variable}"
             yield Check(name, "problem", f"{folder}: {error.strerror}", remedy)
             continue
-        free, taken = shutil.disk_usage(there).free, _size(folder)
+        free, taken = shutil.disk_usage(nearest_folder(folder)).free, _size(folder)
         about = f"{folder}: {readable(taken)}, {readable(free)} free on its disk"
         short = name == "cache" and free < DISK
         remedy = f"free some, or name a folder on another disk by {variable}" if short else ""

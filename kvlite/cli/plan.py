@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from kvlite.planner.plan import Plan
 
 TOKENS = 32_768
+# An exit code.
+DOES_NOT_FIT = 1
 
 
 @with_settings
@@ -44,6 +46,8 @@ def plan(
 
     Needs only the model's config: no weights, no GPU. Without a GPU here, --vram is that of the
     card to plan for; with --device cpu it is a part of this machine's memory.
+
+    Exit codes: 0 if the text fits; 1 if it does not; 2 where anything was refused.
 
     Examples:
 
@@ -84,8 +88,10 @@ def plan(
     if as_json:
         about = {"asked_tokens": tokens, "max_context": longest}
         print_json({**made.to_json(), **about, "fitting": [row.to_json() for row in rows]})
-        return
-    _show_fitting(rows)
+    else:
+        _show_fitting(rows)
+    if tokens > made.tokens or not made.fits:
+        raise typer.Exit(DOES_NOT_FIT)
 
 
 def _show(made: "Plan", asked: int, most: int) -> None:

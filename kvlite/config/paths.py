@@ -3,6 +3,7 @@
 import errno
 import os
 from pathlib import Path
+from tempfile import TemporaryFile
 
 # The suffix of saved conversations.
 SUFFIX = ".kv"
@@ -42,7 +43,7 @@ def nearest_folder(folder: Path) -> Path:
 
 def require_writable(folder: Path) -> None:
     """Check, before work that takes long, that what comes of it can be written to a folder, which
-    need not exist yet.
+    need not exist yet. It is tried: of an administrator's rights systems promise too much.
 
     Raises:
         OSError: it cannot.
@@ -52,3 +53,5 @@ def require_writable(folder: Path) -> None:
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(there))
     if not os.access(there, os.W_OK | os.X_OK):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(there))
+    with TemporaryFile(dir=there):
+        pass

@@ -45,6 +45,8 @@ class GenerationMetrics:
     Attributes:
         finish_reason: "stop" (the model ended it, or a stop string), "length", "interrupted",
             "memory" (none was left, and nothing could be given up); None while it goes on.
+        failure: why the answer cannot be used: memory ran out, or its length before what it has to
+            follow (`schema`) was whole; "" if it can.
         notes: what the user should know about these settings, one sentence each.
         fallbacks: what was given up in this turn for lack of memory.
         dtype: of activations, and of the cache unless it is quantized.
@@ -68,9 +70,11 @@ class GenerationMetrics:
         no_speculation: why none were proposed, or none any more; empty if they may be.
         full_kv_bytes: keys and values if nothing were dropped or quantized.
         streamed_bytes: weights brought to the device for this answer.
-        peak_bytes: peak memory, weights included.
-        planned_peak_bytes: the peak of live tensors on the device, planned before reading; None if
-            unknown, or not worth planning.
+        peak_bytes: peak memory, weights included, of what `peak_of` says.
+        peak_of: "tensors" on the device; or "process", Python and libraries included, on a CPU that
+            was given no limit and was not asked to count them.
+        planned_peak_bytes: the peak of live tensors on the device, planned before reading, to be
+            compared with a peak of tensors alone; None if unknown, or not worth planning.
         phase_peak_bytes, planned_phase_bytes: likewise for "read" and "answer"; empty if unknown.
         plan_error: (planned - actual) / actual, where the peak is that of tensors rather than of
             the process.
@@ -82,6 +86,7 @@ class GenerationMetrics:
     """
 
     finish_reason: FinishReason | None
+    failure: str = ""
     notes: tuple[str, ...]
     fallbacks: tuple[str, ...]
     model: str
@@ -112,6 +117,7 @@ class GenerationMetrics:
     full_kv_bytes: int
     streamed_bytes: int
     peak_bytes: int
+    peak_of: Literal["tensors", "process"] = "process"
     planned_peak_bytes: int | None
     phase_peak_bytes: dict[str, int]
     planned_phase_bytes: dict[str, int]

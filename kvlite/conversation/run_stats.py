@@ -71,6 +71,7 @@ class RunStats:
             "generated_tokens": self.generated,
             "streamed_bytes": self.streamed,
             "peak_bytes": peak,
+            "peak_of": "tensors" if self.meter.of_tensors else "process",
             "planned_peak_bytes": planned,
             "phase_peak_bytes": self.meter.phases,
             "planned_phase_bytes": self.planned_phases,

@@ -6,8 +6,6 @@ from pathlib import Path
 from threading import Event
 from typing import Any
 
-import torch
-
 from kvlite.config.arguments import path_of, require_callable
 from kvlite.config.settings import Settings
 from kvlite.conversation.conversation import Conversation
@@ -22,8 +20,8 @@ from kvlite.methods.engine_config import EngineConfig, require_meanings
 from kvlite.methods.layer_policy import layer_policies
 from kvlite.model.architectures import UNTESTED, architecture
 from kvlite.model.load import LoadedModel, choose_device, load_model
-from kvlite.model.shape import ModelShape
-from kvlite.model.source import find_model
+from kvlite.model.shape import ModelShape, described
+from kvlite.model.source import find_config, find_model, find_tokenizer
 from kvlite.model.weights import choose_weights
 from kvlite.offload.weights.loader import load_streamed, open_whole
 from kvlite.planner.candidates import planner_here, read_tokenizer
@@ -151,13 +149,11 @@ def open_runner(
     """
     config = require_meanings(settings)
     device = choose_device(settings.device)
+    draft = _draft_folder(settings, notify, cancel) if settings.draft else None
     folder = find_model(settings.model, notify, cancel)
     planner = planner_here(settings, folder, device, reads_text=reads is not None, cancel=cancel)
     tokenizer, calibration = planner.forecaster.tokenizer, planner.forecaster.calibration
-    open_draft, asked = None, None
-    if settings.draft:
-        known = tokenizer or read_tokenizer(folder)
-        open_draft = _draft_opener(settings, known, device, notify, cancel)
+    asked = None
     if reads is not None and tokenizer is not None:
         asked = reads(tokenizer=tokenizer, max_context=planner.shape.max_context)
     _require_fit(planner, config, asked)
@@ -188,8 +184,15 @@ def open_runner(
         tokenizer=tokenizer,
         cancel=cancel,
     )
-    if open_draft is not None:
-        model.draft = open_draft()
+    if draft is not None:
+        model.draft = load_model(
+            draft,
+            device=device,
+            weights=choose_weights("auto", device, draft),
+            tokenizer=model.tokenizer,
+            opened=partial(open_whole, cancel=cancel),
+            cancel=cancel,
+        )
     if choice.weights.stored and not choice.weights.keeps_experts_packed(model.shape.model_type):
         require_own_answers(model)
     if untested:
@@ -202,30 +205,32 @@ def open_runner(
     return Runner(model, choice.applied(settings), plan)
 
 
-def _draft_opener(
-    settings: Settings,
-    tokenizer: Any,
-    device: torch.device,
-    notify: Callable[[str], None] | None,
-    cancel: Event | None,
-) -> Callable[[], LoadedModel]:
-    """What loads the smaller model that `--draft` names, to be called once the large one is there.
+def _draft_folder(
+    settings: Settings, notify: Callable[[str], None] | None, cancel: Event | None
+) -> Path:
+    """The folder of the smaller model that `--draft` names. It is found and compared with the large
+    one before that is downloaded.
 
     Raises:
-        ModelError: it cannot be found.
-        SettingError: its tokens are others.
+        ModelError: one of them cannot be found.
+        SettingError: its tokens are others, or some of its layers cannot take tokens back.
         Stopped: `cancel` was set.
     """
-    folder = find_model(settings.draft, notify, cancel)
-    own = read_tokenizer(folder)
-    if own is None or tokenizer is None or own.get_vocab() != tokenizer.get_vocab():
+    others = "take a smaller model of the same family, or leave --draft out"
+    config = find_config(settings.draft, notify, cancel)
+    if described(config)[1].recurrent_layers:
         raise SettingError(
-            f"--draft {settings.draft} has other tokens than {settings.model}: take a smaller "
-            "model of the same family, or leave --draft out"
+            f"--draft {settings.draft} has layers that keep a state, which cannot forget what was "
+            f"proposed and did not come: {others}"
         )
-    weights, opened = choose_weights("auto", device, folder), partial(open_whole, cancel=cancel)
-    given = {"device": device, "weights": weights, "tokenizer": own, "cancel": cancel}
-    return partial(load_model, folder, opened=opened, **given)
+    draft = find_model(settings.draft, notify, cancel)
+    own = read_tokenizer(draft)
+    known = read_tokenizer(find_tokenizer(settings.model, notify, cancel))
+    if own is None or known is None or own.get_vocab() != known.get_vocab():
+        raise SettingError(
+            f"--draft {settings.draft} has other tokens than {settings.model}: {others}"
+        )
+    return draft
 
 
 def _require_fit(planner: Planner, config: EngineConfig, tokens: int | None) -> None:

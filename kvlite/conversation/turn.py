@@ -65,6 +65,7 @@ class Turn:
         pending_ids: a token that was generated and has not entered the cache.
         step: its decode step, if memory ran out in the middle of it.
         together: the most turns that took a decode step together, this one included.
+        failure: as of `GenerationMetrics`.
     """
 
     def __init__(
@@ -100,6 +101,7 @@ class Turn:
         self.prompt: PromptState | None = None
         self.step: Step | None = None
         self.together = 1
+        self.failure = ""
         self.graphs: GraphDecoder | None = None
         self.speculation: Speculation | None = None
         self.say = NO_CALLBACKS.say
@@ -254,6 +256,11 @@ class Turn:
                 shown = "" if token in ends else text.push(token)
                 ended = sampler.take(token) or token in ends or text.stopped
                 reason = self._reason(ended, cancel)
+                if reason == "length" and self.grammar is not None:
+                    self._fail(
+                        f"the answer was cut at {self.turn_config.longest:,} tokens, before it was "
+                        "what --schema asks for: raise --max-tokens"
+                    )
                 if reason is not None:
                     yield Piece(token, shown + text.flush(), self.metrics(reason))
                     return
@@ -263,7 +270,7 @@ class Turn:
                 elif self.pending_ids:
                     self._enter(token, speculation)
         except OutOfMemory as error:
-            self.note_fallback(str(error))
+            self._fail(str(error))
             yield Piece(None, text.flush(), self.metrics("memory"))
         finally:
             speculation.release()
@@ -286,7 +293,7 @@ class Turn:
         self.grammar = self._grammar()
         if self.store is not None:
             self.recall = Recall(self.store, config.settings.recall_entries)
-        self.pending_ids, self.step = [], None
+        self.pending_ids, self.step, self.failure = [], None, ""
         self.run_stats.begin_again()
 
     def _grammar(self) -> Grammar | None:
@@ -358,6 +365,11 @@ class Turn:
         self.notes = (*self.notes, said)
         self.say(said)
 
+    def _fail(self, said: str) -> None:
+        """Note why the answer cannot be used, and say so."""
+        self.failure = said
+        self.note_fallback(said)
+
     def _reason(self, ended: bool, cancel: Event | None) -> FinishReason | None:
         if ended:
             return "stop"
@@ -371,6 +383,7 @@ class Turn:
         itemsize, read = model.dtype.itemsize, len(self.again) + len(self.ids)
         return GenerationMetrics(
             finish_reason=reason,
+            failure=self.failure,
             notes=self.notes,
             fallbacks=tuple(dict.fromkeys(self.oom_policy.taken[self._fallbacks_before :])),
             model=self.settings.model,

@@ -56,7 +56,9 @@ class TurnConfig:
         """
         model, oom_policy, before = context.model, context.oom_policy, context.cache.seen
         settings = config.settings
-        _require_known([*ids, *parse_logit_bias(settings.logit_bias)], model.shape.vocab)
+        _require_known(ids, model.shape.vocab, "token", "encode the text with its own tokenizer")
+        if biased := [*parse_logit_bias(settings.logit_bias)]:
+            _require_known(biased, model.shape.vocab, "--logit-bias: token", "leave it out")
         seen = before + len(ids)
         wanted, most = settings.max_new_tokens if answers else 0, model.shape.max_context
         if seen >= most + (wanted == 0):
@@ -73,12 +75,11 @@ class TurnConfig:
         return cls(seen, longest, method, bits, budget, loses(method, budget, seen, longest, bits))
 
 
-def _require_known(ids: list[int], vocab: int) -> None:
+def _require_known(ids: list[int], vocab: int, called: str, remedy: str) -> None:
     for token in (min(ids), max(ids)):
         if not 0 <= token < vocab:
             raise SettingError(
-                f"token {token} is not in this model's vocabulary of {vocab:,}: encode the "
-                "text with its own tokenizer"
+                f"{called} {token} is not in this model's vocabulary of {vocab:,}: {remedy}"
             )
 
 

@@ -16,7 +16,7 @@ from kvlite.conversation.together import ask_all
 from kvlite.documents import Document, read_document
 from kvlite.engine.callbacks import NO_CALLBACKS, Callbacks, require_callbacks
 from kvlite.errors import ContextError, KvliteError, SettingError, Stopped, sentence
-from kvlite.jobs.tasks import Task, tasks_of
+from kvlite.jobs.tasks import Task, printable, tasks_of
 from kvlite.methods.engine_config import EngineConfig
 from kvlite.model.chat_template import all_of, question_about, tokens_of
 from kvlite.model.text_limit import text_limit
@@ -51,7 +51,7 @@ class BatchAnswer:
     def to_json(self) -> dict[str, Any]:
         """All fields, as JSON can hold them."""
         metrics = None if self.metrics is None else self.metrics.to_json()
-        return {**vars(self), "metrics": metrics}
+        return {**vars(self), "document": printable(self.document), "metrics": metrics}
 
 
 def batch(
@@ -242,9 +242,10 @@ class _Asked:
         metrics, reason = heard.metrics, heard.metrics.finish_reason
         if reason is None or reason == "interrupted":
             return None
-        error = metrics.notes[-1] if reason == "memory" else None
         own = self.task.id, self.task.document, self.task.question
-        return BatchAnswer(*own, self.said, reason, metrics, error, self.document_tokens)
+        return BatchAnswer(
+            *own, self.said, reason, metrics, metrics.failure or None, self.document_tokens
+        )
 
 
 def failed(task: Task, error: KvliteError) -> BatchAnswer:

@@ -66,7 +66,9 @@ def tasks_in(
         raise SettingError(f"there is no document {place}: name a folder, a glob, or a file")
     folders = [os.path.dirname(os.path.abspath(each)) for each in documents]
     start = place if os.path.isdir(place) else os.path.commonpath(folders)
-    return _crossed([(os.path.relpath(each, start), each, "") for each in documents], asked, {})
+    seen: dict[str, str] = {}
+    names = [new_id(os.path.relpath(each, start), each, seen) for each in documents]
+    return _crossed([(*each, "") for each in zip(names, documents, strict=True)], asked, {})
 
 
 def tasks_of(rows: Iterable[Mapping[str, Any]]) -> list[Task]:
@@ -119,7 +121,7 @@ def _of_rows(rows: Iterable[Named], folder: Path, questions: Sequence[str]) -> l
         name, document, text, question = (_field(row, each, where) for each in _NAMES)
         if not name:
             raise _missing(where, "id")
-        require_new(name, where, seen)
+        name = new_id(name, where, seen)
         if not document and not text:
             raise _missing(where, "document or text")
         if document and text:
@@ -140,14 +142,22 @@ def _of_rows(rows: Iterable[Named], folder: Path, questions: Sequence[str]) -> l
     return made
 
 
-def require_new(name: str, where: str, seen: dict[str, str]) -> None:
-    """Add an id to those `seen`, with what errors call their rows; raises SettingError if it is
-    there."""
+def new_id(name: str, where: str, seen: dict[str, str]) -> str:
+    """An id as answers have it; it is added to those `seen`, with what errors call their rows.
+    Raises SettingError if it is there."""
+    name = printable(name)
     if name in seen:
         raise SettingError(
             f"{where} has the id {name!r}, as {seen[name]} has: give each row an id of its own"
         )
     seen[name] = where
+    return name
+
+
+def printable(name: str) -> str:
+    """A name in UTF-8; what cannot be, as in names of files on Linux, is written in hexadecimal, so
+    that different names stay different."""
+    return name.encode("utf-8", "backslashreplace").decode()
 
 
 def _missing(where: str, column: str) -> SettingError:

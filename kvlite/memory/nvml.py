@@ -63,22 +63,23 @@ class Card:
 
 
 def cards() -> list[Card]:
-    """All NVIDIA cards of this machine; none where there is no driver to ask."""
+    """The NVIDIA cards of this machine that a driver tells of."""
+    found = list[Card]()
     with _driver() as nvml:
         if nvml is None:
-            return []
-        version = nvml.nvmlSystemGetCudaDriverVersion_v2()
-        driver, cuda = (
-            nvml.nvmlSystemGetDriverVersion(),
-            f"{version // 1000}.{version % 1000 // 10}",
-        )
-        found = []
-        for index in range(nvml.nvmlDeviceGetCount()):
-            handle = nvml.nvmlDeviceGetHandleByIndex(index)
-            memory = nvml.nvmlDeviceGetMemoryInfo(handle)
-            capability = ".".join(map(str, nvml.nvmlDeviceGetCudaComputeCapability(handle)))
-            name = nvml.nvmlDeviceGetName(handle)
-            found.append(Card(name, int(memory.total), int(memory.free), driver, cuda, capability))
+            return found
+        try:
+            version = nvml.nvmlSystemGetCudaDriverVersion_v2()
+            driver = nvml.nvmlSystemGetDriverVersion()
+            cuda = f"{version // 1000}.{version % 1000 // 10}"
+            for index in range(nvml.nvmlDeviceGetCount()):
+                card = nvml.nvmlDeviceGetHandleByIndex(index)
+                memory = nvml.nvmlDeviceGetMemoryInfo(card)
+                capability = ".".join(map(str, nvml.nvmlDeviceGetCudaComputeCapability(card)))
+                sizes = int(memory.total), int(memory.free)
+                found.append(Card(nvml.nvmlDeviceGetName(card), *sizes, driver, cuda, capability))
+        except nvml.NVMLError:  # as of a card that fell off its bus
+            pass
     return found
 
 

@@ -27,7 +27,7 @@ def require_grammar(text: str) -> str:
     """
     if not text.strip():
         return ""
-    from llguidance import LLMatcher
+    from llguidance import LLMatcher, LLTokenizer
 
     said = f"--schema {text[:60]!r}"
     if len(text) > LONGEST:
@@ -35,6 +35,10 @@ def require_grammar(text: str) -> str:
     try:
         grammar = _grammar(text.strip())
         is_wrong, why = LLMatcher.validate_grammar_with_warnings(grammar)
+        if not is_wrong:
+            begun = LLMatcher(LLTokenizer("byte"), grammar, log_level=0)
+            begun.compute_logit_bias()
+            is_wrong, why = begun.is_error(), [begun.get_error()]
     except ValueError as error:
         is_wrong, why = True, [reason(error)]
     if is_wrong:
@@ -47,6 +51,8 @@ def require_grammar(text: str) -> str:
 
 def in_a_line(said: str) -> str:
     """What llguidance says is wrong, which may quote the text, in a line that can be printed."""
+    if said.startswith("NoExtension"):
+        return "no answer can come of it, as a part of it refers to itself without end"
     line = " ".join(said.split())[:200].rstrip(" .:")
     return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in line)
 

@@ -11,6 +11,7 @@ from threading import Event
 from typing import Any
 
 from kvlite.config.child_process import run_in_child
+from kvlite.config.paths import models_folder
 from kvlite.config.units import readable
 from kvlite.errors import ModelError, reason
 
@@ -202,7 +203,12 @@ def _fetch(repo: str, only: str, progress: Callable[[int, int], None]) -> Path:
 def _named_errors(repo: str) -> Iterator[None]:
     """Say in a sentence what the hub, the network or the disk had against a repository."""
     from huggingface_hub import constants
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+    from huggingface_hub.errors import (
+        DryRunError,
+        HfHubHTTPError,
+        HFValidationError,
+        LocalEntryNotFoundError,
+    )
 
     try:
         yield
@@ -212,6 +218,12 @@ def _named_errors(repo: str) -> Iterator[None]:
         raise ModelError(
             f"{repo} is not in the local Hugging Face cache and the hub cannot be reached: "
             "check the name and the network, or give a folder"
+        ) from None
+    except DryRunError:
+        raise ModelError(
+            f"{repo} is not here, and Hugging Face cannot be asked for it: check the network, and "
+            "that HF_HUB_OFFLINE is not set; or download it elsewhere, put its folder into "
+            f"{models_folder()}, and name it by --model"
         ) from None
     except HfHubHTTPError as error:
         raise ModelError(

@@ -8,7 +8,7 @@ from kvlite.config.settings import Settings
 from kvlite.errors import SettingError
 from kvlite.jobs.rows import Named
 from kvlite.jobs.run import BatchAnswer
-from kvlite.jobs.tasks import ANSWER, Task, require_new
+from kvlite.jobs.tasks import ANSWER, Task, new_id
 from kvlite.server.fields import Chat, parsed
 from kvlite.server.refusals import Refusal
 
@@ -27,7 +27,7 @@ def tasks_of_requests(rows: Iterable[Named], usual: Settings) -> list[Task]:
         name = row.get("custom_id")
         if not isinstance(name, str) or not name:
             raise SettingError(f"{where} has no custom_id: each request needs one, a text")
-        require_new(name, where, seen)
+        name = new_id(name, where, seen)
         if row.get("url", _URL) != _URL:
             raise SettingError(f"{where} asks for {row['url']!r}: there is {_URL} alone")
         try:

@@ -75,10 +75,15 @@ class Sampled(Named):
         return bool(self.stream_options and self.stream_options.include_usage)
 
     @property
+    def length_field(self) -> str:
+        """Which field says the most tokens of an answer."""
+        return "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
+
+    @property
     def longest(self) -> int | None:
         """The most tokens of an answer; None if nothing is said."""
-        newer = self.max_completion_tokens
-        return self.max_tokens if newer is None else newer
+        most: int | None = getattr(self, self.length_field)
+        return most
 
     @property
     def choices(self) -> int:
@@ -116,12 +121,13 @@ class Sampled(Named):
             del found["seed"]
         if self.longest is not None and (self.longest or least):
             found["max_new_tokens"] = self.longest
-        given = {"max_new_tokens": "max_tokens"}
-        values = {name: checked(name, each, given.get(name, name)) for name, each in found.items()}
+        given = {"max_new_tokens": self.length_field}
+        values = {name: _checked(name, each, given.get(name, name)) for name, each in found.items()}
         if any(stops):
             values["stop"] = tuple(stops)
         if self.logit_bias:
-            values["logit_bias"] = _biases(self.logit_bias)
+            pairs = tuple(f"{token}:{bias}" for token, bias in self.logit_bias.items())
+            values["logit_bias"] = _checked("logit_bias", pairs, "logit_bias")
         if followed := self.followed:
             values["schema"] = followed
         own = {name: value for name, value in (self.kvlite or {}).items() if name != "documents"}
@@ -179,9 +185,9 @@ class ResponseRequest(Sampled):
     metadata: dict[str, Any] | None = None
 
     @property
-    def longest(self) -> int | None:
-        """The most tokens of an answer; None if nothing is said."""
-        return self.max_output_tokens
+    def length_field(self) -> str:
+        """As of a chat."""
+        return "max_output_tokens"
 
     @property
     def followed(self) -> str:
@@ -275,18 +281,14 @@ def parsed(kind: type[_Model], plain: Mapping[str, Any]) -> _Model:
         raise Refusal(f"{name[:100]}: {first['msg']}", param=str(first["loc"][0])) from None
 
 
-def _biases(given: Mapping[str, float]) -> tuple[str, ...]:
-    """`logit_bias` as the setting has it.
-
-    Raises:
-        Refusal: one is no token and number.
-    """
-    pairs = tuple(f"{token}:{bias}" for token, bias in given.items())
+def _checked(name: str, value: Any, field: str) -> Any:
+    """A setting that came in a field. Raises Refusal if it cannot be."""
     try:
-        require_meaning("logit_bias", pairs, "logit_bias")
+        value = checked(name, value, field)
+        require_meaning(name, value, field)
     except SettingError as error:
-        raise Refusal(str(error), param="logit_bias") from None
-    return pairs
+        raise Refusal(str(error), param=field.partition(".")[0]) from None
+    return value
 
 
 def _own(given: Mapping[str, Any], usual: Settings) -> dict[str, Any]:
@@ -298,5 +300,5 @@ def _own(given: Mapping[str, Any], usual: Settings) -> dict[str, Any]:
                 param="kvlite",
             )
     assert {*OWN} <= {*OPTIONS}
-    values = {name: checked(name, value, f"kvlite.{name}") for name, value in given.items()}
+    values = {name: _checked(name, value, f"kvlite.{name}") for name, value in given.items()}
     return {name: value for name, value in values.items() if value != getattr(usual, name)}

@@ -35,6 +35,8 @@ from kvlite.web.sending import parts_of
 MOST, ROOM = 1000, 1 << 30
 _ID, _SUFFIX = re.compile(r"file-[0-9a-f]{32}"), re.compile(r"\.[A-Za-z0-9]{1,8}")
 _DOCUMENTS = 16
+# What OpenAI's API calls files that messages name.
+_PURPOSES = "user_data", "assistants"
 
 
 class Files:
@@ -146,7 +148,8 @@ def with_documents(
         if each["role"] == "user" and first:
             wanted, first = [*names, *wanted], False
         if len(wanted) > _DOCUMENTS:
-            raise Refusal(f"there are {len(wanted)} documents: {_DOCUMENTS} at most")
+            said = f"there are {len(wanted)} documents: {_DOCUMENTS} at most"
+            raise Refusal(said, param="kvlite" if names else "messages")
         found = [_found(name, files, paths) for name in wanted]
         documents = [document for several in found for document in several]
         content = question_about(documents, each["content"]) if documents else each["content"]
@@ -166,9 +169,11 @@ def _found(name: str, files: Files, paths: list[Path]) -> Sequence[Document]:
     except SettingError:
         raise _none(name) from None
     except SnapshotError as error:
-        raise Refusal(f"{name[:100]!r} of the library cannot be opened: {error}") from None
+        said = f"{name[:100]!r} of the library cannot be opened: {error}"
+        raise Refusal(said, param="kvlite") from None
     if not documents:
-        raise Refusal(f"{name[:100]!r} of the library is a conversation without a document")
+        said = f"{name[:100]!r} of the library is a conversation without a document"
+        raise Refusal(said, param="kvlite")
     paths.append(path)
     return documents
 
@@ -205,4 +210,8 @@ async def _uploaded(request: Request) -> tuple[UploadFile, str]:
     upload = form.get("file")
     if not isinstance(upload, UploadFile):
         raise Refusal("the form has no file in its field file", param="file")
-    return upload, str(form.get("purpose") or "user_data")[:100]
+    purpose = form.get("purpose") or _PURPOSES[0]
+    if purpose not in _PURPOSES:
+        said = f"purpose {str(purpose)[:40]!r} is not here: send {' or '.join(_PURPOSES)}"
+        raise Refusal(said, param="purpose")
+    return upload, str(purpose)

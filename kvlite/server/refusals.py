@@ -19,7 +19,7 @@ from kvlite.server.config import OWN
 _KINDS = {401: "authentication_error", 403: "permission_error", 404: "not_found_error"}
 # Errors of kvlite: status, field and code.
 _STATUS: dict[type[KvliteError], tuple[int, str | None, str | None]] = {
-    ContextError: (400, "messages", "context_length_exceeded"),
+    ContextError: (400, None, "context_length_exceeded"),
     DocumentError: (400, "file", None),
     OutOfMemory: (503, None, "out_of_memory"),
     SettingError: (400, None, None),
@@ -70,6 +70,11 @@ _FIELDS = {
 }
 
 
+_FLAG = re.compile("--[a-z]+(-[a-z]+)*")
+# The field of a request's text, where it is not `messages`.
+_TEXTS = {"/v1/completions": "prompt", "/v1/responses": "input", "/v1/files": "file"}
+
+
 def in_fields(message: str) -> str:
     """A message that speaks of fields, not of flags, which nobody gave; flags that no request has
     are the server's."""
@@ -77,15 +82,19 @@ def in_fields(message: str) -> str:
     def field(found: re.Match[str]) -> str:
         return _FIELDS.get(found[0], f"the server's {found[0]}")
 
-    return re.sub("--[a-z]+(-[a-z]+)*", field, message)
+    return _FLAG.sub(field, message)
 
 
-def refusal_of(error: Exception) -> Refusal:
-    """What went wrong as programs are told it; nothing of kvlite's own bugs."""
+def refusal_of(error: Exception, path: str = "") -> Refusal:
+    """What went wrong at an address as programs are told it; nothing of kvlite's own bugs."""
     if isinstance(error, Refusal):
         return error
     if isinstance(error, KvliteError):
         status, param, code = _STATUS.get(type(error), (500, None, None))
+        if isinstance(error, ContextError):
+            param = _TEXTS.get(path, "messages")
+        elif isinstance(error, SettingError) and (flag := _FLAG.search(str(error))):
+            param = _FIELDS.get(flag[0], "").partition(".")[0] or None
         return Refusal(in_fields(sentence(error)), status, param, code)
     said = f"kvlite went wrong ({type(error).__name__}); the server's log has more"
     return Refusal(said, 500)

@@ -161,7 +161,7 @@ def _answering(state: ServerState, handler: Handler) -> Handler:
             raise
         except Exception as error:
             _log(error)
-            return refusal_of(error).response()
+            return refusal_of(error, request.url.path).response()
 
     return answer
 
@@ -204,7 +204,7 @@ async def _streamed(chunks: Chunks, request: Request, *, named: bool = False) ->
             return
         except Exception as error:
             _log(error)
-            body = refusal_of(error).body
+            body = refusal_of(error, request.url.path).body
             yield _event({**body["error"], "type": "error"} if named else body)
         if not named:
             yield "data: [DONE]\n\n"

@@ -135,7 +135,7 @@ async def prompt_ids(model: ServedModel, encode: Callable[[], list[int]], text: 
     if len(ids) >= most:
         raise too_long(len(ids), most)
     if not ids:
-        raise Refusal("there is nothing to answer: send some text")
+        raise Refusal("there is nothing to answer: send some text", param="prompt")
     return ids
 
 

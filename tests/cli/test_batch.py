@@ -96,10 +96,25 @@ def test_answers_are_json_by_the_schema_in_a_file(job: Job, tmp_path: Path) -> N
     flags = "--schema", schema, "--max-tokens", 90
     assert job.run(*flags, "-q").code == 0 and len(job.rows) == 9
     assert {json.loads(row["answer"])["color"] for row in job.rows} <= {"red", "green"}
+    cut = job.run("--schema", schema, "--max-tokens", 2, "--out", tmp_path / "cut.jsonl", "-q")
+    rows = [json.loads(line) for line in (tmp_path / "cut.jsonl").read_text().splitlines()]
+    assert cut.code == 2 and {row["finish_reason"] for row in rows} == {"length"}
+    assert all("cut at 2 tokens" in row["error"] and row["answer"] for row in rows)
     assert "there is no such file" in job.run("--schema", "nope.json").err
     schema.write_text('{"type": "colour"}')
     assert "--schema" in (refused := job.run(*flags)).err and refused.code == 2
     assert "Invalid type: colour" in " ".join(refused.err.split())
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="names are UTF-8 elsewhere")
+def test_names_that_are_no_utf_8_have_ids_of_their_own(job: Job) -> None:
+    for name in (b"caf\xe9.txt", b"caf\xe8.txt"):
+        (Path(os.fsdecode(os.path.join(os.fsencode(job.tasks), name)))).write_text("A crane.")
+    assert job.run("-q").code == 0 and len(job.rows) == 15
+    first = r"caf\udce8.txt#1"
+    assert {row["id"] for row in job.rows} > {first, r"caf\udce9.txt#1"}
+    assert next(row for row in job.rows if row["id"] == first)["document"].endswith(first[:-2])
+    assert job.run("--json").json()["answered_before"] == 15
 
 
 @pytest.mark.long

@@ -69,6 +69,12 @@ def test_cards_as_the_driver_tells_them(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setitem(sys.modules, "pynvml", driver)
     assert nvml.cards() == [CARD, CARD]
 
+    def lost(card: int) -> None:
+        raise RuntimeError("GPU is lost")
+
+    driver.NVMLError, driver.nvmlDeviceGetMemoryInfo = RuntimeError, lost
+    assert nvml.cards() == []
+
 
 def test_a_missing_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "find_spec", lambda name: None)

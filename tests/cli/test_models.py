@@ -94,6 +94,7 @@ def test_one_file_of_a_repository_of_ggufs_is_pulled(
 
 
 def test_what_is_no_id_or_not_here_is_refused(refused: Refused) -> None:
+    refused(["pull", "a/b"], "a/b is not here", "HF_HUB_OFFLINE", "put its folder into")
     refused(["pull", "qwen"], "'qwen'", "no Hugging Face id")
     refused(["pull", "./a"], "'./a'", "no Hugging Face id")
     refused(["models", "remove", "a/b"], "'a/b'", "`kvlite models` lists them")

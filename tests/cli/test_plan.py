@@ -30,6 +30,8 @@ def test_a_card_that_is_not_here(kvlite: Run, llama: Path) -> None:
     assert found["phases"]["load"]["weights"] == WEIGHTS
     assert found["peak_bytes"] == max(sum(items.values()) for items in found["phases"].values())
     assert found["fits"]
+    longer = kvlite("plan", llama, "--vram", "24GiB", "--context", 200_000, "--json")
+    assert longer.code == 1 and longer.json()["asked_tokens"] > longer.json()["tokens"]
     assert (found["tokens"], found["asked_tokens"], found["max_context"]) == (65536, 65536, 131072)
     assert found["tokens_per_s_at_most"] > 40
     assert len(found["fitting"]) == 18
@@ -38,7 +40,7 @@ def test_a_card_that_is_not_here(kvlite: Run, llama: Path) -> None:
 
 def test_tables_for_people(kvlite: Run, llama: Path) -> None:
     shown = kvlite("plan", llama / "config.json", "--vram", "4GiB")
-    assert shown.code == 0
+    assert shown.code == 1
     for part in ("to load", "to read", "to choose", "to answer", "one layer's KV", "margin"):
         assert part in shown.out
     assert "does not fit" in shown.out

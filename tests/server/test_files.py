@@ -29,6 +29,14 @@ def own(settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         yield found
 
 
+def test_files_for_what_is_not_here_are_refused(own: Server) -> None:
+    for purpose in ("batch", "fine-tune", "x" * 300):
+        form = {"files": {"file": ("crane.md", TEXT)}, "data": {"purpose": purpose}}
+        error = require_error(own.http.post("/v1/files", **form), 400, "send user_data")  # type: ignore[arg-type]
+        assert error["param"] == "purpose"
+    assert own.client.files.list().data == []
+
+
 def about(name: str) -> str:
     return question_about([Document(name, TEXT, ())], "How?")
 

@@ -172,7 +172,7 @@ def _piped(
                 continue
             if metrics.finish_reason == "interrupted":
                 raise typer.Exit(INTERRUPTED)
-            failed |= metrics.finish_reason == "memory"
+            failed |= bool(metrics.failure)
     except Stopped:
         screen.print("Stopped while reading; nothing was answered.")
         raise typer.Exit(INTERRUPTED) from None
