@@ -5,14 +5,15 @@ from typing import Annotated
 
 import typer
 
-from kvlite.cli.options import with_settings
+from kvlite.cli.first_start import with_first_model
+from kvlite.cli.options import with_resolved
 from kvlite.cli.screen import console
-from kvlite.config.settings import Settings
+from kvlite.config.resolve import Resolved
 
 
-@with_settings
+@with_resolved
 def app(
-    settings: Settings,
+    resolved: Resolved,
     host: Annotated[
         str, typer.Option(help="address to serve on; any but this machine's own needs --auth")
     ] = "127.0.0.1",
@@ -53,6 +54,7 @@ def app(
     server = ServerConfig(plain_host(host), port, users, share, browser)
     server.require_password()
     screen = console()
+    settings = with_first_model(resolved, screen).settings
     with screen.status("Starting"):
         from kvlite_app.serve import serve
     serve(settings, server, tell=lambda said: screen.print(said))

@@ -7,6 +7,7 @@ import typer
 
 from kvlite.cli import BAD_INPUT, INTERRUPTED
 from kvlite.cli.ask_each import USAGE, answer_each, said_about, sorted_out
+from kvlite.cli.first_start import with_first_model
 from kvlite.cli.opening import FromLibrary, documents_to_send, open_files, require_files
 from kvlite.cli.options import AsJson, Quiet, with_resolved
 from kvlite.cli.screen import at_terminal, console, lines_said, print_answer, reading
@@ -89,6 +90,8 @@ def ask(
             raise typer.Exit(BAD_INPUT)
         return
     require_files(files, settings)
+    resolved = with_first_model(resolved, screen, files)
+    settings = resolved.settings
     # One of several questions may be too long, and the others are answered.
     first = questions[0] if len(questions) == 1 else ""
     runner, found, documents = open_files(files, settings, first, screen, library=library)

@@ -22,9 +22,9 @@ from kvlite.cli.doctor import doctor
 from kvlite.cli.library import app as library
 from kvlite.cli.methods import methods
 from kvlite.cli.models import app as models
-from kvlite.cli.models import pull
 from kvlite.cli.plan import plan
 from kvlite.cli.profile import app as profile
+from kvlite.cli.pull import pull
 from kvlite.cli.read import read
 from kvlite.cli.screen import console, ending_on_signals
 from kvlite.cli.serve import serve

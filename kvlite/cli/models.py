@@ -1,6 +1,5 @@
-"""`kvlite models` and `kvlite pull`: the models on this machine, and getting others."""
+"""`kvlite models`: the models on this machine."""
 
-import sys
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -9,17 +8,16 @@ import typer
 from kvlite.cli.console import output, print_json
 from kvlite.cli.opening import uncollected
 from kvlite.cli.options import AsJson, with_settings
-from kvlite.cli.screen import console, reading_bar, stop_on_interrupt
+from kvlite.cli.screen import console, stop_on_interrupt
 from kvlite.config.settings import Settings
 from kvlite.config.units import readable
-from kvlite.errors import KvliteError, ModelError, sentence
+from kvlite.errors import ModelError
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from kvlite.model.local_models import LocalModel
+    from kvlite.planner.fitting import Fit
 
-CONTEXT, DEFAULT_GGUF = 32_768, "Q4_K_M"
+CONTEXT = 32_768
 with_device = partial(with_settings, names=("device", "weights", "vram"))
 
 app = typer.Typer(
@@ -55,6 +53,7 @@ def listing(
     if typer_context.invoked_subcommand is not None:
         return
     from kvlite.model.local_models import models_here
+    from kvlite.planner.fitting import Fit, fit_of
 
     screen = console()
     with screen.status("Looking for models"):
@@ -63,7 +62,8 @@ def listing(
     with stop_on_interrupt(), uncollected():
         for number, model in enumerate(found, 1):
             with screen.status(f"Planning {model.name} ({number} of {len(found)})"):
-                rows.append((model, _fitting(settings, model, tokens)))
+                fit = Fit(None, model.flaw) if model.flaw else fit_of(settings, model.name, tokens)
+                rows.append((model, fit))
     if as_json:
         print_json({"context": tokens, "models": [_plain(*row) for row in rows]})
         return
@@ -97,132 +97,7 @@ def remove(
     console().print(f"Removed {', '.join(names)}: {readable(freed)} freed.")
 
 
-@with_device
-def pull(
-    settings: Settings,
-    model: Annotated[str, typer.Argument(help="a Hugging Face id, e.g. Qwen/Qwen3-0.6B")],
-    tokens: Annotated[
-        int, typer.Option("--context", min=1, help="tokens of the text that is to fit")
-    ] = CONTEXT,
-    file: Annotated[
-        str | None, typer.Option("--file", help="a GGUF file, or a part of its name")
-    ] = None,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="do not ask")] = False,
-    as_json: AsJson = False,
-) -> None:
-    """Download a model, after saying how large it is and whether it fits the device.
-
-    Of a repository of GGUF files it is one, Q4_K_M unless --file says which; whether that fits is
-    known once it is here. Goes on where a download was stopped, and compares every file with its
-    digest on the hub.
-
-    Examples:
-
-      kvlite pull Qwen/Qwen3-0.6B
-
-      kvlite pull Qwen/Qwen3-8B --context 131072 --yes
-
-      kvlite pull Qwen/Qwen3-8B-GGUF --file q5_k_m
-    """
-    from kvlite.model.hub import download_of, downloaded, gguf_among, require_undamaged
-    from kvlite.model.source import find_config, is_repo, require_weights
-
-    if not is_repo(model):
-        raise ModelError(f"{model!r} is no Hugging Face id: give one such as Qwen/Qwen3-0.6B")
-    screen = console()
-    with stop_on_interrupt() as cancel:
-        with screen.status(f"Asking Hugging Face about {model}"), uncollected():
-            wanted, chosen = download_of(model, cancel), ""
-            if file is not None or not wanted.has_weights:
-                ggufs = download_of(model, cancel, only="*.gguf").sizes
-                if not ggufs:
-                    raise ModelError(f"{model} has neither .safetensors nor .gguf weights")
-                chosen = gguf_among(ggufs, file or DEFAULT_GGUF, model)
-                wanted = download_of(model, cancel, only=chosen)
-            else:
-                find_config(model, None, cancel)
-                wanted = download_of(model, cancel)  # the config is here now
-            fitting = None if chosen else _plan(settings, model, tokens)
-        about = f"{model}, {chosen}" if chosen else model
-        _announce(screen, about, wanted.nbytes, wanted.missing, fitting)
-        if (
-            wanted.missing
-            and not yes
-            and _at_terminal()
-            and not typer.confirm("Download it?", True)
-        ):
-            raise typer.Exit
-        with reading_bar(screen, f"Downloading {model}") as bar:
-            folder = downloaded(model, bar.update, cancel, only=chosen)
-            path = folder / chosen if chosen else require_weights(folder, model)
-        with reading_bar(screen, "Comparing digests") as bar:
-            require_undamaged(folder, bar.update, cancel)
-    named = str(path) if chosen else model
-    if chosen:
-        fitting = _plan_or_flaw(settings, named, tokens)
-        screen.print(f"{_shown(fitting)}.")
-    if as_json:
-        sizes = {"bytes": wanted.nbytes, "downloaded_bytes": wanted.missing}
-        print_json(
-            {"model": named, **sizes, "folder": str(folder), "context": tokens, "fits": fitting}
-        )
-        return
-    screen.print(f'Here now: kvlite ask report.pdf "What does it conclude?" --model {named}')
-
-
-def _announce(
-    screen: "Console", model: str, nbytes: int, missing: int, fitting: dict[str, Any] | None
-) -> None:
-    here = "" if missing == nbytes else f", {readable(nbytes - missing)} of it here already"
-    fits = "" if fitting is None else f" {_shown(fitting)} on {fitting['device']}."
-    screen.print(f"{model}: {readable(nbytes)}{here}.{fits}")
-
-
-def _plan(settings: Settings, name: str, tokens: int) -> dict[str, Any]:
-    """What the plan says of a text: whether it fits, how the model is loaded, what it takes."""
-    from kvlite.planner.candidates import open_planner
-
-    planner = open_planner(settings.replace({"model": name}))
-    made = planner.best(max(1, min(tokens, planner.shape.max_context - settings.max_new_tokens)))
-    return {
-        "tokens": made.tokens,
-        "fits": made.fits,
-        "weights": made.choice.weights.name,
-        "stream": made.choice.stream,
-        "kv_bits": made.choice.kv_bits,
-        "peak_bytes": made.peak_bytes,
-        "device": made.room.name,
-    }
-
-
-def _fitting(settings: Settings, model: "LocalModel", tokens: int) -> dict[str, Any] | None:
-    """As `_plan`; None where none can be made."""
-    return None if model.flaw else _plan_or_flaw(settings, model.name, tokens)
-
-
-def _plan_or_flaw(settings: Settings, name: str, tokens: int) -> dict[str, Any]:
-    try:
-        return _plan(settings, name, tokens)
-    except KvliteError as error:
-        return {"flaw": sentence(error)}
-
-
-def _shown(fitting: dict[str, Any] | None) -> str:
-    """For a table."""
-    if fitting is None:
-        return "cannot be run"
-    if "flaw" in fitting:
-        return str(fitting["flaw"])
-    if not fitting["fits"]:
-        return f"{fitting['tokens']:,} tokens do not fit"
-    streamed = "" if fitting["stream"] == "off" else f", layers from {fitting['stream']}"
-    return (
-        f"{fitting['tokens']:,} tokens fit ({fitting['weights']}{streamed}, "
-        f"{readable(fitting['peak_bytes'])})"
-    )
-
-
-def _plain(model: "LocalModel", fitting: dict[str, Any] | None) -> dict[str, Any]:
+def _plain(model: "LocalModel", fit: "Fit") -> dict[str, Any]:
     return {
         "name": model.name,
         "place": model.place,
@@ -231,22 +106,19 @@ def _plain(model: "LocalModel", fitting: dict[str, Any] | None) -> dict[str, Any
         "architecture": model.architecture,
         "max_context": model.max_context,
         "flaw": model.flaw or None,
-        "plan": fitting,
+        "plan": None if model.flaw else fit.to_json(),
     }
 
 
-def _table(rows: "list[tuple[LocalModel, dict[str, Any] | None]]", tokens: int) -> Any:
+def _table(rows: "list[tuple[LocalModel, Fit]]", tokens: int) -> Any:
     from rich.table import Column, Table
 
     table = Table(
         Column("model", overflow="fold"), "in", "size", "kind", "context", f"{tokens:,} tokens"
     )
-    for model, fitting in rows:
+    for model, fit in rows:
         context = "" if model.max_context is None else f"{model.max_context:,}"
         size = readable(model.nbytes)
-        table.add_row(model.name, model.place, size, model.architecture, context, _shown(fitting))
+        said = "cannot be run" if model.flaw else fit.line()
+        table.add_row(model.name, model.place, size, model.architecture, context, said)
     return table
-
-
-def _at_terminal() -> bool:
-    return sys.stdin is not None and sys.stdin.isatty()

@@ -1,16 +1,79 @@
-"""Whether a model fits this machine, told before it is loaded."""
+"""Whether a model fits a device, told before it is loaded, and models that do."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from threading import Event
+from typing import Any
 
 from kvlite.config.settings import Settings
+from kvlite.config.units import readable
+from kvlite.errors import KvliteError, sentence
 from kvlite.model.load import choose_device
 from kvlite.model.making import load_transformers, making_modules
 from kvlite.model.source import find_config
-from kvlite.planner.candidates import planner_here
-from kvlite.planner.plan import Plan
+from kvlite.planner.candidates import open_planner, planner_here
+from kvlite.planner.plan import Plan, Planner
+
+# Tokens that a model which is proposed has room for.
+ENOUGH = 32_768
 
 
-def fitting(settings: Settings, tokens: int, freed: int = 0) -> Plan:
-    """The best plan for a text of so many tokens, or of as many as the model was trained for; in
-    any thread, also while a model is loaded or answers.
+@dataclass(frozen=True)
+class Fit:
+    """What the plan says of a text with a model.
+
+    Attributes:
+        plan: the best one; None if there can be none.
+        flaw: why not.
+    """
+
+    plan: Plan | None
+    flaw: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values by name."""
+        if self.plan is None:
+            return {"flaw": self.flaw}
+        made = self.plan
+        return {
+            "tokens": made.tokens,
+            "fits": made.fits,
+            "weights": made.choice.weights.name,
+            "stream": made.choice.stream,
+            "kv_bits": made.choice.kv_bits,
+            "peak_bytes": made.peak_bytes,
+            "device": made.room.name,
+        }
+
+    def line(self) -> str:
+        """For a table."""
+        if self.plan is None:
+            return self.flaw
+        made = self.plan
+        if not made.fits:
+            return f"{made.tokens:,} tokens do not fit"
+        stream = made.choice.stream
+        streamed = "" if stream == "off" else f", layers from {stream}"
+        said = f"{made.choice.weights.name}{streamed}, {readable(made.peak_bytes)}"
+        return f"{made.tokens:,} tokens fit ({said})"
+
+
+def fit_of(settings: Settings, model: str, tokens: int) -> Fit:
+    """Whether a text of so many tokens fits with a model, also on a card that is not here."""
+    try:
+        planner = open_planner(settings.replace({"model": model}))
+        return Fit(planner.best(_within(planner, tokens)))
+    except KvliteError as error:
+        return Fit(None, sentence(error))
+
+
+def plan_here(settings: Settings, tokens: int, freed: int = 0) -> Plan:
+    """The best plan for a text of so many tokens, or of as many as the model was trained for, on
+    this machine; in any thread, also while a model is loaded or answers.
 
     Args:
         freed: bytes of the device that this process would give back first.
@@ -22,5 +85,45 @@ def fitting(settings: Settings, tokens: int, freed: int = 0) -> Plan:
     folder, device = find_config(settings.model), choose_device(settings.device)
     with making_modules():
         planner = planner_here(settings, folder, device, reads_text=False, freed=freed)
-        most = planner.shape.max_context - settings.max_new_tokens
-        return planner.best(max(1, min(tokens, most)))
+        return planner.best(_within(planner, tokens))
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """A model on the hub that fits.
+
+    Attributes:
+        name: its Hugging Face id.
+        nbytes: of its weights.
+    """
+
+    name: str
+    nbytes: int
+    plan: Plan
+
+
+def proposals(settings: Settings, cancel: Event | None = None) -> Iterator[Proposal]:
+    """Models that fit a device as they are published, with a text of `ENOUGH` tokens; the largest
+    first. Their configs come with kvlite: nothing is downloaded.
+
+    Raises:
+        Stopped: `cancel` was set.
+        KvliteError: there is no such device, or a setting is out of range.
+    """
+    known = json.loads((files("kvlite.planner") / "proposed.json").read_bytes())
+    for name, config in known.items():
+        with TemporaryDirectory(prefix="kvlite-") as folder:
+            (Path(folder) / "config.json").write_text(json.dumps(config))
+            given = settings.replace({"model": folder, "weights": "auto", "stream": "off"})
+            planner = open_planner(given, cancel=cancel)
+            _, weights = planner.load_options[0]  # as they were published
+            nbytes = sum(planner.shape.weight_bytes(weights).values())
+            if nbytes > planner.room.tensors:
+                continue
+            plan = planner.best(_within(planner, ENOUGH))
+            if plan.fits and plan.choice.weights == weights:
+                yield Proposal(name, nbytes, plan)
+
+
+def _within(planner: Planner, tokens: int) -> int:
+    return max(1, min(tokens, planner.shape.max_context - planner.settings.max_new_tokens))

@@ -14,7 +14,7 @@ from kvlite.conversation.runner import FEW
 from kvlite.errors import ForecastError, ModelError, sentence
 from kvlite.model.local_models import LocalModel, models_here
 from kvlite.model.source import lasting_name
-from kvlite.planner.fitting import fitting
+from kvlite.planner.fitting import plan_here
 from kvlite.planner.plan import refusal
 from kvlite.server.config import ServerConfig
 from kvlite.server.refusals import Refusal
@@ -176,7 +176,7 @@ class Models:
         """
         freed = self.current.held_bytes
         try:
-            plan = await asyncio.to_thread(fitting, model.settings, FEW, freed)
+            plan = await asyncio.to_thread(plan_here, model.settings, FEW, freed)
         except ForecastError:
             return  # loading it will tell
         except ModelError as error:

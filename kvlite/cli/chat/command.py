@@ -11,6 +11,7 @@ import typer
 from kvlite import __version__
 from kvlite.cli import BAD_INPUT, INTERRUPTED
 from kvlite.cli.console import output
+from kvlite.cli.first_start import with_first_model
 from kvlite.cli.opening import FromLibrary, documents_to_send, open_files, require_files
 from kvlite.cli.options import AsJson, Quiet, with_resolved
 from kvlite.cli.screen import console, guarded, lines_said, print_answer, reading, unechoed
@@ -67,8 +68,10 @@ def chat(
     if server:
         _served(server, files or (), resolved, as_json=as_json, quiet=quiet)
         return
-    settings, typed = resolved.settings, sys.stdin is not None and sys.stdin.isatty()
-    require_files(files or (), settings)
+    typed = sys.stdin is not None and sys.stdin.isatty()
+    require_files(files or (), resolved.settings)
+    resolved = with_first_model(resolved, console(quiet), files or ())
+    settings = resolved.settings
     # The screen shows everything but answers.
     screen = output() if typed and sys.stdout.isatty() else console(quiet)
     with unechoed():
