@@ -176,7 +176,7 @@ class Parts:
         chosen = priority_of(shown_values(settings))
         self.priority = gr.Radio(
             [each.name for each in PRIORITIES],
-            value=chosen and chosen.name,
+            value=None if chosen is None else chosen.name,
             label="What matters most",
             info=about(chosen),
             elem_id="priority",

@@ -58,7 +58,7 @@ class SettingsEvents:
     def preferred(self, *shown: Any) -> Any:
         """The priority that the controls come to."""
         chosen = priority_of(shown)
-        return gr.Radio(value=chosen and chosen.name, info=about(chosen))
+        return gr.Radio(value=None if chosen is None else chosen.name, info=about(chosen))
 
     def shown(self, id: str, request: gr.Request) -> list[Any]:
         """A conversation's settings for the controls, nothing to say of them, and once more as
