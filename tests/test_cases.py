@@ -111,6 +111,7 @@ def test_pairs_have_one_question_and_many_answers(tokenizer: Any, cases: Cases) 
         ("multi-key", 4, 1, 1),
         ("multi-value", 4, 4, 1),
         ("multi-query", 4, 4, 4),
+        ("copy-many", 8, 8, 8),
     ],
 )
 def test_magic_numbers(

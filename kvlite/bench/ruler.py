@@ -3,7 +3,8 @@
 After the description in "RULER: What's the Real Context Size of Your Long-Context Language
 Models?", section 3. Other than there: prompts go through the model's chat template, no example
 and no beginning of the answer are given, prose and words are those bundled here, and short lists
-of words hold each word less often.
+of words hold each word less often. `copy-many` asks for more at once than RULER does: bringing back
+what an answer needs is hardest where it needs much (Text2JSON).
 """
 
 import re
@@ -19,7 +20,7 @@ from kvlite.bench.grid import require_known
 from kvlite.bench.prose import begun_elsewhere, hidden_in, names, numbers
 from kvlite.bench.questions import QuestionTask
 
-NEEDLES, HOPS, COMMON, TIMES, RARE_TIMES = 4, 4, 10, 30, 3
+NEEDLES, MANY, HOPS, COMMON, TIMES, RARE_TIMES = 4, 8, 4, 10, 30, 3
 
 _NOISE = (
     "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again. "
@@ -150,6 +151,7 @@ TASKS: dict[str, Callable[[Any, str, int, int], Made]] = {
     "multi-key": _needles(NEEDLES, 1, 1),
     "multi-value": _needles(1, NEEDLES, 1),
     "multi-query": _needles(NEEDLES, 1, NEEDLES),
+    "copy-many": _needles(MANY, 1, MANY),
     "variables": _variables,
     "words": _common_words,
 }

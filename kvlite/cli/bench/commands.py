@@ -120,7 +120,15 @@ Kinds = Annotated[
         "many; may be repeated",
     ),
 ]
-RULER_TASKS = ["single", "multi-key", "multi-value", "multi-query", "variables", "words"]
+RULER_TASKS = [
+    "single",
+    "multi-key",
+    "multi-value",
+    "multi-query",
+    "copy-many",
+    "variables",
+    "words",
+]
 Tasks = Annotated[
     list[str],
     typer.Option("--task", callback=_once, help=f"{', '.join(RULER_TASKS)}; may be repeated"),
