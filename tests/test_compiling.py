@@ -68,7 +68,7 @@ def test_nothing_more_is_compiled_than_is_wanted(monkeypatch: pytest.MonkeyPatch
         def compile(self, given: Any) -> None:
             done.append(self.name)
 
-    for name in ("search", "add", "_likeliest", "put", "take", "_attention", "_wanted", "fill"):
+    for name in ("search", "add", "_largest", "put", "take", "_attention", "_wanted", "fill"):
         monkeypatch.setattr(compiled, name, Loop(name))
     compiled.compile_all(lambda: len(done) < 2)
     assert done == ["search", "add"]

@@ -74,7 +74,7 @@ def test_a_vector_is_rounded_and_restored_as_by_torch(
 
 @settings(max_examples=200, deadline=None)
 @given(st.integers(0, 10**6), st.integers(1, 400), st.integers(1, 90), st.sampled_from([1, 3, 20]))
-def test_the_likeliest_are_the_first_of_all_in_order(
+def test_the_largest_are_the_first_of_all_in_order(
     seed: int, some: int, count: int, kinds: int
 ) -> None:
     """Scores alike and zeros among them, ties go to the earlier; what is no number comes last."""
@@ -83,7 +83,7 @@ def test_the_likeliest_are_the_first_of_all_in_order(
     scores = scores.astype(np.float32)
     scores[random.random(some + 7) < 0.1] = random.choice([0, np.nan, 1e-42, 1])
     first, last = 3, some + 3
-    found = choice._likeliest(scores, first, last, count)
+    found = choice._largest(scores, first, last, count)
     order = sorted(range(first, last), key=lambda at: (-np.nan_to_num(scores[at], nan=-1), at))
     assert found.tolist() == sorted(order[:count])
 

@@ -12,7 +12,7 @@ from kvlite.cache.query_log import QueryLog
 from kvlite.cache.recurrent import StateCarrier, States
 from kvlite.engine.heads import over_head_groups
 from kvlite.engine.oom_actions import cache_oom_actions
-from kvlite.engine.quantized_attention import attend_segment
+from kvlite.engine.quantized_attention import attend_segment, compiles
 from kvlite.engine.sparse_attention import SparseAttentionMask, sparse_masks
 from kvlite.memory.oom import OOMPolicy, T
 from kvlite.methods.base import LayerView
@@ -122,7 +122,8 @@ class LayerStep:
         self, head_group: KVHeadGroup, q: Tensor, softmax: Softmax, remembers: bool
     ) -> Tensor:
         """Attention to what a head group holds; the policy remembers it, if it is to."""
-        if head_group.segment is not None and self.sparse_mask is None:
+        computed = head_group.segment is not None or compiles(head_group)
+        if computed and self.sparse_mask is None:
             out, row = attend_segment(q, head_group, softmax, remembers=remembers)
             if remembers and row is not None:
                 self._remember(head_group, row)

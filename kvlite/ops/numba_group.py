@@ -8,6 +8,8 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
+from kvlite.ops.numba_vectors import write_fetch
+
 # Inputs whose codes are added up at once, and how many outputs they have then.
 INPUTS = 16
 WIDTH = 64
@@ -15,7 +17,6 @@ LANES = 16
 
 _FLOAT, _BYTE, _PLACE = ir.FloatType(), ir.IntType(8), ir.IntType(32)
 _FLOATS, _BYTES = ir.VectorType(_FLOAT, LANES), ir.VectorType(_BYTE, LANES)
-_NEARER = ir.FunctionType(ir.VoidType(), [_BYTE.as_pointer(), _PLACE, _PLACE, _PLACE])
 
 
 def adding(rows: int, bytewise: bool) -> Callable[..., Any]:
@@ -57,7 +58,7 @@ class _Adding:
         low = ir.Constant(_BYTES, [15] * LANES)
         for i in range(INPUTS):
             line = b.add(lines, b.mul(step, self._number(i)))
-            self._fetch(b.add(line, soon))
+            write_fetch(b, b.add(line, soon))
             codes = [self._load(line, LANES * part, _BYTES) for part in parts]
             read = [[b.and_(each, low) for each in codes], codes] if self.bytewise else [codes]
             numbers = [[b.uitofp(each, _FLOATS) for each in side] for side in read]
@@ -97,11 +98,3 @@ class _Adding:
     def _plus(self, total: Any, one: Any, other: Any) -> Any:
         product = self.builder.fmul(one, other, flags=("contract",))
         return self.builder.fadd(total, product, flags=("contract",))
-
-    def _fetch(self, address: Any) -> None:
-        """Bring a line of the processor's cache nearer, if there is one."""
-        name = "llvm.prefetch.p0"
-        known = self.builder.module.globals.get(name)
-        fetch = known or ir.Function(self.builder.module, _NEARER, name)
-        place = self.builder.inttoptr(address, _BYTE.as_pointer())
-        self.builder.call(fetch, [place, *(ir.Constant(_PLACE, each) for each in (0, 2, 1))])

@@ -10,14 +10,22 @@ import numpy as np
 from numba import types
 
 from kvlite.ops.numba_search import add, search
-from kvlite.ops.numba_vectors import close_exp, dot_rows, hadamard, highest, jitted, put, take
+from kvlite.ops.numba_vectors import (
+    close_exp,
+    dot_rows,
+    fetch_vector,
+    hadamard,
+    highest,
+    jitted,
+    put,
+    take,
+)
 
-# Scores fall into bins by their exponent and five bits of what follows it.
-SHIFT = 18
-BINS = (127 << 23 >> SHIFT) + 1
-SAMPLED = 8
-# Numbers in a line of the processor's caches.
-LINE = 16
+# Numbers are told apart by their sign, exponent and three more bits first.
+SHIFT = 20
+BINS = 1 << 12
+# Keys are on their way while those of so many entries before them are read.
+AHEAD = 8
 
 
 @jitted
@@ -30,10 +38,9 @@ def _row(first, last):
 
 
 @jitted
-def _ranked(numbers, rank):
-    """The number that would be at place `rank` if they were sorted; `np.partition`, which takes ten
-    seconds to compile."""
-    some = numbers.copy()
+def _ranked(some, rank):
+    """The number that would be at place `rank` if they were sorted, which changes their order;
+    `np.partition`, which takes ten seconds to compile."""
     low, high = 0, some.size - 1
     while low < high:
         pivot = some[(low + high) // 2]
@@ -57,74 +64,45 @@ def _ranked(numbers, rank):
 
 
 @jitted
-def _largest(numbers, count):
-    """Where the `count` largest are, in order of place."""
-    size = numbers.size
+def _key(number):
+    """A whole number from 0 to 2^32 - 1, ascending with a number; 0 for what is none."""
+    bits = np.float32(number).view(np.uint32)
+    turned = bits ^ np.uint32(0xFFFFFFFF if bits >> np.uint32(31) else 0x80000000)
+    return np.uint32(turned if number == number else 0)
+
+
+@jitted
+def _largest(numbers, first, last, count):
+    """Where the `count` largest are, between two places, in order of place; of equal ones the
+    earlier. What is no number comes last."""
+    size = last - first
     if count >= size or not count:
-        return _row(0, min(count, size))
-    least = _ranked(numbers, size - count)
-    places = np.zeros(count, np.int64)
-    above = 0
+        return _row(first, first + min(count, size))
+    keys, tally = np.empty(size, np.uint32), np.zeros(BINS, np.int32)
     for i in range(size):
-        above += numbers[i] > least
-    alike, found = count - above, 0
+        keys[i] = _key(numbers[first + i])
     for i in range(size):
-        if numbers[i] > least or (numbers[i] == least and alike > 0):
-            alike -= numbers[i] == least
-            places[found] = i
-            found += 1
-    return places[:found]
-
-
-@jitted
-def _bin(score):
-    """Ascending with a score from 0 to 1; what is no number is in the first."""
-    return min(np.float32(score).view(np.int32) >> SHIFT, BINS - 1) if score > 0 else 0
-
-
-@jitted
-def _likeliest(scores, first, last, count):
-    """Where the `count` largest of scores from 0 to 1 are, between two places, in their order.
-
-    Every eighth score says what bound half as many again will reach. If fewer than are wanted do,
-    all are looked at. What is no number comes last.
-    """
-    some = last - first
-    if count >= some:
-        return _row(first, last)
-    tally, above, least = np.zeros(BINS, np.int32), 0, BINS
-    for i in range(first, last, SAMPLED):
-        tally[_bin(scores[i])] += 1
-    while least and 2 * SAMPLED * above < 3 * count:
-        least -= 1
-        above += tally[least]
-    places = np.empty(some, np.int32)
-    bound, found = np.int32(least << SHIFT).view(np.float32), 0
-    for i in range(first, last):
-        places[found] = i
-        found += scores[i] >= bound
-    if found < count:
-        for i in range(some):
-            places[i] = first + i
-        found = some
-    worth = np.full(found, np.float32(-1))
+        tally[keys[i] >> np.uint32(SHIFT)] += 1
+    edge, above = BINS, 0
+    while above < count:
+        edge -= 1
+        above += tally[edge]
+    # Of the numbers in the last bin that is needed, so many are wanted.
+    wanted, among, found = count - above + tally[edge], np.empty(size, np.uint32), 0
+    for i in range(size):
+        among[found] = keys[i]
+        found += keys[i] >> np.uint32(SHIFT) == edge
+    least = _ranked(among[:found], found - wanted)
+    alike = wanted
     for i in range(found):
-        if scores[places[i]] >= 0:
-            worth[i] = scores[places[i]]
-    best = _largest(worth, count)
-    for i in range(best.size):
-        best[i] = places[best[i]]
-    return best
-
-
-@jitted
-def _touched(vectors, places):
-    """Bring some of many vectors nearer, all at once: each would be waited for by itself later."""
-    sums = np.float32(0)
-    for i in range(places.size):
-        for d in range(0, vectors.shape[1], LINE):
-            sums += vectors[places[i], d]
-    return sums
+        alike -= among[i] > least
+    places, found = np.empty(count + 1, np.int64), 0
+    for i in range(size):
+        same = keys[i] == least and alike > 0
+        places[found] = first + i
+        found += same or keys[i] > least
+        alike -= same
+    return places[:count]
 
 
 @jitted
@@ -147,15 +125,11 @@ def _attention(queries, source, head, named, held_keys, slot_of):
         dot_rows(queries, mean, head, shifts, 0)
         for row in range(rows):
             hadamard(turned[row])
-    if not middle:
-        far, held = np.empty(named.size, np.int64), np.empty(named.size, np.int64)
-        others, known = 0, 0
-        for at in named:
-            far[others], held[known] = at, slot_of[at]
-            others += slot_of[at] < 0
-            known += slot_of[at] >= 0
-        products[0, 0] = _touched(exact, far[:others]) + _touched(held_keys, held[:known])
     for i in range(named.size):
+        if not middle and i + AHEAD < named.size:
+            at = named[i + AHEAD]
+            slot = slot_of[at]
+            fetch_vector(held_keys if slot >= 0 else exact, slot if slot >= 0 else at)
         place, slot = named[i] - start, slot_of[named[i]]
         if slot >= 0:
             dot_rows(queries, held_keys, slot, products, i)
@@ -240,7 +214,7 @@ def _worth(rough, own_positions, positions, start, slots, mark):
 def _wanted(rough, queries, source, head, held_keys, slot_of, count, candidates, first, recent):
     """The `count` entries that a head's rows want most."""
     entries, ends = rough.size, first + recent
-    chosen = _likeliest(rough, first, entries - recent, candidates - ends)
+    chosen = _largest(rough, first, entries - recent, candidates - ends)
     named = np.empty(ends + chosen.size, np.int64)
     for i in range(ends):
         named[i] = i if i < first else entries - ends + i
@@ -251,7 +225,7 @@ def _wanted(rough, queries, source, head, held_keys, slot_of, count, candidates,
             weights[i] = np.inf
         elif not weights[i] >= 0:
             weights[i] = 0
-    best = _largest(weights, count)
+    best = _largest(weights, 0, weights.size, count)
     for i in range(best.size):
         best[i] = named[best[i]]
     return best
@@ -310,7 +284,11 @@ def fill(queries, scores, heads, source, held, rows, slots, count, candidates, f
         for at in best:
             missing += mark[at] == 1
         came += missing
-        leaving, coming, found = _largest(worth, missing), np.empty(missing, np.int64), 0
+        leaving, coming, found = (
+            _largest(worth, 0, worth.size, missing),
+            np.empty(missing, np.int64),
+            0,
+        )
         for at in best:
             if mark[at] == 1:
                 coming[found] = at
@@ -338,7 +316,7 @@ def compile_all(wanted: Callable[[], bool]) -> None:
     loops: list[tuple[Any, tuple[Any, ...]]] = [
         (search, (blocks, lines, signs, lines, whole, whole)),
         (add, (blocks, lines, lines, signs, lines, whole)),
-        (_likeliest, (line, whole, whole, whole)),
+        (_largest, (line, whole, whole, whole)),
         (put, (line, *rounded)),
         (take, (*rounded, line)),
         (_attention, (lines, held, whole, whole[::1], lines, place[::1])),
