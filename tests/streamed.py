@@ -12,6 +12,7 @@ from kvlite.engine.decode import decode_step
 from kvlite.engine.prefill import prefill
 from kvlite.methods import parse_method
 from kvlite.methods.layer_policy import layer_policies
+from kvlite.model.experts import experts_of, stacked
 from kvlite.model.load import LoadedModel, require_whole
 from kvlite.model.weights import PLAIN, Weights
 from kvlite.offload.weights.layers import StreamedLayers
@@ -45,9 +46,9 @@ def streamed(tiny: Tiny, folder: Path, setting: str = "disk", weights: str = "fp
     chosen = Weights(weights, PLAIN.get(weights, torch.float32))
     module, found = opened(folder, device=CPU, weights=chosen)
     require_whole(found, str(folder))
+    align(module)
     model = replace(tiny.model, module=module, path=folder, weights=chosen)
     model.layers = attached(model)
-    align(module)
     return model
 
 
@@ -86,8 +87,16 @@ def layer_bytes(module: Any) -> int:
 
 
 def slot_bytes(module: Any) -> int:
-    """Bytes that one layer takes where each of its weights begins at a multiple of 256."""
-    return sum(-(-parameter.nbytes // 256) * 256 for parameter in module.parameters())
+    """Bytes that one layer takes where each of its weights begins at a multiple of 256; experts,
+    which come by themselves, left out."""
+    apart = {id(each) for experts in experts_of(module) for each in stacked(experts)}
+    own = [each for each in module.parameters() if id(each) not in apart]
+    return sum(-(-parameter.nbytes // 256) * 256 for parameter in own)
+
+
+def expert_bytes(module: Any) -> list[int]:
+    """Bytes of the experts of each layer that has any."""
+    return [sum(each.nbytes for each in stacked(experts)) for experts in experts_of(module)]
 
 
 def rest_bytes(module: Any) -> int:

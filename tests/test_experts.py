@@ -15,13 +15,15 @@ from torch import Tensor, nn
 from kvlite.config.settings import Settings
 from kvlite.engine.decode import decode_step
 from kvlite.engine.prefill import prefill
+from kvlite.errors import ModelError
 from kvlite.memory.meter import TensorMeter
 from kvlite.methods import parse_method
 from kvlite.methods.layer_policy import layer_policies
-from kvlite.model.experts import PackedExperts, experts_of
+from kvlite.model.experts import PackedExperts, experts_of, stacked
 from kvlite.model.quantizing import Int8Experts, NF4Experts, quantize_experts
 from kvlite.model.shape import shape_of
 from kvlite.model.weights import Weights, held_tensors
+from kvlite.offload.weights.experts import ExpertPool
 from kvlite.offload.weights.loader import open_whole
 from kvlite.planner.candidates import open_planner
 from tests.configs import PUBLISHED
@@ -152,3 +154,53 @@ def test_a_layer_is_read_at_a_time_where_few_have_attention(tmp_path: Path) -> N
     layers = sum(plain.values()) - plain["embedding"] - plain["head"]
     assert layers / 40 <= plan.phases["load"]["a weight on its way"] < 1.05 * layers / 40
     assert plan.fits
+
+
+def through(pool: ExpertPool, layer: int, *chosen: int) -> int:
+    """Let a token go through experts of a layer; how many had to come."""
+    before = pool.brought
+    slots = dict(pool.arriving(layer, torch.tensor([chosen])))
+    assert [*slots] == sorted(chosen) and len({*slots.values()}) == len(slots)
+    return (pool.brought - before) // pool.layers[0].expert_bytes
+
+
+@pytest.mark.parametrize("setting", ["disk", "ram"])
+def test_experts_that_are_used_most_stay(setting: str, tmp_path: Path) -> None:
+    """And each is what it was in its file, wherever it lies."""
+    tiny = make_tiny("qwen3-moe")
+    model = streamed(tiny, tmp_path, setting)
+    pool = model.layers.experts
+    assert len(pool.owners) == 8 and pool.pass_bytes == 4 * 2 * pool.layers[0].expert_bytes
+    for _ in range(3):
+        came = [through(pool, layer, 0, 1) for layer in range(3)]
+    assert came == [0, 0, 0]
+    assert through(pool, 3, 0, 3) == 2  # there was room for these
+    assert through(pool, 3, 1, 2) == 2  # in the place of those that only one token went through
+    assert [through(pool, layer, 0, 1) for layer in range(3)] == [0, 0, 0]
+    assert through(pool, 3, 1, 2) == 0 and through(pool, 3, 0, 1) == 1
+    for layer, whole in enumerate(experts_of(tiny.model.module)):
+        for expert, slot in pool.arriving(layer, torch.arange(4)):
+            for stack, stacks in zip(pool.stacks, stacked(whole), strict=True):
+                assert stack[slot].equal(stacks[expert])
+
+
+def test_an_expert_that_does_not_come_may_come_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = streamed(make_tiny("qwen3-moe"), tmp_path)
+    expected, bring = two_turns(model), model.layers.experts.source.bring
+    left = [*range(5)]
+
+    def fails(*given: Any) -> None:
+        bring(*given)
+        if left and left.pop() in (0, 3):
+            raise ModelError("gone")
+
+    model.layers.experts.slots.clear()
+    model.layers.experts.owners[:] = -1
+    monkeypatch.setattr(model.layers.experts.source, "bring", fails)
+    for _ in range(2):
+        with pytest.raises(ModelError, match="gone"):
+            two_turns(model)
+    for ours, theirs in zip(two_turns(model), expected, strict=True):
+        assert ours.equal(theirs)

@@ -17,6 +17,7 @@ from kvlite.engine.callbacks import Callbacks
 from kvlite.errors import InterruptedCacheError, ModelError, Stopped
 from kvlite.memory.meter import TensorMeter
 from kvlite.methods import parse_method
+from kvlite.model.experts import ONE_BY_ONE, experts_of, stacked
 from kvlite.model.load import LoadedModel
 from kvlite.offload.weights.layers import StreamedLayers
 from kvlite.offload.weights.loader import off_device
@@ -24,6 +25,7 @@ from tests.conftest import ARCHITECTURES, Tiny, make_tiny
 from tests.faults import Faults
 from tests.streamed import (
     Pair,
+    expert_bytes,
     layer_bytes,
     pair,
     prompt,
@@ -201,17 +203,20 @@ def test_what_came_is_accounted_for(both: Pair) -> None:
 @pytest.mark.cases(2)
 @pytest.mark.parametrize("setting", ["disk", "ram"])
 def test_two_layers_and_the_rest_are_on_the_device(
-    tiny: Tiny, setting: str, tmp_path: Path
+    tiny: Tiny, setting: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """To the byte, before, during and after an answer."""
+    """To the byte, before, during and after an answer; of experts as many as two layers have."""
     both = pair(tiny, tmp_path, setting)
     module = both.whole.module
-    slots = 2 * max(map(slot_bytes, both.whole.layers.modules))
+    if expert_bytes(module):
+        monkeypatch.setattr(module.config, "_experts_implementation", ONE_BY_ONE)
+    slots = 2 * max(map(slot_bytes, both.whole.layers.modules)) + sum(expert_bytes(module)[:2])
     weights = rest_bytes(module) + slots
     whole = TensorMeter(both.whole.tensors()).live
     assert TensorMeter(both.streamed.tensors()).live == weights
     # One layer may be more than the others together: those without keys run with it.
-    assert weights < whole or slots > sum(map(slot_bytes, both.whole.layers.modules))
+    layers = sum(map(slot_bytes, both.whole.layers.modules)) + sum(expert_bytes(module))
+    assert weights < whole or slots > layers
     peaks = []
     for model in (both.streamed, both.whole):
         answer = runner(model, measure="tensors").generate(prompt(60), ignore_eos=True)
@@ -378,8 +383,15 @@ def test_files_of_another_type_are_rounded_as_transformers_does(
     tiny = make_tiny(name)
     tiny.reference.to(stored).save_pretrained(tmp_path)
     disk, ram = (streamed(tiny, tmp_path, setting, wanted) for setting in ("disk", "ram"))
+    experts = torch.arange(4)
     for index in range(4):
         ours, theirs = disk.layers[index], ram.layers[index]
+        for each in (disk, ram):
+            for own in experts_of(each.layers.modules[index]):
+                places = dict(own.arriving(experts))
+                for parameter in stacked(own):
+                    rows = torch.stack([parameter[places[expert]] for expert in range(4)])
+                    parameter.data = rows
         for part, parameter in theirs.named_parameters():
             assert torch.equal(ours.get_parameter(part), parameter), part
     assert torch.equal(disk.module.lm_head.weight, ram.module.lm_head.weight)

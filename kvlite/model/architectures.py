@@ -324,6 +324,13 @@ def has_experts(model_type: str) -> bool:
     return known is not None and bool(known.experts)
 
 
+def experts_per_token(config: Any) -> int:
+    """The experts of a layer that a token is routed to, given transformers' config; 0 without
+    experts."""
+    names = "num_experts_per_tok", "top_k_experts"
+    return next((count for name in names if (count := getattr(config, name, None))), 0)
+
+
 # The linear layer that makes keys and values of latents. As it is multiplied into others, it is not
 # quantized.
 EXPANDS = "kv_b_proj"

@@ -8,7 +8,7 @@ one expert after the other.
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -20,7 +20,13 @@ PROJECTIONS = ("gate_up_proj", "up_proj", "down_proj")
 
 
 class PackedExperts(nn.Module, ABC):
-    """One projection of all experts of a layer."""
+    """One projection of all experts of a layer.
+
+    Attributes:
+        stacks: names of its parameters that have each expert's part, one after the other.
+    """
+
+    stacks: ClassVar[tuple[str, ...]]
 
     @abstractmethod
     def __getitem__(self, expert: int) -> Tensor:
@@ -30,9 +36,8 @@ class PackedExperts(nn.Module, ABC):
 def pack_experts(module: nn.Module, packed: Callable[[Tensor], PackedExperts]) -> None:
     """Replace, in place, the tensors of all experts within `module` by what `packed` makes of them,
     `(experts, ...)`, and let one expert after the other be computed."""
-    register_experts()
     for experts in experts_of(module):
-        experts.config._experts_implementation = ONE_BY_ONE
+        take_one_by_one(experts)
         for name in filter(partial(hasattr, experts), PROJECTIONS):
             whole = getattr(experts, name).data
             delattr(experts, name)
@@ -46,43 +51,54 @@ def experts_of(module: nn.Module) -> Iterator[Any]:
             yield part
 
 
-def register_experts() -> None:
-    """Make `ONE_BY_ONE` known to transformers; harmless to repeat."""
+def stacked(experts: Any) -> Iterator[nn.Parameter]:
+    """The large parameters of transformers' module of experts, of which each has its part."""
+    for name in filter(partial(hasattr, experts), PROJECTIONS):
+        held = getattr(experts, name)
+        own = [name] if isinstance(held, nn.Parameter) else [f"{name}.{own}" for own in held.stacks]
+        yield from map(experts.get_parameter, own)
+
+
+def take_one_by_one(experts: Any) -> None:
+    """Let one expert after the other be computed, of those that tokens go through."""
     from transformers.integrations.moe import ExpertsInterface
 
     ExpertsInterface.register(ONE_BY_ONE, _one_by_one)
+    experts.config._experts_implementation = ONE_BY_ONE
 
 
 def _one_by_one(experts: Any, hidden: Tensor, chosen: Tensor, shares: Tensor) -> Tensor:
     """What experts make of tokens `(n, hidden size)`; `chosen` are each token's, `(n, top k)`, and
-    `shares` their weights."""
+    `shares` their weights. A module may have an own `arriving`, which says where each lies."""
     out = torch.zeros_like(hidden)
-    for expert in _used(chosen):
-        _add(out, experts, expert, hidden, chosen, shares)
+    for expert, at in getattr(experts, "arriving", _in_place)(chosen):
+        _add(out, experts, expert, at, hidden, chosen, shares)
     return out
 
 
 def _add(
-    out: Tensor, experts: Any, expert: int, hidden: Tensor, chosen: Tensor, shares: Tensor
+    out: Tensor, experts: Any, expert: int, at: int, hidden: Tensor, chosen: Tensor, shares: Tensor
 ) -> None:
-    """Add one expert's part to `out`; of the one before nothing is there any more."""
+    """Add the part of one expert, whose weights lie `at`, to `out`; of the one before nothing is
+    there any more."""
     here = chosen == expert
     rows = here.any(-1).nonzero()[:, 0]
     own = shares.masked_fill(~here, 0).sum(-1)[rows, None]
     if experts.has_gate:
-        made = experts._apply_gate(_product(experts, "gate_up_proj", expert, hidden[rows]))
+        made = experts._apply_gate(_product(experts, "gate_up_proj", expert, at, hidden[rows]))
     else:
-        made = experts.act_fn(_product(experts, "up_proj", expert, hidden[rows]))
-    made = _product(experts, "down_proj", expert, made) * own
+        made = experts.act_fn(_product(experts, "up_proj", expert, at, hidden[rows]))
+    made = _product(experts, "down_proj", expert, at, made) * own
     out.index_add_(0, rows, made.to(out.dtype))
 
 
-def _used(chosen: Tensor) -> list[int]:
+def _in_place(chosen: Tensor) -> Iterator[tuple[int, int]]:
     # For a plan one expert that is given all tokens takes as much as any.
-    return [0] if chosen.is_meta else chosen.unique().tolist()
+    used = [0] if chosen.is_meta else chosen.unique().tolist()
+    return zip(used, used, strict=True)
 
 
-def _product(experts: Any, name: str, expert: int, rows: Tensor) -> Tensor:
-    weight = getattr(experts, name)[expert]
+def _product(experts: Any, name: str, expert: int, at: int, rows: Tensor) -> Tensor:
+    weight = getattr(experts, name)[at]
     out = rows @ weight if experts.is_transposed else F.linear(rows, weight)
     return out + getattr(experts, f"{name}_bias")[expert] if experts.has_bias else out

@@ -13,7 +13,8 @@ class Passing:
 
     Attributes:
         setting: the value of `--stream`.
-        nbytes: bytes of weights that each pass through all layers brings to the device.
+        nbytes: bytes of weights that each pass of a token through all layers brings to the device,
+            at most: of experts, those that it is routed to may be there.
         bytes_per_s: the rate measured when the model was loaded.
     """
 
@@ -50,12 +51,10 @@ class Layers:
 
     Attributes:
         passing: the cost of a pass through streamed layers; None for these.
-        brought: bytes of weights that were brought to the device so far.
         for_steps: what does a layer's work for one token a sequence, once that is known.
     """
 
     passing: Passing | None = None
-    brought: int = 0
     for_steps: list[Callable[..., Tensor]] | None = None
 
     def __init__(self, modules: Sequence[Any]) -> None:
@@ -71,6 +70,11 @@ class Layers:
     def __iter__(self) -> Iterator[Any]:
         """Each layer in turn, ready to run."""
         return (self[index] for index in range(len(self)))
+
+    @property
+    def brought(self) -> int:
+        """Bytes of weights that were brought to the device so far."""
+        return 0
 
     def tensors(self) -> Iterator[Tensor]:
         """Tensors on the device besides the modules' own."""

@@ -25,6 +25,8 @@ class MXFP4Experts(PackedExperts):
         scales: `(experts, outputs, inputs / 32)` uint8, exponents of 2 that are 127 too high.
     """
 
+    stacks = ("blocks", "scales")
+
     def __init__(self, whole: Tensor, dtype: torch.dtype) -> None:
         """Empty, for transformers' `(experts, inputs, outputs)`; `dtype` is what a matrix is
         unpacked to."""

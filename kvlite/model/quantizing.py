@@ -74,6 +74,8 @@ class NF4Experts(PackedExperts):
             float32, their means; `table`, `(256,)` float32, what they stand for.
     """
 
+    stacks = ("codes", "scales", "nested", "offsets")
+
     def __init__(self, whole: Tensor, dtype: torch.dtype) -> None:
         """Quantize `(experts, rows, columns)`; `dtype` is what a matrix is unpacked to."""
         super().__init__()
@@ -118,6 +120,8 @@ class Int8Experts(PackedExperts):
         codes: `(experts, rows, columns)` int8.
         scales: `(experts, rows)` float32, a 127th of each row's largest.
     """
+
+    stacks = ("codes", "scales")
 
     def __init__(self, whole: Tensor, dtype: torch.dtype) -> None:
         """As `NF4Experts`."""

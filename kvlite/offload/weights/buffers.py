@@ -7,7 +7,7 @@ page cache is not counted as the process's memory.
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from io import FileIO
 from math import prod
 from pathlib import Path
@@ -87,7 +87,6 @@ def lay_out(layer: nn.Module, device: torch.device) -> Layout:
     """A place for each parameter of a layer. Meta parameters become empty ones on the device;
     others keep their data until the layout releases them."""
     places: list[Place] = []
-    end = 0
     for name, parameter in list(layer.named_parameters()):
         shape, dtype = parameter.shape, parameter.dtype
         nothing = torch.empty(0, dtype=dtype, device=device)
@@ -95,9 +94,18 @@ def lay_out(layer: nn.Module, device: torch.device) -> Layout:
             parameter = nn.Parameter(nothing, requires_grad=False)
             owner, _, own = name.rpartition(".")
             setattr(layer.get_submodule(owner), own, parameter)
-        places.append(Place(name, parameter, shape, dtype, end, nothing))
-        end += -(-places[-1].nbytes // ALIGNED) * ALIGNED
-    return Layout(places, end)
+        places.append(Place(name, parameter, shape, dtype, 0, nothing))
+    return laid_out(places)
+
+
+def laid_out(places: Iterable[Place]) -> Layout:
+    """Places one after the other."""
+    made: list[Place] = []
+    end = 0
+    for place in places:
+        made.append(replace(place, begin=end))
+        end += -(-place.nbytes // ALIGNED) * ALIGNED
+    return Layout(made, end)
 
 
 Stage = Callable[[Tensor], Iterator[Tensor]]
@@ -244,6 +252,12 @@ def taken(layout: Layout) -> list[Tensor]:
     pieces = copied(layout)
     layout.release()
     return pieces
+
+
+def pinned_pieces(stack: Tensor) -> list[Tensor]:
+    """A copy of a stacked tensor in host memory, pinned if possible, in pieces of so many rows."""
+    rows = max(1, PIECE // max(1, stack.nbytes // len(stack)))
+    return [_pinned(piece) for piece in stack.cpu().split(rows)]
 
 
 def _pinned(piece: Tensor) -> Tensor:

@@ -1,7 +1,8 @@
 """Streamed decoder layers: the next layer's weights come to the device while one computes.
 
 Layers are accessed in order, once for a whole prompt and once for each token of an answer, so two
-slots are enough: one layer computes in the first while the next comes to the second.
+slots are enough: one layer computes in the first while the next comes to the second. Experts come
+as tokens choose them (`experts`); what is left of a layer may be little enough to stay.
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,6 +18,7 @@ from torch import Tensor
 
 from kvlite.model.layers import Layers, Passing
 from kvlite.offload.weights.buffers import InFiles, InMemory, Layout
+from kvlite.offload.weights.experts import ExpertPool
 
 SAMPLES = 5
 
@@ -29,7 +31,7 @@ class Slot:
         memory: flat uint8.
         holds: the layer whose weights are there, or on their way.
         arrives: done when they are there; on CUDA when all copies are queued, with an event after
-            the last.
+            the last. None once they were waited for.
     """
 
     memory: Tensor
@@ -43,6 +45,7 @@ class StreamedLayers(Layers):
 
     Attributes:
         nbytes: of all their weights.
+        experts: those that are on the device, if layers have any that come by themselves.
         current: the slot of the layer that was accessed last.
         courier: the thread that brings them, one at a time.
     """
@@ -54,13 +57,17 @@ class StreamedLayers(Layers):
         source: InFiles | InMemory,
         device: torch.device,
         setting: str,
+        experts: ExpertPool | None = None,
+        *,
+        stay: bool = False,
     ) -> None:
         """Take over modules with empty parameters, and measure how fast weights come.
 
         Args:
-            layouts: one for each layer.
+            layouts: one for each layer, without its `experts`.
             source: its `bring` fills a layer's memory.
             setting: the value of `--stream`.
+            stay: let all but experts stay on the device.
 
         Raises:
             ModelError: the source fails.
@@ -70,14 +77,17 @@ class StreamedLayers(Layers):
         self.source = source
         self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         size = max(layout.size for layout in layouts)
-        self.slots = [
-            Slot(torch.empty(size, dtype=torch.uint8, device=device)) for _ in self.modules[:2]
-        ]
+        sizes = [layout.size for layout in layouts] if stay else [size] * len(self.modules[:2])
+        self.slots = [Slot(torch.empty(n, dtype=torch.uint8, device=device)) for n in sizes]
         self.current: Slot | None = None
         self.courier = ThreadPoolExecutor(1, thread_name_prefix="kvlite-weights")
-        self.nbytes = sum(layout.nbytes for layout in layouts)
-        self.passing = Passing(setting, self.nbytes, self._measured())
-        self._send(self.slots[0], 0)
+        self.experts, self._brought = experts, 0
+        self.nbytes = passed = sum(layout.nbytes for layout in layouts)
+        passed = 0 if stay else passed
+        if experts is not None:
+            self.nbytes, passed = self.nbytes + experts.nbytes, passed + experts.pass_bytes
+        self.passing = Passing(setting, passed, self._measured())
+        self._send(self._slot_for(0), 0)
 
     def __getitem__(self, index: int) -> Any:
         """The transformers module of one layer, ready to run until another is accessed.
@@ -88,22 +98,29 @@ class StreamedLayers(Layers):
         index = range(len(self))[index]
         slot = next((slot for slot in self.slots if slot.holds == index), None)
         if slot is None:
-            slot = self._spare
+            slot = self._slot_for(index)
             self._send(slot, index)
         if slot is not self.current:
             self._receive(slot, index)
         coming = (index + 1) % len(self)
         if all(slot.holds != coming for slot in self.slots):
-            self._send(self._spare, coming)
+            self._send(self._slot_for(coming), coming)
         return self.modules[index]
 
     def tensors(self) -> Iterator[Tensor]:
-        """The slots."""
-        return (slot.memory for slot in self.slots)
+        """The slots, and the experts'."""
+        experts = [] if self.experts is None else self.experts.stacks
+        return iter([*(slot.memory for slot in self.slots), *experts])
 
     @property
-    def _spare(self) -> Slot:
-        """The slot that is not in use; the only one, if a model has one layer."""
+    def brought(self) -> int:
+        """As of `Layers`."""
+        return self._brought + (0 if self.experts is None else self.experts.brought)
+
+    def _slot_for(self, index: int) -> Slot:
+        """Its own slot, if each layer has one; else the one that is not in use."""
+        if len(self.slots) == len(self):
+            return self.slots[index]
         return next((slot for slot in self.slots if slot is not self.current), self.slots[0])
 
     def _send(self, slot: Slot, index: int) -> None:
@@ -116,7 +133,9 @@ class StreamedLayers(Layers):
 
     def _receive(self, slot: Slot, index: int) -> None:
         """Wait for a layer, and bind it to its slot."""
-        assert slot.arrives is not None
+        if slot.arrives is None:  # they stayed
+            self.current = slot
+            return
         try:
             arrived = slot.arrives.result()
         except BaseException:
@@ -125,8 +144,8 @@ class StreamedLayers(Layers):
         if self.stream is not None and arrived is not None:
             torch.cuda.current_stream(self.stream.device).wait_event(arrived)
         self.layouts[index].bind(slot.memory)
-        self.current = slot
-        self.brought += self.layouts[index].nbytes
+        self.current, slot.arrives = slot, None
+        self._brought += self.layouts[index].nbytes
 
     def _now(self) -> torch.cuda.Event | None:
         """An event after everything queued so far; a CPU has done it already."""
@@ -157,7 +176,7 @@ class StreamedLayers(Layers):
         for index in sorted({len(self) * step // SAMPLES for step in range(SAMPLES)}):
             for _ in range(1 + again):
                 start = perf_counter()
-                arrived = self._carry(index, self.slots[0].memory, self._now())
+                arrived = self._carry(index, self._slot_for(index).memory, self._now())
                 if arrived is not None:
                     arrived.synchronize()
                 seconds = perf_counter() - start

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import closing
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from threading import Event
@@ -36,10 +37,34 @@ from kvlite.offload.weights.buffers import (
     move_unstreamed,
     taken,
 )
+from kvlite.offload.weights.experts import (
+    ExpertLayer,
+    ExpertPool,
+    ExpertsInFiles,
+    ExpertsInMemory,
+    ExpertSource,
+    apart,
+)
 from kvlite.offload.weights.gguf import open_gguf
 from kvlite.offload.weights.layers import StreamedLayers
 
 HOST = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class Resident:
+    """What of streamed layers is on the device.
+
+    Attributes:
+        experts: how many, of all layers; never less than two layers have.
+        layers: whether the rest of all layers stays, not only of two.
+    """
+
+    experts: int = 0
+    layers: bool = False
+
+
+LEAST = Resident()
 BODY = "model."
 LAYERS = f"{BODY}layers."
 
@@ -100,11 +125,13 @@ def load_streamed(
     calibration: Calibration | None = None,
     tokenizer: Any = None,
     cancel: Event | None = None,
+    resident: Resident = LEAST,
 ) -> LoadedModel:
     """Like `load_model`, with streamed decoder layers; the rest of the model stays on the device.
 
     Args:
         setting: ram keeps the layers in host memory, disk leaves them in their files.
+        resident: what of the layers is on the device, too.
 
     Raises:
         ModelError: as `load_model`, or a file was changed meanwhile.
@@ -118,21 +145,42 @@ def load_streamed(
         opened=open_without_layers if setting == "disk" else open_beside,
         cancel=cancel,
     )
-    model.layers = (in_files if setting == "disk" else in_memory)(model)
+    model.layers = (in_files if setting == "disk" else in_memory)(model, resident)
     return model
 
 
-def in_files(model: LoadedModel) -> StreamedLayers:
+def in_files(model: LoadedModel, resident: Resident = LEAST) -> StreamedLayers:
     """Layers read from files in turn, for a model from `open_without_layers`."""
     modules, stored = model.layers.modules, stored_weights(model.path)
-    layouts = [lay_out(layer, model.device) for layer in modules]
     names = [
         BODY if isinstance(layer, LayerGroup) else f"{LAYERS}{index}."
         for index, layer in enumerate(modules)
     ]
+    layouts, layers, stacks = list[Layout](), list[ExpertLayer](), list[list[list[Stored]]]()
+    for name, layer in zip(names, modules, strict=True):
+        layout, found = apart(layer, lay_out(layer, model.device))
+        layouts.append(layout)
+        layers += found
+        stacks += [[parts_of(name + place.name, stored) for place in each.places] for each in found]
     parts = [_parts(*each, stored) for each in zip(names, layouts, strict=True)]
     source = InFiles(parts, model.device)
-    return StreamedLayers(modules, layouts, source, model.device, "disk")
+    pool = _pool(layers, partial(ExpertsInFiles, stacks, model.device), resident, model.device)
+    return StreamedLayers(
+        modules, layouts, source, model.device, "disk", pool, stay=resident.layers
+    )
+
+
+def _pool(
+    layers: Sequence[ExpertLayer],
+    source: Callable[[], ExpertSource],
+    resident: Resident,
+    device: torch.device,
+) -> ExpertPool | None:
+    """The device's part of experts, if there are any."""
+    if not layers:
+        return None
+    least = min(2, len(layers)) * layers[0].count
+    return ExpertPool(layers, source(), max(least, resident.experts), device)
 
 
 def _parts(
@@ -142,14 +190,18 @@ def _parts(
     return [(place, parts_of(within + place.name, stored)) for place in layout.places]
 
 
-def in_memory(model: LoadedModel) -> StreamedLayers:
+def in_memory(model: LoadedModel, resident: Resident = LEAST) -> StreamedLayers:
     """Layers copied from host memory in turn, for a model from `open_beside`."""
     modules = model.layers.modules
-    layouts = [lay_out(layer, model.device) for layer in modules]
+    layouts, layers = list[Layout](), list[ExpertLayer]()
     for layer in modules:
+        layout, found = apart(layer, lay_out(layer, model.device))
+        layouts.append(layout)
+        layers += found
         move_unstreamed(layer, model.device)
+    pool = _pool(layers, partial(ExpertsInMemory, layers), resident, model.device)
     source = InMemory([taken(layout) for layout in layouts])
-    return StreamedLayers(modules, layouts, source, model.device, "ram")
+    return StreamedLayers(modules, layouts, source, model.device, "ram", pool, stay=resident.layers)
 
 
 def open_whole(
