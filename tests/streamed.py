@@ -15,6 +15,7 @@ from kvlite.methods.layer_policy import layer_policies
 from kvlite.model.experts import experts_of, stacked
 from kvlite.model.load import LoadedModel, require_whole
 from kvlite.model.weights import PLAIN, Weights
+from kvlite.offload.weights.experts import LEAST, Resident
 from kvlite.offload.weights.layers import StreamedLayers
 from kvlite.offload.weights.loader import in_files, in_memory, open_beside, open_without_layers
 from tests.conftest import Tiny
@@ -37,7 +38,13 @@ class Pair:
         return self.streamed.layers
 
 
-def streamed(tiny: Tiny, folder: Path, setting: str = "disk", weights: str = "fp32") -> LoadedModel:
+def streamed(
+    tiny: Tiny,
+    folder: Path,
+    setting: str = "disk",
+    weights: str = "fp32",
+    resident: Resident = LEAST,
+) -> LoadedModel:
     """The model, saved to a folder and opened from there. Its linear layers are left as
     transformers has them, so that what is computed is the same to the last digit."""
     if not (folder / "config.json").exists():
@@ -48,7 +55,7 @@ def streamed(tiny: Tiny, folder: Path, setting: str = "disk", weights: str = "fp
     require_whole(found, str(folder))
     align(module)
     model = replace(tiny.model, module=module, path=folder, weights=chosen)
-    model.layers = attached(model)
+    model.layers = attached(model, resident)
     return model
 
 

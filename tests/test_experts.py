@@ -204,3 +204,21 @@ def test_an_expert_that_does_not_come_may_come_later(
             two_turns(model)
     for ours, theirs in zip(two_turns(model), expected, strict=True):
         assert ours.equal(theirs)
+
+
+@pytest.mark.parametrize(("gives", "slots", "stays"), [("900KiB", 10, False), ("6MiB", 16, True)])
+def test_what_is_left_is_for_experts(gives: str, slots: int, stays: bool, tmp_path: Path) -> None:
+    """What stays is planned, and takes what was planned."""
+    tiny = make_tiny("qwen3-moe")
+    tiny.reference.save_pretrained(tmp_path)
+    given = Settings(model=str(tmp_path), weights="fp32", stream="disk", vram=gives, device="cpu")
+    plan = open_planner(given).best(64)
+    assert plan.fits and plan.resident.layers == stays
+    model = streamed(tiny, tmp_path, resident=plan.resident)
+    assert len(model.layers.experts.owners) == slots
+    held = TensorMeter(model.tensors()).live
+    assert held == pytest.approx(plan.weight_bytes, rel=0.02)
+    two_turns(model)
+    before = model.layers.brought
+    two_turns(model)
+    assert (model.layers.brought == before) == stays

@@ -20,7 +20,7 @@ from kvlite.methods import parse_method
 from kvlite.model.experts import ONE_BY_ONE, experts_of, stacked
 from kvlite.model.load import LoadedModel
 from kvlite.offload.weights.layers import StreamedLayers
-from kvlite.offload.weights.loader import off_device
+from kvlite.offload.weights.leaving import off_device
 from tests.conftest import ARCHITECTURES, Tiny, make_tiny
 from tests.faults import Faults
 from tests.streamed import (

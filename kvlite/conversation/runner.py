@@ -23,6 +23,7 @@ from kvlite.model.load import LoadedModel, choose_device, load_model
 from kvlite.model.shape import ModelShape, described
 from kvlite.model.source import find_config, find_model, find_tokenizer
 from kvlite.model.weights import choose_weights
+from kvlite.offload.weights.experts import LEAST
 from kvlite.offload.weights.loader import load_streamed, open_whole
 from kvlite.planner.candidates import planner_here, read_tokenizer
 from kvlite.planner.plan import Plan, Planner, refusal
@@ -173,7 +174,8 @@ def open_runner(
             "smaller model"
         )
     hold(device, settings.vram)
-    load = partial(load_streamed, choice.stream)
+    resident = LEAST if plan is None else plan.resident
+    load = partial(load_streamed, choice.stream, resident=resident)
     if choice.stream == "off":
         load = partial(load_model, opened=partial(open_whole, cancel=cancel))
     model = load(

@@ -9,7 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvlite.errors import ModelError, reason
-from kvlite.model.architectures import ADMITTED, EXPANDS, REFUSED, architecture, has_experts
+from kvlite.model.architectures import (
+    ADMITTED,
+    EXPANDS,
+    REFUSED,
+    architecture,
+    experts_per_token,
+    has_experts,
+)
 from kvlite.model.config_check import (
     language_part,
     parsed,
@@ -110,6 +117,7 @@ class ModelShape:
         states: per layer, what the recurrent ones among these keep.
         window_heads: kv_heads and head_dim of layers with a sliding window, where they have others.
         lenders: layers whose entries those behind the last layer attend to, too.
+        chosen_experts: experts of a layer that a token is routed to, where there are any.
     """
 
     model_type: str
@@ -129,6 +137,7 @@ class ModelShape:
     states: tuple[tuple[StateShape, ...], ...] = ()
     window_heads: tuple[int, int] | None = None
     lenders: tuple[int, ...] = ()
+    chosen_experts: int = 0
 
     @property
     def kv_sizes(self) -> tuple[tuple[int, int], ...]:
@@ -289,6 +298,7 @@ def shape_of(config: Any) -> ModelShape:
         states=state_shapes(module, layer_groups, own.recurrent),
         window_heads=window_heads,
         lenders=tuple(sorted({*own.borrowed(config).values()})),
+        chosen_experts=experts_per_token(config),
     )
 
 

@@ -28,10 +28,10 @@ class Forecaster:
     _models: dict[Any, LoadedModel] = field(default_factory=dict)
     _op_cache: MetaOpCache = field(default_factory=MetaOpCache)
 
-    def model(self, weights: Weights) -> LoadedModel:
+    def model(self, weights: Weights, streamed: bool = False) -> LoadedModel:
         """The model on the meta device, for these weights or others that take as much beside
         them."""
-        key = self.kind(weights)
+        key = self.kind(weights, streamed)
         if key not in self._models:
             self._models[key] = meta_model(
                 self.config,
@@ -39,13 +39,15 @@ class Forecaster:
                 weights,
                 tokenizer=self.tokenizer,
                 calibration=self.calibration,
+                streamed=streamed,
             )
         return self._models[key]
 
-    def kind(self, weights: Weights) -> Any:
+    def kind(self, weights: Weights, streamed: bool) -> Any:
         """The same for weights that take as much beside them."""
         packed = weights.packs or weights.keeps_experts_packed(self.shape.model_type)
-        return weights.dtype, weights.name if packed else ""
+        one_by_one = streamed and self.shape.chosen_experts > 0
+        return weights.dtype, weights.name if packed else "", one_by_one
 
     def first_turn(
         self,
@@ -56,6 +58,7 @@ class Forecaster:
         tokens: int,
         longest: int,
         batch: int = 1,
+        streamed: bool = False,
     ) -> Forecast:
         """What a conversation's first turn will take.
 
@@ -63,6 +66,7 @@ class Forecaster:
             chunk: tokens that go through a layer together.
             tokens: how many to read, at least one.
             longest: how many the answer may have.
+            streamed: whether layers are.
 
         Raises:
             SettingError: the settings do not fit the model, or each other.
@@ -73,7 +77,7 @@ class Forecaster:
         store, recalls = None, config.settings.recall != "off" and can_recall(method)
         if recalls and loses(method, budget, tokens, longest, bits):
             store = HostKVStore.empty(shape, dtype, config.recall_bits)
-        model = self.model(weights)
+        model = self.model(weights, streamed)
         cache = KVCache.empty(shape.kv_sizes, dtype=dtype, device=model.device, batch=batch)
         policies = layer_policies(method, shape, budget, tokens, None, tokens, bits)
         recalled = 0 if store is None else config.settings.recall_entries

@@ -5,6 +5,7 @@ from typing import Any
 
 from kvlite.model.attention_interface import ATTENTION, register_attention
 from kvlite.model.calibration import Calibration
+from kvlite.model.experts import experts_of, take_one_by_one
 from kvlite.model.layers import Layers
 from kvlite.model.load import LoadedModel
 from kvlite.model.making import meta_module
@@ -32,10 +33,11 @@ def meta_model(
     *,
     tokenizer: Any = None,
     calibration: Calibration | None = None,
+    streamed: bool = False,
 ) -> LoadedModel:
     """A model on the meta device, for forecasts; one layer stands for all that are alike.
     `config` is transformers'; of the weights only the dtype matters, and whether they are unpacked
-    to be multiplied."""
+    to be multiplied, and whether layers are `streamed`."""
     register_attention()
     own = sum(map(len, shape.layer_groups[: max(shape.alike) + 1]))
     module = meta_module(config, weights.dtype, layers=own, attention=ATTENTION)
@@ -44,6 +46,8 @@ def meta_model(
         pack(module, weights)
     if weights.keeps_experts_packed(shape.model_type):
         quantize_experts(module, weights)
+    for experts in experts_of(module) if streamed else ():
+        take_one_by_one(experts)
     module.config.layer_types = getattr(config, "layer_types", None)
     model = LoadedModel(
         module, tokenizer or Words(), shape, Path(), weights, frozenset(), calibration

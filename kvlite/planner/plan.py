@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from math import ceil
 from threading import Event
 from typing import Any
 
@@ -15,10 +14,11 @@ from kvlite.memory.device_budget import DeviceBudget
 from kvlite.methods.budget import AUTO_LEAST, AUTO_SHARE, parse_budget
 from kvlite.methods.engine_config import EngineConfig
 from kvlite.model.chat_template import tokens_of
-from kvlite.model.shape import GROUPS
-from kvlite.model.weights import PLAIN, Weights
+from kvlite.model.weights import Weights
+from kvlite.offload.weights.experts import LEAST, Resident
 from kvlite.planner.forecast import Forecast, Moment
 from kvlite.planner.forecaster import Forecaster
+from kvlite.planner.held_weights import HeldWeights
 
 CHUNKS, BITS, LEASTS = (CHUNK, 512, 256, 128), ("16", "8", "4"), (AUTO_LEAST, 512, 256)
 PCIE = 25e9  # bytes a second
@@ -54,6 +54,7 @@ class Plan:
         reasons: why each setting that was left open is as it is, a sentence each.
         tokens_per_s: the most that the memory's bandwidth allows; None if it is not known.
         draft: bytes that a draft model takes.
+        resident: what stays on the device of layers that are streamed.
     """
 
     model: str
@@ -67,6 +68,7 @@ class Plan:
     reasons: tuple[str, ...]
     tokens_per_s: float | None
     draft: int = 0
+    resident: Resident = LEAST
 
     @property
     def weight_bytes(self) -> int:
@@ -165,7 +167,7 @@ class Planner:
         self.settings = config.settings
         self.method = config.method
         self.load_options = list(load_options)
-        self.in_files = in_files
+        self.held = HeldWeights(self.shape, in_files, on_cpu=room.kind == "cpu")
         self.cancel = cancel
         self.draft = draft
         self.known: dict[Any, Forecast] = {}
@@ -175,9 +177,9 @@ class Planner:
         tokenizer = self.forecaster.tokenizer
         return tokens_of(tokenizer, text, 4 * len(text)) if tokenizer else len(text) // 4 + 1
 
-    def plan(self, choice: Choice, tokens: int) -> Plan:
+    def plan(self, choice: Choice, tokens: int, resident: Resident = LEAST) -> Plan:
         """What a choice takes for so many tokens, without reasons."""
-        held = self._held(choice.weights, choice.stream)
+        held = self.held.on_device(choice.weights, choice.stream, resident)
         made = self.forecast(choice, tokens)
         return Plan(
             model=self.settings.model,
@@ -186,16 +188,18 @@ class Planner:
             tokens=tokens,
             longest=self._longest(tokens),
             weights=held,
-            passing=self._passing(choice.weights),
+            passing=self.held.passing(choice.weights),
             forecast=made,
             reasons=(),
-            tokens_per_s=self._ceiling(choice, held, made),
+            tokens_per_s=self._ceiling(choice, held, made, resident),
+            resident=resident,
             draft=self.draft,
         )
 
     def forecast(self, choice: Choice, tokens: int) -> Forecast:
         """What a choice takes beside the weights."""
-        kind = self.forecaster.kind(choice.weights)
+        streamed = choice.stream != "off"
+        kind = self.forecaster.kind(choice.weights, streamed)
         key = kind, choice.budget, choice.kv_bits, choice.chunk, tokens
         if key not in self.known:
             require_uncancelled(self.cancel)
@@ -205,28 +209,13 @@ class Planner:
                 chunk=choice.chunk,
                 tokens=tokens,
                 longest=self._longest(tokens),
+                streamed=streamed,
             )
         return self.known[key]
 
     def _longest(self, tokens: int) -> int:
         """Tokens that an answer may have within the model's context."""
         return max(0, min(self.settings.max_new_tokens, self.shape.max_context - tokens))
-
-    def _held(self, weights: Weights, stream: str) -> dict[str, int]:
-        """Bytes of weights on the device, by group."""
-        packed = weights.keeps_experts_packed(self.shape.model_type)
-        if weights.stored and self.in_files and not packed:
-            return dict.fromkeys(GROUPS, 0) | {"mlp": self.in_files}
-        kind = Weights("nf4", weights.dtype) if weights.stored and not packed else weights
-        sizes = self.shape.weight_bytes(kind)
-        if stream == "off":
-            return sizes
-        layers = self.shape.layers
-        buffers = min(2, layers) / layers  # of layers that come in turn, two are there
-        return {
-            group: size if group in ("embedding", "head") else int(size * buffers)
-            for group, size in sizes.items()
-        }
 
     def config_for(self, choice: Choice) -> EngineConfig:
         """The planner's, with a choice's budget and bits."""
@@ -246,7 +235,16 @@ class Planner:
             if plans[-1].fits:
                 break
         chosen = min(plans, key=lambda plan: (not plan.fits, plan.peak_bytes))
+        chosen = self._filled(chosen)
         return replace(chosen, reasons=tuple(self._reasons(chosen)))
+
+    def _filled(self, plan: Plan) -> Plan:
+        """The same with more of streamed layers on the device, where these have experts: half of
+        what is left is for longer turns."""
+        choice, spare = plan.choice, (plan.room.tensors - plan.peak_bytes) // 2
+        if choice.stream == "off" or spare <= 0:
+            return plan
+        return self.plan(choice, plan.tokens, self.held.filling(choice.weights, spare))
 
     def _first_fit(self, choices: Sequence[Choice], tokens: int) -> Plan:
         """The first choice that fits; if none does, the last, which takes least."""
@@ -304,6 +302,12 @@ class Planner:
         if choice.stream != first.stream:
             where = "on disk" if choice.stream == "disk" else "in host memory"
             yield f"layers stay {where} and come to the device in turn, which is slow"
+        if (of := self.held.experts) and choice.stream != "off":
+            rest = "the rest of all layers" if plan.resident.layers else "two layers of the rest"
+            yield (
+                f"experts come as tokens are routed to them: {self.held.slots(plan.resident):,} of "
+                f"{of:,} and {rest} are on the device"
+            )
         if choice.kv_bits != first.kv_bits:
             yield f"the cache has {choice.kv_bits} bits a number"
         if choice.budget != first.budget:
@@ -312,40 +316,15 @@ class Planner:
         if choice.chunk != first.chunk:
             yield f"{choice.chunk} tokens go through a layer together, which changes no answer"
 
-    def _passing(self, weights: Weights) -> int:
-        """Bytes of a weight that is there twice while it is quantized, or laid out for a CPU; of a
-        layer, where experts are quantized."""
-        if weights.keeps_experts_packed(self.shape.model_type):
-            read = weights if weights.stored else replace(weights, name="bf16")  # of its dtype
-            return self._largest_layer(read)
-        if self.room.kind != "cpu" and (weights.name in PLAIN or weights.index is not None):
-            return 0
-        if weights.index is not None:
-            return weights.index.largest
-        largest = max(part.numbers() // part.count for part in self.shape.parts)
-        return largest * weights.dtype.itemsize
-
-    def _largest_layer(self, weights: Weights) -> int:
-        """Bytes of a layer of the model, of which only some may have attention."""
-        shape = self.shape
-        sizes = shape.weight_bytes(weights)
-        mixers = [sizes["attention"] / shape.layers]
-        if shape.recurrent_layers:
-            mixers.append(sizes["recurrent"] / shape.recurrent_layers)
-        every = max(shape.layers, sum(map(len, shape.layer_groups)))
-        experts = [part for part in shape.parts if part.experts]
-        own = sum(part.nbytes(weights) / part.count for part in experts)
-        rest = sizes["mlp"] - sum(part.nbytes(weights) for part in experts) + sizes["norms"]
-        return ceil(max(mixers) + own + rest / every)
-
-    def _ceiling(self, choice: Choice, held: dict[str, int], made: Forecast) -> float | None:
+    def _ceiling(
+        self, choice: Choice, held: dict[str, int], made: Forecast, resident: Resident
+    ) -> float | None:
         if self.room.bandwidth is None:
             return None
-        passed = sum(self._held(choice.weights, "off").values())
-        read = passed - held["embedding"] * (held["head"] > 0)
+        read = self.held.for_a_token(choice.weights) - held["embedding"] * (held["head"] > 0)
         seconds = (read + made.answering.kv) / self.room.bandwidth
         if choice.stream != "off":
-            seconds += (passed - held["embedding"] - held["head"]) / PCIE
+            seconds += self.held.brought(choice.weights, resident) / PCIE
         return 1 / seconds
 
     def reach(self, choice: Choice) -> int:
@@ -354,8 +333,8 @@ class Planner:
         Each phase grows in a straight line between bends (`_bends`): forecasts of the longest text,
         and of shorter ones until one fits, tell all others.
         """
-        held = self._held(choice.weights, choice.stream)
-        beside = self._passing(choice.weights) + self.draft
+        held = self.held.on_device(choice.weights, choice.stream)
+        beside = self.held.passing(choice.weights) + self.draft
         if sum(held.values()) + beside > self.room.tensors:
             return 0
         above: tuple[int, list[int]] | None = None

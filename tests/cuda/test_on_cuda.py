@@ -27,7 +27,7 @@ from kvlite.model.quantizing import quantize_experts
 from kvlite.model.token_layer import TokenLayer
 from kvlite.model.weights import Weights
 from kvlite.offload import HostKVStore, Recall
-from kvlite.offload.weights.loader import off_device
+from kvlite.offload.weights.leaving import off_device
 from tests.conftest import make_tiny
 from tests.cuda import guard
 from tests.test_packed import random_ids

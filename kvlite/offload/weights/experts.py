@@ -8,7 +8,7 @@ What a token uses comes around once a token: where not all of that fits, whateve
 ago is what is used next, so how often an expert was used decides.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol
@@ -66,6 +66,22 @@ def apart(layer: nn.Module, layout: Layout) -> tuple[Layout, list[ExpertLayer]]:
         for module in experts_of(layer)
     ]
     return (laid_out(known.values()) if found else layout), found
+
+
+@dataclass(frozen=True)
+class Resident:
+    """What of streamed layers is on the device.
+
+    Attributes:
+        experts: how many, of all layers; never less than two layers have.
+        layers: whether the rest of all layers stays, not only of two.
+    """
+
+    experts: int = 0
+    layers: bool = False
+
+
+LEAST = Resident()
 
 
 class ExpertSource(Protocol):
@@ -217,3 +233,16 @@ class ExpertPool:
         self.slots[layer, expert] = slot
         self.brought += self.layers[layer].expert_bytes
         return None if self.stream is None else self.stream.record_event()
+
+
+def expert_pool(
+    layers: Sequence[ExpertLayer],
+    source: Callable[[], ExpertSource],
+    resident: Resident,
+    device: torch.device,
+) -> ExpertPool | None:
+    """The device's part of experts, if there are any."""
+    if not layers:
+        return None
+    least = min(2, len(layers)) * layers[0].count
+    return ExpertPool(layers, source(), max(least, resident.experts), device)

@@ -1,8 +1,7 @@
 """Models with streamed decoder layers: from the start (`--stream`), or once memory runs out."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import closing
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from threading import Event
@@ -13,8 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from kvlite.config.units import readable
-from kvlite.errors import ModelError, SettingError, require_uncancelled
-from kvlite.memory.free import is_oom, release_memory
+from kvlite.errors import SettingError, require_uncancelled
 from kvlite.model.calibration import Calibration
 from kvlite.model.files import Stored, fit, parts_of, stored_weights
 from kvlite.model.gguf_index import gguf_alone
@@ -32,39 +30,23 @@ from kvlite.offload.weights.buffers import (
     InMemory,
     Layout,
     Place,
-    copied,
     lay_out,
     move_unstreamed,
     taken,
 )
 from kvlite.offload.weights.experts import (
+    LEAST,
     ExpertLayer,
-    ExpertPool,
     ExpertsInFiles,
     ExpertsInMemory,
-    ExpertSource,
+    Resident,
     apart,
+    expert_pool,
 )
 from kvlite.offload.weights.gguf import open_gguf
 from kvlite.offload.weights.layers import StreamedLayers
 
 HOST = torch.device("cpu")
-
-
-@dataclass(frozen=True)
-class Resident:
-    """What of streamed layers is on the device.
-
-    Attributes:
-        experts: how many, of all layers; never less than two layers have.
-        layers: whether the rest of all layers stays, not only of two.
-    """
-
-    experts: int = 0
-    layers: bool = False
-
-
-LEAST = Resident()
 BODY = "model."
 LAYERS = f"{BODY}layers."
 
@@ -164,23 +146,12 @@ def in_files(model: LoadedModel, resident: Resident = LEAST) -> StreamedLayers:
         stacks += [[parts_of(name + place.name, stored) for place in each.places] for each in found]
     parts = [_parts(*each, stored) for each in zip(names, layouts, strict=True)]
     source = InFiles(parts, model.device)
-    pool = _pool(layers, partial(ExpertsInFiles, stacks, model.device), resident, model.device)
+    pool = expert_pool(
+        layers, partial(ExpertsInFiles, stacks, model.device), resident, model.device
+    )
     return StreamedLayers(
         modules, layouts, source, model.device, "disk", pool, stay=resident.layers
     )
-
-
-def _pool(
-    layers: Sequence[ExpertLayer],
-    source: Callable[[], ExpertSource],
-    resident: Resident,
-    device: torch.device,
-) -> ExpertPool | None:
-    """The device's part of experts, if there are any."""
-    if not layers:
-        return None
-    least = min(2, len(layers)) * layers[0].count
-    return ExpertPool(layers, source(), max(least, resident.experts), device)
 
 
 def _parts(
@@ -199,7 +170,7 @@ def in_memory(model: LoadedModel, resident: Resident = LEAST) -> StreamedLayers:
         layouts.append(layout)
         layers += found
         move_unstreamed(layer, model.device)
-    pool = _pool(layers, partial(ExpertsInMemory, layers), resident, model.device)
+    pool = expert_pool(layers, partial(ExpertsInMemory, layers), resident, model.device)
     source = InMemory([taken(layout) for layout in layouts])
     return StreamedLayers(modules, layouts, source, model.device, "ram", pool, stay=resident.layers)
 
@@ -337,92 +308,3 @@ def _require_plain(made: dict[str, list[Stored]], state: dict[str, Tensor]) -> N
                 raise ValueError(
                     f"{name} is stored as {part.kind}, which --stream disk cannot read"
                 )
-
-
-def stream_from_memory(model: LoadedModel) -> bool:
-    """Stream a loaded model's layers from host memory from now on.
-
-    Returns:
-        Whether that was possible: not on a CPU, if they are streamed already, for other types of
-        weights, or without enough host memory.
-
-    Raises:
-        torch.OutOfMemoryError, ModelError: as `off_device`.
-    """
-    name, stored = model.weights.name, model.weights.stored
-    moves = name == MXFP4 or (name in (*PLAIN, "nf4") and not stored)
-    if model.device.type == "cpu" or model.layers.passing is not None or not moves:
-        return False
-    modules = model.layers.modules
-    needed = sum(tensor.nbytes for layer in modules for tensor in layer.parameters())
-    # A layer is there twice while it is copied; the rest of a fifth is left to other programs.
-    if psutil.virtual_memory().available < 1.2 * needed:
-        return False
-    model.layers = off_device(model)
-    return True
-
-
-def off_device(model: LoadedModel) -> StreamedLayers:
-    """Move a model's layers from the device to host memory, from which they are streamed.
-
-    They leave the device when all are copied and the slots are allocated: beside them or, if there
-    is no room, in their place.
-
-    Raises:
-        torch.OutOfMemoryError: there is no room, not even in their place; all is as it was.
-        ModelError: likewise, and another program took their place meanwhile.
-    """
-    modules, device = model.layers.modules, model.device
-    model.layers.for_steps = None  # holds weights too
-    layouts = [lay_out(layer, device) for layer in modules]
-    source = InMemory([copied(layout) for layout in layouts])
-    made = partial(StreamedLayers, modules, layouts, source, device, "ram")
-    streamed: StreamedLayers | None = None
-    try:
-        streamed = made()
-    except Exception as error:
-        if not is_oom(error):
-            raise
-    if streamed is None:  # here the error no longer holds what was allocated
-        streamed = _instead(made, layouts, source, device)
-    _leave(layouts, device)
-    return streamed
-
-
-def _instead(
-    made: Callable[[], StreamedLayers],
-    layouts: Sequence[Layout],
-    source: InMemory,
-    device: torch.device,
-) -> StreamedLayers:
-    """Streamed layers with slots in the place of the layers, which are put back if that fails."""
-    try:
-        _leave(layouts, device)
-        return made()
-    except BaseException as error:
-        failed = error.with_traceback(None)  # the traceback holds what was allocated
-    _return(layouts, source, device)
-    raise failed
-
-
-def _leave(layouts: Sequence[Layout], device: torch.device) -> None:
-    for layout in layouts:
-        layout.release()
-    release_memory(device)
-
-
-def _return(layouts: Sequence[Layout], source: InMemory, device: torch.device) -> None:
-    """Put layers back on the device from their copies. Raises ModelError if there is no room."""
-    release_memory(device)
-    try:
-        for index, layout in enumerate(layouts):
-            memory = torch.empty(layout.size, dtype=torch.uint8, device=device)
-            source.bring(index, memory)
-            layout.bind(memory)
-    except Exception as error:
-        if not is_oom(error):
-            raise
-        raise ModelError(
-            f"the model's weights no longer fit on {device}, where another program took their "
-            "memory while they were moved: load the model again"
-        ) from error
