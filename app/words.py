@@ -74,6 +74,7 @@ WORDS: dict[str, tuple[str, str]] = {
         "Never give up exactness",
         "if memory runs out, the answer ends rather than that less is kept",
     ),
+    "ocr": ("Read scanned pages", "of a PDF (OCR), which takes some seconds each"),
     "measure": (
         "What peak memory counts",
         "process: all that this program takes; tensors: the model's numbers alone, slower",

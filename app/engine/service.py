@@ -117,7 +117,9 @@ class Service:
         self.model_host.require_fits(text)
 
         def opened(work: Work) -> None:
-            documents.extend(self.uploads.read(file, work, self.model_host) for file in [*unread])
+            ocr = self.settings_of(owner, id).ocr
+            for file in [*unread]:
+                documents.append(self.uploads.read(file, work, self.model_host, ocr=ocr))
 
         def task(now: ActiveConversation, work: Work) -> None:
             reading_s = 0.0

@@ -72,9 +72,9 @@ class Uploads:
             if Path(path).is_relative_to(self.folder):
                 shutil.rmtree(Path(path).parent, ignore_errors=True)
 
-    def read(self, path: str, work: Work, model_host: ModelHost) -> Document:
+    def read(self, path: str, work: Work, model_host: ModelHost, *, ocr: bool) -> Document:
         """The document in an uploaded file, read in a process of its own: so it neither slows down
-        answers nor takes all memory, and can be stopped at once.
+        answers nor takes all memory, and can be stopped at once. `ocr` is that of `read_document`.
 
         Raises a KvliteError if it cannot be read, does not fit the model, or `work` was cancelled.
         Unless it was cancelled, the file is removed then."""
@@ -86,7 +86,11 @@ class Uploads:
                 os.utime(path)  # so that it is not removed as an old one
                 work.begin(f"Opening {name}")
                 document = read_apart(
-                    path, limit=model_host.text_limit, progress=work.progress, cancel=work.cancel
+                    path,
+                    limit=model_host.text_limit,
+                    progress=work.progress,
+                    cancel=work.cancel,
+                    ocr=ocr,
                 )
             model_host.require_fits(document.text, work.cancel)
             return document

@@ -84,7 +84,7 @@ def ask(
         for flag, given in (("--sources", sources), ("--draft", bool(settings.draft))):
             if given:
                 raise SettingError(f"{flag} needs the model here: leave out {flag}, or --server")
-        read = documents_to_send(files, screen)
+        read = documents_to_send(files, screen, ocr=settings.ocr)
         asked = iter(questions) if questions else lines_said(screen, _HINT)
         if not ask_server(server, read, asked, resolved, screen, as_json=as_json):
             raise typer.Exit(BAD_INPUT)

@@ -66,8 +66,8 @@ def require_out(out: str) -> None:
         raise SettingError(f"--out {out} is a folder: name a file")
 
 
-def documents_of(files: Sequence[str], model: str, screen: "Console") -> "list[Document]":
-    """Read files as documents for a model, under a progress bar.
+def documents_of(files: Sequence[str], settings: Settings, screen: "Console") -> "list[Document]":
+    """Read files as documents for the settings' model, under a progress bar.
 
     Raises:
         ContextError: a document cannot fit the model.
@@ -75,14 +75,14 @@ def documents_of(files: Sequence[str], model: str, screen: "Console") -> "list[D
     """
     from kvlite.documents import read_document
 
-    found, limit = [], _text_limit(files, model)
+    found, limit, ocr = [], _text_limit(files, settings.model), settings.ocr
     for file in files:
         with reading_bar(screen, f"Opening {Path(file).name}") as bar:
-            found.append(read_document(file, limit=limit, progress=bar.update))
+            found.append(read_document(file, limit=limit, progress=bar.update, ocr=ocr))
     return found
 
 
-def documents_to_send(files: Sequence[str], screen: "Console") -> "list[Document]":
+def documents_to_send(files: Sequence[str], screen: "Console", *, ocr: bool) -> "list[Document]":
     """Read files as documents for a server, whose model is not known here.
 
     Raises:
@@ -98,7 +98,7 @@ def documents_to_send(files: Sequence[str], screen: "Console") -> "list[Document
     found = []
     for file in files:
         with reading_bar(screen, f"Opening {Path(file).name}") as bar:
-            found.append(read_document(file, progress=bar.update))
+            found.append(read_document(file, progress=bar.update, ocr=ocr))
     return found
 
 
@@ -164,7 +164,7 @@ def open_files(
     saved = _named_file(files)
     if saved is not None:
         return *_open_saved(saved, settings, question, screen), []
-    documents = documents_of(files, settings.model, screen)
+    documents = documents_of(files, settings, screen)
     from kvlite.model.chat_template import all_of, question_about
 
     said = question_about(documents, question) if question else all_of(documents)

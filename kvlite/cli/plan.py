@@ -73,7 +73,7 @@ def plan(
         from kvlite.planner.max_context import reaches
 
         with screen.status("Reading the config") as status:
-            text = None if doc is None else all_of(documents_of([doc], settings.model, screen))
+            text = None if doc is None else all_of(documents_of([doc], settings, screen))
             planner = open_planner(settings, status.update, card=card, reads_text=text is not None)
             longest = planner.shape.max_context
             most = longest - settings.max_new_tokens

@@ -67,7 +67,7 @@ def read(
     require_writable(library.library_folder() if target is None else target.resolve().parent)
     library.limit()
     screen = console(quiet)
-    documents = documents_of(files, settings.model, screen)
+    documents = documents_of(files, settings, screen)
     from kvlite.model.chat_template import all_of
 
     said = all_of(documents)

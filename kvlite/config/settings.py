@@ -148,6 +148,11 @@ class Settings:
         "counted exactly but slower",
         choices=("process", "tensors"),
     )
+    ocr: bool = _option(
+        False,
+        "read scanned pages of a PDF, too, some seconds each (pip install 'kvlite[ocr]'); without "
+        "it they are left out, which is said by page",
+    )
     system: str = _sampling(
         "", "what the model is told first; empty leaves that to the model's template"
     )

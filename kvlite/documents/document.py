@@ -3,6 +3,9 @@
 from bisect import bisect_right
 from dataclasses import dataclass
 
+# How `not_read` begins with one thing.
+_ONE = "1 ", "scanned page "
+
 
 @dataclass(frozen=True)
 class Document:
@@ -29,7 +32,7 @@ class Document:
         *before, last = self.not_read
         if before:
             return f"{self.name}: {', '.join(before)} and {last} were not read"
-        return f"{self.name}: {last} {'was' if last.startswith('1 ') else 'were'} not read"
+        return f"{self.name}: {last} {'was' if last.startswith(_ONE) else 'were'} not read"
 
     def page_of(self, offset: int) -> int | None:
         """The page, from 1, that a character offset is on; None without pages.

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, cast
 
 from kvlite.documents.document import one_kind_of_newline, whole_characters
+from kvlite.documents.scans import Scans
 from kvlite.documents.tracker import PARSER_ERRORS, Tracker
 from kvlite.errors import DocumentError
 
@@ -76,8 +77,13 @@ def pdf_pages(data: bytes, tracker: Tracker) -> list[str]:
     if not any(page.strip() for page in pages):
         count = "1 page" if len(pages) == 1 else f"{len(pages)} pages"
         raise DocumentError(
-            f"{label} has {count} without any text, as a scan has: run OCR on it first, for "
-            "example `ocrmypdf in.pdf out.pdf`."
+            f"{label} has {count} without any text"
+            + (
+                ", also for OCR: check that it is not empty, or turned."
+                if tracker.ocr
+                else ", as a scan has: read it with the setting ocr (--ocr), or run OCR on it "
+                "first, for example `ocrmypdf in.pdf out.pdf`."
+            )
         )
     return pages
 
@@ -93,15 +99,21 @@ def _pages(data: bytes, tracker: Tracker) -> list[str]:
             "`qpdf --decrypt --password=... in.pdf out.pdf`."
         )
     pages, pictures, total = list[str](), _Pictures(tracker), len(reader.pages)
-    for page in reader.pages:
+    scans = Scans(data)
+    for index, page in enumerate(reader.pages):
         pictures.begin(page)
         text = page.extract_text(visitor_operand_before=pictures.drawn)
         tracker.check()
-        pictures.end(text)
+        if text.strip():
+            pictures.count()
+        else:
+            text = scans.text(index) if tracker.ocr else ""
+            tracker.scanned += [index + 1] if pictures.drawn_here and not text else []
         lines = [text.strip("\r\n"), *_fields_and_notes(page, tracker)]
         pages.append(_plain("\n".join(filter(None, lines))))
         tracker.add_characters(len(pages[-1]) + 1)
         tracker.report(len(pages), total)
+    scans.close()
     declared = cast("DictionaryObject", reader.root_object["/Pages"]).get("/Count")
     # pypdf silently reads a file that is cut short inside a later revision, or lacks a page.
     unfinished = re.search(rb"\b\d+\s+\d+\s+obj\b", data[data.rfind(b"startxref") :])
@@ -116,17 +128,21 @@ def _plain(text: str) -> str:
 
 
 class _Pictures:
-    """Counts a document's pictures by the operations that draw them; each counts once."""
+    """Counts a document's pictures by the operations that draw them; each counts once.
+
+    Attributes:
+        drawn_here: how many the page draws.
+    """
 
     def __init__(self, tracker: Tracker) -> None:
         self.tracker = tracker
         self._seen = set[Any]()
         self._named = dict[str, Any]()
         self._of_page = 0
-        self._drawn = 0
+        self.drawn_here = 0
 
     def begin(self, page: "PageObject") -> None:
-        self._named, self._of_page, self._drawn = {}, 0, 0
+        self._named, self._of_page, self.drawn_here = {}, 0, 0
         resources = _resolved(page.get("/Resources"))
         held = _resolved(resources.get("/XObject")) if isinstance(resources, dict) else None
         if isinstance(held, dict):
@@ -136,22 +152,19 @@ class _Pictures:
         """Look at one operation of the page. Raises Stopped if someone cancelled."""
         self.tracker.check()
         if operator == b"INLINE IMAGE":
-            self._drawn += 1
+            self.drawn_here += 1
             self._of_page += 1
         elif operator == b"Do" and operands and (name := str(operands[0])) in self._named:
             found = _resolved(self._named[name])
             if isinstance(found, dict) and found.get("/Subtype") == "/Image":
-                self._drawn += 1
+                self.drawn_here += 1
                 key = getattr(self._named[name], "idnum", None) or id(found)
                 self._of_page += key not in self._seen
                 self._seen.add(key)
 
-    def end(self, text: str) -> None:
-        """End a page with this text; one that only has pictures counts as scanned."""
-        if self._drawn and not text.strip():
-            self.tracker.not_read["scanned page"] += 1
-        else:
-            self.tracker.not_read["picture"] += self._of_page
+    def count(self) -> None:
+        """Count the page's pictures, beside text, as not read."""
+        self.tracker.not_read["picture"] += self._of_page
 
 
 def _fields_and_notes(page: "PageObject", tracker: Tracker) -> Iterator[str]:

@@ -5,6 +5,7 @@ import os
 import threading
 from collections.abc import Callable
 from importlib import import_module
+from typing import Any
 
 from kvlite.config.child_process import run_in_child
 from kvlite.documents.document import Document, one_kind_of_newline
@@ -14,6 +15,8 @@ from kvlite.errors import DocumentError
 
 # Bytes beyond what Python takes, ten times the largest file.
 _MEMORY = 2 * 2**30
+# OCR takes about 1 GiB a page, and reserves more.
+_MEMORY_OCR = 4 * 2**30
 
 Reader = Callable[[bytes, Tracker], str | list[str]]
 
@@ -49,6 +52,7 @@ def read_document(
     limit: int | None = None,
     progress: ProgressCallback | None = None,
     cancel: threading.Event | None = None,
+    ocr: bool = False,
 ) -> Document:
     """Read a text, PDF, HTML, Word, OpenDocument, PowerPoint, Excel, EPUB, RTF or mail file; "-"
     reads standard input.
@@ -60,14 +64,28 @@ def read_document(
             before it is read, anything else as soon as that much text came out of it.
         progress: called with how much of the file is done, and of how much: pages, or bytes.
         cancel: set to stop reading.
+        ocr: whether pages of a PDF that are pictures are read, too, which takes seconds each, in a
+            process of its own.
 
     Raises:
         DocumentError: in one sentence with the remedy, for whatever cannot be read as text.
         ContextError: it is longer than `limit`.
         Stopped: `cancel` was set.
     """
+    read = read_apart if ocr and path != "-" else _read_here
+    return read(path, limit=limit, progress=progress, cancel=cancel, ocr=ocr)
+
+
+def _read_here(
+    path: str,
+    *,
+    limit: int | None = None,
+    progress: ProgressCallback | None = None,
+    cancel: threading.Event | None = None,
+    ocr: bool = False,
+) -> Document:
     label, name = ("standard input", "stdin") if path == "-" else (path, os.path.basename(path))
-    tracker = Tracker(label, limit, progress, cancel)
+    tracker = Tracker(label, limit, progress, cancel, ocr)
     try:
         pages, text = _read(path, tracker)
     except MemoryError as error:
@@ -87,17 +105,18 @@ def read_apart(
     limit: int | None = None,
     progress: ProgressCallback | None = None,
     cancel: threading.Event | None = None,
+    ocr: bool = False,
 ) -> Document:
     """Like `read_document`, in a process of its own: it can be stopped at any time, and its memory
     is limited. For files from others, and callers that cannot wait. Standard input is read in this
     process.
     """
     if path == "-":
-        return read_document(path, limit=limit, progress=progress, cancel=cancel)
+        return _read_here(path, limit=limit, progress=progress, cancel=cancel, ocr=ocr)
+    memory = _MEMORY_OCR if ocr else _MEMORY
+    given: dict[str, Any] = {"progress": progress, "cancel": cancel, "memory": memory}
     try:
-        return run_in_child(
-            read_document, path, limit=limit, progress=progress, cancel=cancel, memory=_MEMORY
-        )
+        return run_in_child(_read_here, path, limit=limit, ocr=ocr, **given)
     except MemoryError as error:
         raise _too_large_for_memory(path) from error
 

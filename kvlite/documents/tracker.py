@@ -5,7 +5,7 @@ import threading
 import zipfile
 import zlib
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NoReturn
 from xml.parsers.expat import ExpatError
@@ -31,14 +31,18 @@ class Tracker:
         limit: the most characters it may have.
         progress: called with how much is done, and of how much.
         cancel: set to stop reading.
+        ocr: whether pages that are pictures are read, too.
         not_read: counts of what was skipped, by kind, such as "picture".
+        scanned: the numbers of pages that are pictures and were skipped.
     """
 
     label: str
     limit: int | None = None
     progress: ProgressCallback | None = None
     cancel: threading.Event | None = None
+    ocr: bool = False
     not_read: Counter[str] = field(default_factory=Counter)
+    scanned: list[int] = field(default_factory=list)
     _characters: int = 0
 
     def check(self) -> None:
@@ -74,8 +78,21 @@ class Tracker:
     @property
     def skipped(self) -> tuple[str, ...]:
         """What was not read, such as "2 pictures"."""
-        return tuple(
+        counted = [
             f"{count:,} {what}{'' if count == 1 else 's'}"
             for what, count in self.not_read.items()
             if count
-        )
+        ]
+        if self.scanned:
+            pages, them = ("page", "it") if len(self.scanned) == 1 else ("pages", "them")
+            remedy = "" if self.ocr else f" (the setting ocr reads {them})"
+            counted.append(f"scanned {pages} {runs(self.scanned)}{remedy}")
+        return tuple(counted)
+
+
+def runs(numbers: Sequence[int]) -> str:
+    """Ascending numbers in few words, such as "2, 5-8"."""
+    ends = [at for at, number in enumerate(numbers, 1) if numbers[at : at + 1] != [number + 1]]
+    starts = [0, *ends[:-1]]
+    pairs = [(numbers[start], numbers[end - 1]) for start, end in zip(starts, ends, strict=True)]
+    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in pairs)

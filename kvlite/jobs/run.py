@@ -125,8 +125,8 @@ def largest(tasks: Iterable[Task]) -> list[Task]:
 
 
 def longest_text(tasks: Iterable[Task]) -> str:
-    """What is said about the longest of the largest documents, without the template; "" if none can
-    be read."""
+    """What is said about the longest of the largest documents, without the template and what OCR,
+    which takes minutes, would read; "" if none can be read."""
     said = [""]
     for task in largest(tasks):
         with suppress(KvliteError):
@@ -185,7 +185,7 @@ class _Reading:
             if self.callbacks.cancelled:
                 return
             try:
-                documents = documents_of(tasks[0], limit, cancel)
+                documents = documents_of(tasks[0], limit, cancel, ocr=runner.settings.ocr)
                 system = {k: v for k, v in tasks[0].settings.items() if k == "system"}
                 talk = runner.conversation(**{**self.settings, **system})
                 if documents:
@@ -209,11 +209,11 @@ class _Reading:
 
 
 def documents_of(
-    task: Task, limit: int | None = None, cancel: Event | None = None
+    task: Task, limit: int | None = None, cancel: Event | None = None, *, ocr: bool = False
 ) -> list[Document]:
     """What a task is about, if anything; args and errors are those of `read_document`."""
     if task.document:
-        return [read_document(task.document, limit=limit, cancel=cancel)]
+        return [read_document(task.document, limit=limit, cancel=cancel, ocr=ocr)]
     return [Document(UNNAMED, task.text, ())] if task.text else []
 
 

@@ -46,8 +46,9 @@ class Files:
         self.folder = folder
         self._reading = asyncio.Semaphore(2)
 
-    async def add(self, request: Request, limit: int) -> dict[str, Any]:
+    async def add(self, request: Request, limit: int, *, ocr: bool) -> dict[str, Any]:
         """Keep the document that a request sends; at most `limit` characters could fit the model.
+        `ocr` is that of `read_document`.
 
         Raises:
             Refusal: it is too large, no form with a file, or there is no room.
@@ -63,11 +64,11 @@ class Files:
         async with self._reading:
             upload, purpose = await _uploaded(request)
             try:
-                return await asyncio.to_thread(self._kept, upload, purpose, limit)
+                return await asyncio.to_thread(self._kept, upload, purpose, limit, ocr)
             finally:
                 await upload.close()
 
-    def _kept(self, upload: UploadFile, purpose: str, limit: int) -> dict[str, Any]:
+    def _kept(self, upload: UploadFile, purpose: str, limit: int, ocr: bool) -> dict[str, Any]:
         name = os.path.basename((upload.filename or "").replace("\\", "/"))[:200] or "file"
         suffix = os.path.splitext(name)[1]
         suffix = suffix if _SUFFIX.fullmatch(suffix) else ""
@@ -77,7 +78,7 @@ class Files:
             file.flush()
             size = file.tell()
             try:
-                document = read_apart(file.name, limit=limit)
+                document = read_apart(file.name, limit=limit, ocr=ocr)
             except (ContextError, DocumentError) as error:
                 raise type(error)(str(error).replace(file.name, name)) from None
         about = {

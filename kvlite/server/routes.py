@@ -82,7 +82,8 @@ class Api:
         """Documents: one comes, or all that came are listed."""
         if request.method == "POST":
             async with self.models.using(None) as model:
-                return JSONResponse(await self.files.add(request, model.text_limit))
+                ocr = model.ready().settings.ocr
+                return JSONResponse(await self.files.add(request, model.text_limit, ocr=ocr))
         found = await asyncio.to_thread(self.files.all)
         return JSONResponse({"object": "list", "data": found, "has_more": False})
 

@@ -2,10 +2,12 @@
 
 import io
 import logging
+import random
 import zlib
 from threading import Event
 
 import pytest
+from PIL import Image, ImageDraw, ImageFont
 from pypdf import PdfReader, PdfWriter
 from pypdf.generic import (
     ArrayObject,
@@ -15,9 +17,12 @@ from pypdf.generic import (
     TextStringObject,
 )
 
+from kvlite.config.settings import Settings
 from kvlite.documents import Document, read_document
 from kvlite.documents.pdf import _Pictures
-from kvlite.errors import Stopped
+from kvlite.documents.reading_order import Box, lines_of
+from kvlite.errors import SettingError, Stopped
+from kvlite.methods.engine_config import require_meanings
 
 from .files import (
     Save,
@@ -255,7 +260,70 @@ def test_pdf_pictures_scans_and_attachments_are_counted(save: Save) -> None:
     out = io.BytesIO()
     writer.write(out)
     document = read_document(save("a.pdf", out.getvalue()))
-    assert document.not_read == ("2 pictures", "1 scanned page", "2 embedded files")
+    scanned = "scanned page 3 (the setting ocr reads it)"
+    assert document.not_read == ("2 pictures", "2 embedded files", scanned)
+    assert document.note == f"a.pdf: 2 pictures, 2 embedded files and {scanned} were not read"
+    many = [None, "two", None, None, "five", None]
+    document = read_document(save("b.pdf", pdf(many)))
+    assert (
+        document.note == "b.pdf: scanned pages 1, 3-4, 6 (the setting ocr reads them) were not read"
+    )
+
+
+@pytest.mark.long
+def test_scanned_pages_are_read_by_ocr(save: Save) -> None:
+    pytest.importorskip("rapidocr")
+    picture = Image.new("L", (900, 260), 255)
+    draw, font = ImageDraw.Draw(picture), ImageFont.load_default(40)
+    draw.text((40, 40), "The heron waits by the river.", font=font, fill=0)
+    draw.text((40, 140), "Due: 14.03.2024, 908.92", font=font, fill=0)
+    out = io.BytesIO()
+    picture.save(out, "PDF", resolution=100)
+    writer = PdfWriter(clone_from=PdfReader(io.BytesIO(out.getvalue())))
+    writer.append(io.BytesIO(pdf(["typed", None])))
+    out = io.BytesIO()
+    writer.write(out)
+    path, seen = save("a.pdf", out.getvalue()), list[tuple[int, int]]()
+    document = read_document(path, ocr=True, progress=lambda *now: seen.append(now))
+    lines = "The heron waits by the river.\nDue: 14.03.2024, 908.92"
+    assert document.text == f"{lines}\ntyped\n" and len(document.page_starts) == 3
+    assert document.note == "a.pdf: scanned page 3 was not read"
+    assert seen and seen[-1] <= (3, 3)
+    assert read_document(path).text == "\ntyped\n"
+    stop = Event()
+    stop.set()
+    with pytest.raises(Stopped):
+        read_document(path, ocr=True, cancel=stop)
+
+
+def test_ocr_that_is_not_installed_is_refused_with_the_remedy(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("kvlite.documents.scans.find_spec", lambda name: None)
+    with pytest.raises(SettingError, match=r"^--ocr needs rapidocr.*kvlite\[ocr\]"):
+        require_meanings(Settings(ocr=True))
+    require_meanings(Settings())
+
+
+def test_lines_are_put_in_the_order_of_reading() -> None:
+    def box(text: str, left: float, top: float, right: float) -> Box:
+        return Box(text, left, top, right, top + 20)
+
+    rows = range(5)
+    left = [box(f"left {row}", 100 + row % 2, 100 + 30 * row, 480) for row in rows]
+    right = [box(f"right {row}", 520, 104 + 30 * row, 900 - row) for row in rows]
+    heading, foot = box("heading", 100, 40, 900), box("foot", 110, 300, 880)
+    page = [*left, *right, heading, foot]
+    expected = [each.text for each in (heading, *left, *right, foot)]
+    for seed in range(5):
+        assert lines_of(random.Random(seed).sample(page, len(page))) == expected
+    table = [
+        box(text, left, 40 * row, left + 12 * len(text))
+        for row, cells in enumerate(["1 Bearing 154,00", "2 Ring 30,00", "3 Service 507,00"])
+        for left, text in zip((100, 250, 900), cells.split(), strict=True)
+    ]
+    assert lines_of(table[::-1]) == ["1 Bearing 154,00", "2 Ring 30,00", "3 Service 507,00"]
+    assert lines_of([]) == []
 
 
 def test_pdf_that_unpacks_to_too_much_is_refused(save: Save) -> None:

@@ -95,7 +95,7 @@ def _served(
     from kvlite.model.chat_template import question_about
 
     screen = console(quiet)
-    documents, said = documents_to_send(files, screen), False
+    documents, said = documents_to_send(files, screen, ocr=resolved.settings.ocr), False
     talk = ServerChat(server, resolved)
     for line in lines_said(screen, "Say something, one message a line. Ctrl-D quits."):
         message = line.strip() if said or not documents else question_about(documents, line)

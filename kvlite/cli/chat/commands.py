@@ -130,14 +130,14 @@ def _help(session: Session, terminal: "ChatTerminal", argument: str) -> None:
 
 @_command("read", "FILE...", "reads documents for your next message", "files")
 def _read(session: Session, terminal: "ChatTerminal", argument: str) -> None:
-    runner = session.runner
+    runner, ocr = session.runner, session.talk.settings.ocr
     limit = text_limit(runner.tokenizer, runner.shape.max_context)
 
     def opened(path: str) -> Document:
         return terminal.work(
             f"Opening {Path(path).name}",
             lambda callbacks: read_apart(
-                path, limit=limit, progress=callbacks.progress, cancel=callbacks.cancel
+                path, limit=limit, progress=callbacks.progress, cancel=callbacks.cancel, ocr=ocr
             ),
         )
 
