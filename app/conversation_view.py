@@ -175,7 +175,7 @@ class ConversationView:
             parts.later: gr.Button(visible=several, interactive=current < count),
             parts.name: record.title if record.said or record.name else "",
             parts.chosen: record.questions,
-            parts.model: Path(self.service.model_host.settings.model).name,
+            parts.model: self.service.model_name,
             parts.go_on: gr.Button(visible=ended in _CUT),
             parts.answer: html,
             parts.difference: self.difference(),

@@ -8,6 +8,7 @@ import gradio as gr
 from kvlite.config.settings import OPTIONS, Settings
 
 from .form import ANSWER, FIRST, FOLDED, Models, control, shown_values
+from .models_tab import MODELS_TAB, ModelsTab
 from .priorities import PRIORITIES, about, priority_of
 from .samples import EXAMPLES
 from .views.listing import ACTIONS, MENU_HTML
@@ -52,6 +53,8 @@ class Parts:
                     self.live = gr.HTML(elem_id="live", padding=False)
                 with gr.Tab("Answer", id=ANSWER_TAB, elem_id="tab-answer"):
                     self._answer()
+                with gr.Tab("Models", id=MODELS_TAB, elem_id="tab-models") as self.models_tab:
+                    self.models = ModelsTab(models)
                 with gr.Tab("Settings", id=SETTINGS_TAB, elem_id="tab-settings"):
                     self._settings(settings, models)
         self.clock = gr.Timer(1.0)

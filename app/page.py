@@ -9,7 +9,8 @@ from .conversation_events import ConversationEvents
 from .engine.live import Live
 from .engine.service import Service
 from .form import Models
-from .layout import SETTINGS_TAB, Parts
+from .layout import Parts
+from .models_tab import MODELS_TAB, ModelsEvents
 from .priorities import DECIDES
 from .settings_events import SettingsEvents
 from .sidebar_events import SidebarEvents
@@ -79,10 +80,14 @@ class _Wiring:
         self._sidebar()
         self._settings()
         self._memory(live)
+        used = ModelsEvents(service, models).wire(parts.models_tab, parts.models, _WORK)
+        used.then(lambda: service.model_name, None, [parts.model], **_AT_ONCE).then(
+            **self.fill_controls
+        )
         for script in (NARROW, UNFOLDED, OPENED, COPIED, DROPPED):
             page.load(None, None, None, js=script)
         parts.box.change(None, [parts.box], None, js=NAMED)
-        parts.model.click(lambda: gr.Tabs(selected=SETTINGS_TAB), None, [parts.side], **_AT_ONCE)
+        parts.model.click(lambda: gr.Tabs(selected=MODELS_TAB), None, [parts.side], **_AT_ONCE)
         parts.model.click(None, None, None, js=OPENED)
         gr.on([parts.here.change, parts.name.change], None, [parts.here, parts.name], js=TITLED)
 

@@ -44,6 +44,11 @@ class Service:
         self._lock = threading.Lock()
         self._works: dict[tuple[str, str], Work] = {}
 
+    @property
+    def model_name(self) -> str:
+        """The model's name, without the path to it."""
+        return Path(self.model_host.settings.model).name
+
     def store(self, owner: str) -> ConversationStore:
         """The conversations of a user; "" where nobody logs in."""
         return self._stores.setdefault(owner, ConversationStore(owner, self._root))

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
     from kvlite.planner.fitting import Fit
 
-_DEFAULT_GGUF = "Q4_K_M"
-
 
 @with_device
 def pull(
@@ -104,41 +102,29 @@ def pulled(
         Stopped: by Ctrl-C.
         typer.Exit: nobody agreed.
     """
-    from kvlite.model.hub import download_of, downloaded, gguf_among, require_undamaged
-    from kvlite.model.source import find_config, is_repo, require_weights
+    from kvlite.model.pulling import wanted_of
     from kvlite.planner.fitting import fit_of
 
-    if not is_repo(model):
-        raise ModelError(f"{model!r} is no Hugging Face id: give one such as Qwen/Qwen3-0.6B")
     with stop_on_interrupt() as cancel:
         with screen.status(f"Asking Hugging Face about {model}"), uncollected():
-            wanted, chosen, fit = download_of(model, cancel), "", None
-            if file is not None or not wanted.has_weights:
-                ggufs = download_of(model, cancel, only="*.gguf").sizes
-                if not ggufs:
-                    raise ModelError(f"{model} has neither .safetensors nor .gguf weights")
-                chosen = gguf_among(ggufs, file or _DEFAULT_GGUF, model)
-                wanted = download_of(model, cancel, only=chosen)
-            else:
-                find_config(model, None, cancel)
-                wanted = download_of(model, cancel)  # the config is here now
+            wanted, fit = wanted_of(model, file, cancel), None
+            if not wanted.file:
                 fit = fit_of(settings, model, tokens)
                 if fit.plan is None:
                     raise ModelError(fit.flaw)
-        here = wanted.nbytes - wanted.missing
-        known = f", {readable(here)} of it here already" if here else ""
-        about = f"{model}, {chosen}" if chosen else model
+        size, missing = wanted.download.nbytes, wanted.download.missing
+        known = f", {readable(size - missing)} of it here already" if missing < size else ""
+        about = f"{model}, {wanted.file}" if wanted.file else model
         fits = "" if fit is None or fit.plan is None else f" {fit.line()} on {fit.plan.room.name}."
-        screen.print(f"{about}: {readable(wanted.nbytes)}{known}.{fits}")
-        if wanted.missing and not agrees():
+        screen.print(f"{about}: {readable(size)}{known}.{fits}")
+        if missing and not agrees():
             raise typer.Exit
         with reading_bar(screen, f"Downloading {model}") as bar:
-            folder = downloaded(model, bar.update, cancel, only=chosen)
-            path = folder / chosen if chosen else require_weights(folder, model)
+            path = wanted.get(bar.update, cancel)
         with reading_bar(screen, "Comparing digests") as bar:
-            require_undamaged(folder, bar.update, cancel)
-    name = str(path) if chosen else model
+            wanted.require_undamaged(path, bar.update, cancel)
+    name = wanted.name(path)
     if fit is None:
         fit = fit_of(settings, name, tokens)
         screen.print(f"{fit.line()}.")
-    return Pulled(name, folder, wanted.nbytes, wanted.missing, fit)
+    return Pulled(name, path.parent if wanted.file else path, size, missing, fit)

@@ -1,0 +1,116 @@
+"""The app's list of models: what fits, what is used, and what is downloaded."""
+
+import re
+import shutil
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvlite.config.settings import EMBEDDED_MODEL
+from kvlite.errors import KvliteError
+from kvlite_app.engine.service import Service
+from kvlite_app.form import Models
+from kvlite_app.models_tab import ModelsEvents
+from tests.app.conftest import Visitor, serving
+from tests.hub import Hub
+
+
+@pytest.fixture
+def home(tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A user with a model of their own, and one that cannot be run."""
+    for name in ("mine", "broken"):
+        shutil.copytree(tiny_folder, tmp_path / "models" / name)
+    (tmp_path / "models" / "broken" / "model.safetensors").unlink()
+    for name in ("HOME", "USERPROFILE"):
+        monkeypatch.setenv(name, str(tmp_path))
+    monkeypatch.setenv("KVLITE_MODELS", str(tmp_path / "models"))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "home" / "hub"))
+    return tmp_path
+
+
+def text_of(html: str) -> str:
+    return re.sub(r"<[^>]+>", "", html)
+
+
+@pytest.mark.long
+def test_models_are_listed_with_what_the_plan_says_and_used(home: Path, service: Service) -> None:
+    events = ModelsEvents(service, Models())
+    *_, (listed, _), (_, others) = events.listing()
+    labels = {value: label for label, value in listed.choices}
+    assert set(labels) == {EMBEDDED_MODEL, "~/models/mine", "~/models/broken"}
+    assert re.match(r"mine · [\d.]+ MiB · 1,024 tokens of context", labels["~/models/mine"])
+    assert "tokens fit (" in labels["~/models/mine"]
+    assert "has no .safetensors" in labels["~/models/broken"]
+    assert "Qwen/Qwen3-0.6B" in [value for _, value in others.choices]
+    assert text_of([*events.use("~/models/mine")][-1]) == "mine is in use."
+    assert service.model_host.settings.model == "~/models/mine" and service.model_name == "mine"
+    for name in ("/etc", None, "~/models/broken"):
+        with pytest.raises(KvliteError, match=r"choose one|cannot be run"):
+            [*events.use(name)]
+
+
+@pytest.mark.long
+def test_one_is_downloaded_once_stopped_and_gone_on_with(
+    home: Path, service: Service, hub: Hub
+) -> None:
+    events = ModelsEvents(service, Models())
+    looked = text_of([*events.look("a/b")][-1])
+    assert re.match(r"a/b: [\d.]+ MiB, of which [\d.]+ MiB to download\. .* tokens fit", looked)
+    assert "no Hugging Face id" in text_of([*events.look("nothing")][-1])
+    hub.silent.set()
+    hub.asked.clear()
+    said = list[str]()
+    first = threading.Thread(target=lambda: said.extend(events.pull("a/b")))
+    first.start()
+    assert hub.asked.wait(60)
+    with pytest.raises(KvliteError, match="is being downloaded"):
+        [*events.pull("a/b")]
+    events.stop()
+    first.join(60)
+    assert text_of(said[-1]).startswith("Stopped")
+    hub.silent.clear()
+    hub.over.set()
+    *coming, ended = map(text_of, events.pull("a/b"))
+    assert any("Downloading a/b" in each for each in coming)
+    assert re.match(r"a/b is here now\. .* tokens fit", ended)
+    *_, (listed, _), _ = events.listing()
+    assert "a/b" in [value for _, value in listed.choices]
+
+
+def test_who_logs_in_uses_those_of_the_list_and_downloads_none(
+    home: Path, service: Service
+) -> None:
+    events = ModelsEvents(service, Models(["~/models/mine"], others=False))
+    *_, (listed, _) = events.listing()
+    assert [value for _, value in listed.choices] == ["~/models/mine"]
+    for act, name in ((events.use, EMBEDDED_MODEL), (events.pull, "a/b"), (events.look, "a/b")):
+        with pytest.raises(KvliteError, match=r"choose one|who runs the app"):
+            [*act(name)]
+
+
+@pytest.fixture
+def app(home: Path, tiny_folder: Path) -> Iterator[Any]:
+    with serving(home / "data", "--model", str(tiny_folder)) as server:
+        yield server
+
+
+@pytest.mark.long
+def test_behind_the_models_name_another_is_chosen(app: Any, visitor: Visitor) -> None:
+    page = visitor.open(app.address)
+    page.locator("#model").click()
+    row = page.locator("#models label", has_text="mine")
+    row.get_by_text("tokens fit").wait_for()
+    assert page.locator("#models label", has_text="broken").get_by_text("safetensors").count() == 1
+    row.click()
+    page.locator("#use-model").click()
+    page.locator("#model-used").get_by_text("mine is in use").wait_for()
+    page.locator("#model", has_text="mine").wait_for()
+    page.locator("#pull-name input").click()
+    page.get_by_role("option", name="Qwen/Qwen3-0.6B").wait_for()
+    page.locator("#pull-name input").fill("no/such")
+    page.locator("#pull-name input").press("Enter")
+    page.locator("#look-model").click()
+    page.locator("#model-pulled").get_by_text("no/such").wait_for()
