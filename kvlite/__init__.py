@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from kvlite.conversation.metrics import Answer, GenerationMetrics, Piece
     from kvlite.conversation.runner import Runner, load
     from kvlite.engine.callbacks import Callbacks
-    from kvlite.jobs.run import BatchAnswer, batch
+    from kvlite.jobs.answer import BatchAnswer
+    from kvlite.jobs.run import batch
 
 __version__ = "0.1.0"
 __all__ = [
@@ -41,7 +42,7 @@ _HOMES = {
     "Runner": "conversation.runner",
     "Conversation": "conversation.conversation",
     "Answer": "conversation.metrics",
-    "BatchAnswer": "jobs.run",
+    "BatchAnswer": "jobs.answer",
     "batch": "jobs.run",
     "Callbacks": "engine.callbacks",
     "GenerationMetrics": "conversation.metrics",

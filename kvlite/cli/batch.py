@@ -26,9 +26,10 @@ from kvlite.jobs.tasks import Task, questions_in, tasks_in
 from kvlite.model.source import require_model
 
 if TYPE_CHECKING:
+    import torch
     from rich.console import Console
 
-    from kvlite.jobs.run import BatchAnswer
+    from kvlite.jobs.answer import BatchAnswer
 
 Answers = Callable[[Sequence[Task], Callbacks], "Iterator[BatchAnswer]"]
 RowOf = Callable[["BatchAnswer"], dict[str, Any]]
@@ -66,6 +67,14 @@ def batch(
             "`local`; documents are where every node finds them",
         ),
     ] = "",
+    devices: Annotated[
+        str,
+        typer.Option(
+            metavar="DEVICES",
+            help="one engine on each of these devices of this machine, all with the same queue of "
+            "documents: `all` CUDA devices, or some, such as cuda:0,cuda:1",
+        ),
+    ] = "",
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
@@ -99,9 +108,10 @@ def batch(
     if path != Path(out):
         pyarrow()
     Written.of(path).require(job, asked, path)  # before the model is loaded
+    where = _devices(devices, settings, ray)
     screen = console(quiet)
     with ExitStack() as stack:
-        job["model"], answers = stack.enter_context(_engine(settings, asked, ray, screen))
+        job["model"], answers = stack.enter_context(_engine(settings, asked, ray, where, screen))
         writer = stack.enter_context(writing(path, job, asked, retry=retry_errors))
         cancel = stack.enter_context(stop_on_interrupt())
         left = [task for task in asked if task.id not in writer.written.done]
@@ -142,21 +152,44 @@ def _asked(
     return asked, partial(answer_line, model=settings.model)
 
 
+def _devices(text: str, settings: Settings, ray: str) -> "Sequence[torch.device]":
+    """The devices that are named, or none."""
+    if not text:
+        return ()
+    for other in ("--ray",) * bool(ray) + ("--device",) * (settings.device != "auto"):
+        raise SettingError(f"--devices {text} and {other} both say where: leave one of them out")
+    from kvlite.jobs.devices import devices_named
+
+    return devices_named(text)
+
+
 @contextmanager
 def _engine(
-    settings: Settings, tasks: Sequence[Task], ray: str, screen: "Console"
+    settings: Settings,
+    tasks: Sequence[Task],
+    ray: str,
+    devices: "Sequence[torch.device]",
+    screen: "Console",
 ) -> Iterator[tuple[str, Answers]]:
-    """The model's fingerprint, and what answers tasks with it: here, or on a cluster."""
+    """The model's fingerprint, and what answers tasks with it: here, on several devices, or on a
+    cluster."""
     from kvlite.model.files import fingerprint
+    from kvlite.model.source import find_model
 
     if ray:
         from kvlite.jobs.cluster import answered_on_cluster, connected
-        from kvlite.model.source import find_model
 
         with screen.status("Connecting to the cluster") as status, connected(ray):
             weights = fingerprint(find_model(settings.model, status.update))
             status.stop()
             yield weights, partial(answered_on_cluster, settings, weights)
+        return
+    if devices:
+        from kvlite.jobs.devices import answered_on_devices
+
+        with screen.status("Looking for the model") as status:
+            weights = fingerprint(find_model(settings.model, status.update))
+        yield weights, partial(answered_on_devices, devices, settings, weights)
         return
     from kvlite.jobs.run import answered, open_for
 

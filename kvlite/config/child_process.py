@@ -12,8 +12,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from types import MappingProxyType
 from typing import Any, BinaryIO, TypeVar
 
 from kvlite.errors import KvliteError, require_uncancelled
@@ -25,7 +26,7 @@ _KILLED = -9
 # Answers go first.
 _NICENESS = 15
 # Seconds between checks for cancellation, and between reports of progress.
-_BEAT = 0.05
+BEAT = 0.05
 
 
 class ChildEnded(KvliteError):
@@ -57,26 +58,13 @@ def run_in_child(
         ChildEnded: it ended in another way.
         Exception: whatever `work` raised.
     """
-    child = subprocess.Popen(
-        # -P: import nothing from the current folder
-        [sys.executable, "-P", "-m", "kvlite.config.child_process"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-    )
-    assert child.stdin is not None and child.stdout is not None
     said: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
-    try:
-        # Its input stays open: the child ends when it is closed, that is, when this process ends.
-        with suppress(BrokenPipeError):  # the child has ended already, as is found below
-            pickle.dump((work, args, kwargs, progress is not None, memory), child.stdin)
-            child.stdin.flush()
-        threading.Thread(target=_hear, args=(child.stdout, said), daemon=True).start()
+    given = work, args, kwargs, progress is not None, memory
+    with Child(lambda *message: said.put(message), _work, *given):
         while True:
             require_uncancelled(cancel)
             try:
-                kind, value = said.get(timeout=_BEAT)
+                kind, value = said.get(timeout=BEAT)
             except queue.Empty:
                 continue
             if kind == "progress":
@@ -88,21 +76,97 @@ def run_in_child(
             elif kind == "error":
                 raise value
             else:
-                raise _ended(child.wait())
-    finally:
-        child.kill()
-        child.wait()
-        for stream in (child.stdin, child.stdout):
+                raise _ended(value)
+
+
+class Child:
+    """Another Python at work, as a context that ends it.
+
+    Args:
+        hear: called, on a thread, with the kind and the value of each message: those of `work`,
+            then "result" or "error", and whatever happens at last "gone", with the exit code.
+        work: called with its `Parent`, then with `args`; all are pickled.
+        environment: variables that differ there.
+    """
+
+    def __init__(
+        self,
+        hear: Callable[[str, Any], None],
+        work: Callable[..., Any],
+        *args: Any,
+        environment: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
+        path = os.pathsep.join(filter(None, sys.path))
+        self._process = subprocess.Popen(
+            # -P: import nothing from the current folder
+            [sys.executable, "-P", "-m", "kvlite.config.child_process"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env={**os.environ, "PYTHONPATH": path, **environment},
+        )
+        self._hear = hear
+        threading.Thread(target=self._listen, daemon=True).start()
+        self.send((work, args))
+
+    def __enter__(self) -> "Child":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
+
+    def send(self, value: Any) -> None:
+        """Hand it something; nothing happens if it has ended, which `hear` is told."""
+        assert self._process.stdin is not None
+        with suppress(OSError):
+            pickle.dump(value, self._process.stdin)
+            self._process.stdin.flush()
+
+    def end(self) -> None:
+        """Kill it, if it has not ended."""
+        self._process.kill()
+        self._process.wait()
+        for stream in (self._process.stdin, self._process.stdout):
+            assert stream is not None
             with suppress(OSError):  # unsent data is lost
                 stream.close()
 
+    def _listen(self) -> None:
+        assert self._process.stdout is not None
+        with suppress(Exception):  # a pickle that is cut short may break in many ways
+            while True:
+                self._hear(*pickle.load(self._process.stdout))
+        self._hear("gone", self._process.wait())
 
-def _hear(stream: BinaryIO, said: "queue.SimpleQueue[tuple[str, Any]]") -> None:
-    """Pass on the child's messages, and at the end that there are no more."""
-    with suppress(Exception):  # a pickle that is cut short may break in many ways
-        while True:
-            said.put(pickle.load(stream))
-    said.put(("gone", None))
+
+class Parent:
+    """The process that began a child, as the child sees it. When it ends, so does the child."""
+
+    def __init__(self, sends: BinaryIO, hears: BinaryIO) -> None:
+        self._sends, self._hears = sends, hears
+        self._came: queue.SimpleQueue[Any] = queue.SimpleQueue()
+
+    def begin(self) -> Any:
+        """What it sent first; from then on it is listened to."""
+        first = pickle.load(self._hears)
+        threading.Thread(target=self._receive, daemon=True).start()
+        return first
+
+    def say(self, kind: str, value: Any = None) -> None:
+        """Send a message."""
+        self._sends.write(pickle.dumps((kind, value)))
+        self._sends.flush()
+
+    def get(self) -> Any:
+        """What it sent next; waits for it."""
+        return self._came.get()
+
+    def _receive(self) -> None:
+        # Its end stays open until it calls `end`, or ends itself.
+        with suppress(EOFError, OSError):
+            while True:
+                self._came.put(pickle.load(self._hears))
+        os._exit(1)
 
 
 def _ended(code: int) -> Exception:
@@ -120,40 +184,40 @@ def _main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
     out = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # libraries print
-
-    def say(kind: str, value: Any) -> None:
-        out.write(pickle.dumps((kind, value)))
-        out.flush()
-
-    last = -_BEAT
-
-    def report(*values: Any) -> None:
-        nonlocal last
-        if (now := time.monotonic()) - last >= _BEAT:  # each of thousands would wake the parent
-            last = now
-            say("progress", values)
-
+    parent = Parent(out, sys.stdin.buffer)
     try:
-        work, args, kwargs, reports, memory = pickle.load(sys.stdin.buffer)
-        threading.Thread(target=_end_with_parent, daemon=True).start()
-        if sys.platform != "win32":
-            os.nice(_NICENESS)
-        if memory is not None:
-            _limit(memory)
-        if reports:
-            kwargs["progress"] = report
-        say("result", work(*args, **kwargs))
+        work, args = parent.begin()
+        parent.say("result", work(parent, *args))
     except BaseException as error:
         try:
             pickle.loads(pickle.dumps(error))
         except Exception:
             error = RuntimeError(f"{type(error).__name__}: {error}")
-        say("error", error)
+        parent.say("error", error)
 
 
-def _end_with_parent() -> None:
-    sys.stdin.buffer.read()
-    os._exit(1)
+def _work(
+    parent: Parent,
+    work: Callable[..., T],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    reports: bool,
+    memory: int | None,
+) -> T:
+    """What `run_in_child` has a child do."""
+    last = -BEAT
+
+    def report(*values: Any) -> None:
+        nonlocal last
+        if (now := time.monotonic()) - last >= BEAT:  # each of thousands would wake the parent
+            last = now
+            parent.say("progress", values)
+
+    if sys.platform != "win32":
+        os.nice(_NICENESS)
+    if memory is not None:
+        _limit(memory)
+    return work(*args, **kwargs, **({"progress": report} if reports else {}))
 
 
 def _limit(memory: int) -> None:

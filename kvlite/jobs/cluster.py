@@ -7,7 +7,6 @@ that never comes is answered when the job is begun again.
 import logging
 import os
 import pickle
-import platform
 import socket
 import sys
 import warnings
@@ -17,54 +16,26 @@ from dataclasses import replace
 from typing import Any
 
 from kvlite.config.settings import Settings
-from kvlite.engine.callbacks import NO_CALLBACKS, Callbacks
+from kvlite.engine.callbacks import Callbacks
 from kvlite.errors import ModelError, SettingError, reason
-from kvlite.jobs.run import BatchAnswer, answered, by_document, failed, largest, open_for
-from kvlite.jobs.tasks import Task
-from kvlite.model.files import fingerprint
-
-# How often a document may end the process that answers it, by crashing it or with its node.
-TRIES = 3
+from kvlite.jobs.answer import TRIES, BatchAnswer, lost
+from kvlite.jobs.engine import Engine
+from kvlite.jobs.run import largest
+from kvlite.jobs.tasks import Task, shares_of
 
 # How Ray's text of an error goes on that an engine raised when it began.
 _FROM_ENGINE = "kvlite.errors."
 
-# Requests without a document that an engine answers at once.
-_REQUESTS = 16
-
-_LOST = ModelError(
-    f"the process that was to answer it ended {TRIES} times, each time without a word (out of "
-    "memory, a crash, a lost node): Ray's logs on that node may say why"
-)
+_LOOK = "Ray's logs on that node may say why"
 
 
-class Engine:
-    """A model in an actor of its own: answers all questions about one document at a time.
-
-    Args:
-        weights: fingerprint that the model on this node must have.
-        longest: tasks to plan for.
-    """
-
-    def __init__(self, settings: Settings, weights: str, longest: Sequence[Task]) -> None:
-        self.runner = open_for(settings, longest)
-        if fingerprint(self.runner.model_path) != weights:
-            raise ModelError(
-                f"the model in {self.runner.model_path} on {platform.node()} is another one "
-                "than where the job was begun: copy that"
-            )
+class Actor(Engine):
+    """An engine as `map_batches` calls it."""
 
     def __call__(self, batch: Mapping[str, Any]) -> Iterator[dict[str, list[bytes]]]:
-        """A batch is one document's tasks. Nothing is raised, which would end the whole job."""
-        tasks = pickle.loads(batch["tasks"][0])
-        left = {task.id: task for task in tasks}
-        try:
-            for answer in answered(self.runner, tasks, NO_CALLBACKS):
-                del left[answer.id]
-                yield {"answer": [pickle.dumps(answer)]}
-        except Exception as error:
-            lost = (failed(task, ModelError(reason(error))) for task in left.values())
-            yield {"answer": [pickle.dumps(answer) for answer in lost]}
+        """A batch is one document's tasks."""
+        for answer in self.answered([pickle.loads(batch["tasks"][0])]):
+            yield {"answer": [pickle.dumps(answer)]}
 
 
 @contextmanager
@@ -143,7 +114,7 @@ def answered_on_cluster(
                 raise ModelError(last.partition(_FROM_ENGINE)[2].partition(": ")[2]) from error
             if len(left) == before:
                 raise ModelError(f"Ray ended the job ({last}): the same command goes on") from error
-    yield from (failed(task, _LOST) for task in left.values())
+    yield from (lost(task, _LOOK) for task in left.values())
 
 
 def _computed(tasks: Sequence[Task], begin: tuple[Any, ...]) -> Iterator[BatchAnswer]:
@@ -151,12 +122,12 @@ def _computed(tasks: Sequence[Task], begin: tuple[Any, ...]) -> Iterator[BatchAn
     missing. Raises Ray's errors."""
     from ray.data import ActorPoolStrategy, from_items
 
-    shares = [{"tasks": pickle.dumps(share)} for share in _shares(tasks)]
+    shares = [{"tasks": pickle.dumps(share)} for share in shares_of(tasks)]
     engines, needs = _engines(begin[0])
     read = from_items(shares, override_num_blocks=len(shares))
     with warnings.catch_warnings(action="ignore"):  # max_task_retries has no successor yet
         answers = read.map_batches(
-            Engine,
+            Actor,
             fn_constructor_args=begin,
             batch_size=1,
             # One task at a time: an actor that ends takes no other document with it.
@@ -168,13 +139,6 @@ def _computed(tasks: Sequence[Task], begin: tuple[Any, ...]) -> Iterator[BatchAn
         )
     for row in answers.iter_rows():
         yield pickle.loads(row["answer"])
-
-
-def _shares(tasks: Sequence[Task]) -> Iterator[list[Task]]:
-    """Tasks that one engine answers at once: about one document, or some that are about none."""
-    for group in by_document(tasks):
-        size = len(group) if group[0].document or group[0].text else _REQUESTS
-        yield from (group[at : at + size] for at in range(0, len(group), size))
 
 
 def _engines(settings: Settings) -> tuple[int, dict[str, float]]:

@@ -10,48 +10,20 @@ from typing import Any
 from kvlite.config.settings import Settings
 from kvlite.conversation.answer_batch import Question
 from kvlite.conversation.conversation import Conversation
-from kvlite.conversation.metrics import FinishReason, GenerationMetrics, Piece
+from kvlite.conversation.metrics import Piece
 from kvlite.conversation.runner import Runner, open_runner
 from kvlite.conversation.together import ask_all
 from kvlite.documents import Document, read_document
 from kvlite.engine.callbacks import NO_CALLBACKS, Callbacks, require_callbacks
-from kvlite.errors import ContextError, KvliteError, SettingError, Stopped, sentence
-from kvlite.jobs.tasks import Task, printable, tasks_of
+from kvlite.errors import ContextError, KvliteError, SettingError, Stopped
+from kvlite.jobs.answer import BatchAnswer, failed
+from kvlite.jobs.tasks import Task, by_document, tasks_of
 from kvlite.methods.engine_config import EngineConfig
 from kvlite.model.chat_template import all_of, question_about, tokens_of
 from kvlite.model.text_limit import text_limit
 
 # A text without a name of its own, as the model is told.
 UNNAMED = "text"
-
-
-@dataclass(frozen=True)
-class BatchAnswer:
-    """The answer to one row.
-
-    Attributes:
-        id, document, question: of the row; `document` is "" if it came with its text.
-        answer: its text, as far as it came.
-        finish_reason: why it ended; None if there is no answer.
-        metrics: what it was made from; None if there is no answer.
-        error: why there is none, or only a part, in a sentence.
-        document_tokens: of its document, if it is the first one asked about that: they were read
-            once for all. 0 if the document was read with each question.
-    """
-
-    id: str
-    document: str
-    question: str
-    answer: str = ""
-    finish_reason: FinishReason | None = None
-    metrics: GenerationMetrics | None = None
-    error: str | None = None
-    document_tokens: int = 0
-
-    def to_json(self) -> dict[str, Any]:
-        """All fields, as JSON can hold them."""
-        metrics = None if self.metrics is None else self.metrics.to_json()
-        return {**vars(self), "document": printable(self.document), "metrics": metrics}
 
 
 def batch(
@@ -139,23 +111,21 @@ def answered(
 ) -> Iterator[BatchAnswer]:
     """Answer tasks; a document is read once, in their order, as soon as there is room for its
     answers beside those that come. Ends early if `callbacks.cancel` is set."""
-    reading = _Reading(runner, tasks, callbacks, settings)
+    return answered_as_they_come(runner, by_document(tasks), callbacks, **settings)
+
+
+def answered_as_they_come(
+    runner: Runner, shares: Iterable[Sequence[Task]], callbacks: Callbacks, **settings: Any
+) -> Iterator[BatchAnswer]:
+    """As `answered`, of tasks about one document at a time; the next ones are taken when there is
+    room for them."""
+    reading = _Reading(runner, shares, callbacks, settings)
     for index, heard in ask_all(reading.conversations(), callbacks):
         yield from reading.refused()
         answer = reading.asked[index].hear(heard)
         if answer is not None:
             yield answer
     yield from reading.refused()
-
-
-def by_document(tasks: Iterable[Task]) -> list[list[Task]]:
-    """Tasks about the same document, with the same system message, together, in the order of the
-    documents."""
-    groups: dict[tuple[str, str, str | None], list[Task]] = {}
-    for task in tasks:
-        begins = task.document, task.text, task.settings.get("system")
-        groups.setdefault(begins, []).append(task)
-    return [*groups.values()]
 
 
 class _Reading:
@@ -168,11 +138,11 @@ class _Reading:
     def __init__(
         self,
         runner: Runner,
-        tasks: Sequence[Task],
+        shares: Iterable[Sequence[Task]],
         callbacks: Callbacks,
         settings: Mapping[str, Any],
     ) -> None:
-        self.runner, self.tasks, self.callbacks = runner, tasks, callbacks
+        self.runner, self.shares, self.callbacks = runner, shares, callbacks
         self.settings, self.asked = settings, list[_Asked]()
         self._refused: list[BatchAnswer] = []
 
@@ -181,7 +151,7 @@ class _Reading:
         out."""
         runner, cancel = self.runner, self.callbacks.cancel
         limit = text_limit(runner.tokenizer, runner.shape.max_context)
-        for tasks in by_document(self.tasks):
+        for tasks in self.shares:
             if self.callbacks.cancelled:
                 return
             try:
@@ -246,8 +216,3 @@ class _Asked:
         return BatchAnswer(
             *own, self.said, reason, metrics, metrics.failure or None, self.document_tokens
         )
-
-
-def failed(task: Task, error: KvliteError) -> BatchAnswer:
-    """The answer to a task that has none."""
-    return BatchAnswer(task.id, task.document, task.question, error=sentence(error))

@@ -3,7 +3,7 @@
 import glob
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,8 @@ from kvlite.jobs.rows import COLUMNS, READERS, Named
 ANSWER = tuple(name for name, option in OPTIONS.items() if option.metadata["panel"] == "Answer")
 """Settings of single rows: all others are the job's."""
 _NAMES = ("id", "document", "text", "question")
+# Requests without a document that an engine answers at once.
+_REQUESTS = 16
 
 
 @dataclass(frozen=True)
@@ -207,3 +209,24 @@ def _settings(row: Mapping[str, Any], where: str) -> dict[str, Any]:
                 "given to the command"
             )
     return {name: checked(name, each, f"{where}: {name}") for name, each in values.items()}
+
+
+def by_document(tasks: Iterable[Task]) -> list[list[Task]]:
+    """Tasks about the same document, with the same system message, together, in the order of the
+    documents."""
+    groups: dict[Hashable, list[Task]] = {}
+    for task in tasks:
+        groups.setdefault(beginning(task), []).append(task)
+    return [*groups.values()]
+
+
+def beginning(task: Task) -> Hashable:
+    """What is read before a task's question."""
+    return task.document, task.text, task.settings.get("system")
+
+
+def shares_of(tasks: Sequence[Task]) -> Iterator[list[Task]]:
+    """Tasks that one engine answers at once: about one document, or some that are about none."""
+    for group in by_document(tasks):
+        size = len(group) if group[0].document or group[0].text else _REQUESTS
+        yield from (group[at : at + size] for at in range(0, len(group), size))

@@ -6,8 +6,8 @@ from typing import Any
 
 from kvlite.config.settings import Settings
 from kvlite.errors import SettingError
+from kvlite.jobs.answer import BatchAnswer
 from kvlite.jobs.rows import Named
-from kvlite.jobs.run import BatchAnswer
 from kvlite.jobs.tasks import ANSWER, Task, new_id
 from kvlite.server.fields import Chat, parsed
 from kvlite.server.refusals import Refusal

@@ -40,6 +40,10 @@ def rows_in(out: Path) -> int:
     return out.read_bytes().count(b"\n") if out.exists() else 0
 
 
+def ended(child: int) -> bool:
+    return os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+
+
 def main(model: str, folder: Path) -> None:
     tasks = tasks_in(str(folder / "reports"), ["Who?", "Where?", "When?"])
     runner = kvlite.load(model, max_new_tokens=2, budget="64")
@@ -53,11 +57,12 @@ def main(model: str, folder: Path) -> None:
             os._exit(0)
         if kills < KILLS:
             more = len(done) + moments.randrange(5)
-            while rows_in(out) < min(more, len(tasks)):
+            while rows_in(out) < min(more, len(tasks)) and not ended(child):
                 time.sleep(0.005)
             time.sleep(moments.uniform(0, 0.05))
             os.kill(child, signal.SIGKILL)
         killed = os.waitpid(child, 0)[1]
+        assert killed in (0, signal.SIGKILL)
         assert ids_in(out)[: len(done)] == done  # none is lost
         assert not {*noted.read_text().split()} & {*done}  # none is answered again
         kills += bool(killed)

@@ -407,6 +407,6 @@ def test_killed_at_any_moment(reports: Path, model: Path) -> None:
         (reports / f"{number}.txt").write_text(text)
     command = [sys.executable, "-m", "tests.cli.killing", str(model), str(reports.parent)]
     threads = {**os.environ, "OMP_NUM_THREADS": "1"}  # none that a fork would miss
-    done = subprocess.run(command, env=threads, capture_output=True, text=True, timeout=280)
+    done = subprocess.run(command, env=threads, capture_output=True, text=True, timeout=1200)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == {"kills": 20, "rows": 45}

@@ -3,7 +3,6 @@
 import json
 import os
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -62,17 +61,23 @@ def test_rows_are_those_of_one_machine(
     node = cluster.add_node(num_cpus=1)
     out = tmp_path / "out.jsonl"
 
+    over = threading.Event()
+
     def kill() -> None:
-        while not (out.exists() and out.read_bytes().count(b"\n")):
-            time.sleep(0.02)
+        while not over.wait(0.02):
+            if out.exists() and out.read_bytes().count(b"\n"):
+                break
         cluster.remove_node(node, allow_graceful=False)
 
     gone = kvlite("batch", folder, "--out", out, *flags, "--ray", "localhost:9")
     one_sentence(gone, "--ray localhost:9", "no cluster")
     killer = threading.Thread(target=kill)
     killer.start()
-    done = kvlite("batch", folder, "--out", out, *flags, "--ray", cluster.address, "--json")
-    killer.join()
+    try:
+        done = kvlite("batch", folder, "--out", out, *flags, "--ray", cluster.address, "--json")
+    finally:
+        over.set()
+        killer.join()
     assert done.code == 2 and done.json()["failed"] == 2
     rows = {row["id"]: row for row in rows_of(out)}
     assert len(rows) == len(rows_of(out)) == 12

@@ -1,0 +1,82 @@
+"""A job on several devices of this machine: one engine a device, each in a process of its own."""
+
+import os
+from collections.abc import Iterator, Sequence
+
+import torch
+
+from kvlite.config.settings import Settings
+from kvlite.engine.callbacks import Callbacks
+from kvlite.errors import SettingError
+from kvlite.jobs.answer import BatchAnswer
+from kvlite.jobs.engine import Engine
+from kvlite.jobs.run import largest
+from kvlite.jobs.tasks import Task
+from kvlite.jobs.workers import Place, answered_by_workers
+from kvlite.memory.device_budget import checkpoint_limit, ram_limit
+from kvlite.model.load import choose_device
+
+
+def devices_named(text: str) -> list[torch.device]:
+    """The devices of `--devices`: all CUDA devices, or those with commas between.
+
+    Raises:
+        SettingError: one is not here, or a card is named twice.
+    """
+    if text == "all":
+        found = [torch.device("cuda", number) for number in range(torch.cuda.device_count())]
+        if not found:
+            raise SettingError("--devices all: torch sees no CUDA device here: leave it out")
+        return found
+    chosen = [choose_device(name.strip()) for name in text.split(",")]
+    named = [
+        torch.device("cuda", each.index or 0) if each.type == "cuda" else each for each in chosen
+    ]
+    for device in named:
+        if device.type == "cuda" and named.count(device) > 1:
+            raise SettingError(f"--devices {text} names {device} twice: a card is one engine's")
+    return named
+
+
+def answered_on_devices(
+    devices: Sequence[torch.device],
+    settings: Settings,
+    weights: str,
+    tasks: Sequence[Task],
+    callbacks: Callbacks,
+) -> Iterator[BatchAnswer]:
+    """As `run.answered`, on several devices; args and errors are those of `answered_by_workers`.
+
+    Args:
+        weights: as of `Engine`.
+    """
+    settings, longest = _shared(settings, len(devices)), largest(tasks)
+    places = [
+        Place(
+            str(device),
+            (settings.replace({"device": device.type}), weights, longest),
+            _environment(device, devices),
+        )
+        for device in devices
+    ]
+    return answered_by_workers(Engine, places, tasks, callbacks)
+
+
+def _shared(settings: Settings, count: int) -> Settings:
+    """Settings of one of so many engines, which share host memory."""
+    auto = {"recall_limit": ram_limit("auto", held=0), "checkpoint_limit": checkpoint_limit("auto")}
+    shares = {name: f"{limit // count}B" for name, limit in auto.items()}
+    return settings.replace(
+        {name: share for name, share in shares.items() if getattr(settings, name) == "auto"}
+    )
+
+
+def _environment(device: torch.device, devices: Sequence[torch.device]) -> dict[str, str]:
+    """What an engine's process sees of the machine: its own card alone, or its share of the
+    processors."""
+    if device.type == "cuda":
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+        number = device.index or 0
+        return {"CUDA_VISIBLE_DEVICES": visible[number] if visible[0] else str(number)}
+    threads = int(os.environ.get("OMP_NUM_THREADS") or os.cpu_count() or 1)
+    return {"OMP_NUM_THREADS": str(max(1, threads // devices.count(device)))}
