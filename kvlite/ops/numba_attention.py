@@ -90,7 +90,7 @@ def _attend_exact(queries, keys, values, softcap, sinks, weights, out):
         for slot in range(weights.shape[2]):
             dot_rows(queries[head], keys[head], slot, weights[head], slot)
         for row in range(queries.shape[1]):
-            _softmax(weights[head, row], softcap, sinks[head, row])
+            softmax(weights[head, row], softcap, sinks[head, row])
         _add_exact(weights[head], values[head], 0, 0, out[head])
 
 
