@@ -33,11 +33,10 @@ from kvlite.memory.meter import PeakMeter, aside
 from kvlite.memory.nvml import card_use, spill_note, spills
 from kvlite.memory.oom import CHUNK, T
 from kvlite.methods.engine_config import EngineConfig
-from kvlite.methods.layer_policy import LayerPolicy, can_recall, layer_policies
+from kvlite.methods.layer_policy import LayerPolicy, layer_policies
 from kvlite.methods.placement import ON_DEVICE
 from kvlite.offload import HostKVStore, Recall, host_scoring_backend
 from kvlite.offload.kv.compile_ahead import begin_compiling
-from kvlite.offload.kv.placement import host_kv_bytes, place
 
 if TYPE_CHECKING:
     from kvlite.conversation.context import Context
@@ -107,7 +106,7 @@ class Turn:
         self.say = NO_CALLBACKS.say
         self._beside: tuple[str, ...] = ()
         self._fallbacks_before = len(self.oom_policy.taken)
-        self._decide(*self._place(store, context.told))
+        self._decide(*self.turn_config.placed(settings, model, store, context.told))
         self.backend = host_scoring_backend(settings.scores, model.device)
         index, beside = ([], []) if store is None else (store.index_tensors, store.tensors)
         meter = PeakMeter(
@@ -135,30 +134,6 @@ class Turn:
     def chunk(self) -> int:
         """Tokens that go through a layer together."""
         return halved(self.settings.chunk or USUAL, self.oom_policy.times(CHUNK))
-
-    def _place(
-        self, store: HostKVStore | None, told: Collection[str]
-    ) -> tuple[HostKVStore | None, list[str]]:
-        """The host store if the turn needs it and there is room; and notes for the user, except
-        those already `told`."""
-        config, recall = self.turn_config, self.settings.recall
-        if not config.loses and not (store and store.begun):
-            return None, []
-        if store is None:
-            if recall == "off" or not can_recall(config.method):
-                return None, []
-            gone = (
-                f"--recall {recall} cannot begin now, since some of what was read before is gone: "
-                "only a new conversation can recall"
-            )
-            return None, [] if gone in told else [gone]
-        shape, itemsize = self.model.shape, self.model.dtype.itemsize
-        needed = host_kv_bytes(shape, config.seen, config.longest, itemsize, store.bits)
-        try:
-            store.disk, store.spare, said = place(self.settings, store, needed)
-        except RecallError as error:
-            return None, [str(error)]
-        return store, said
 
     def _decide(self, store: HostKVStore | None, said: list[str]) -> None:
         """Decide what is read, and by which policies; `said` are notes on recall."""

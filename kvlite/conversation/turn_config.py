@@ -1,6 +1,6 @@
 """What the settings of a turn come to, checked before anything is read; and notes on them."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
@@ -10,13 +10,15 @@ from kvlite.cache.quantized import has_compiled
 from kvlite.config.settings import Settings
 from kvlite.config.units import readable
 from kvlite.engine.oom_actions import LEAST
-from kvlite.errors import ContextError, SettingError
+from kvlite.errors import ContextError, RecallError, SettingError
 from kvlite.memory.oom import BUDGET, EIGHT_BITS, FOUR_BITS, OOMPolicy
 from kvlite.methods.base import Method
 from kvlite.methods.budget import require_budget
 from kvlite.methods.engine_config import EngineConfig, parse_logit_bias
-from kvlite.methods.layer_policy import LayerPolicy, loses
+from kvlite.methods.layer_policy import LayerPolicy, can_recall, loses
 from kvlite.model.load import LoadedModel
+from kvlite.offload import HostKVStore
+from kvlite.offload.kv.placement import host_kv_bytes, place
 
 if TYPE_CHECKING:
     from kvlite.conversation.context import Context
@@ -73,6 +75,33 @@ class TurnConfig:
         if budget < seen:
             require_budget(method, budget)
         return cls(seen, longest, method, bits, budget, loses(method, budget, seen, longest, bits))
+
+    def placed(
+        self,
+        settings: Settings,
+        model: LoadedModel,
+        store: HostKVStore | None,
+        told: Collection[str],
+    ) -> tuple[HostKVStore | None, list[str]]:
+        """The host store if the turn needs it and there is room; and notes for the user, except
+        those already `told`."""
+        if not self.loses and not (store and store.begun):
+            return None, []
+        if store is None:
+            if settings.recall == "off" or not can_recall(self.method):
+                return None, []
+            gone = (
+                f"--recall {settings.recall} cannot begin now, since some of what was read before "
+                "is gone: only a new conversation can recall"
+            )
+            return None, [] if gone in told else [gone]
+        shape, itemsize = model.shape, model.dtype.itemsize
+        needed = host_kv_bytes(shape, self.seen, self.longest, itemsize, store.bits)
+        try:
+            store.disk, store.spare, said = place(settings, store, needed)
+        except RecallError as error:
+            return None, [str(error)]
+        return store, said
 
 
 def _require_known(ids: list[int], vocab: int, called: str, remedy: str) -> None:
