@@ -82,7 +82,11 @@ def no_loops(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def some_held(
-    everything: LayerCache, heads: tuple[int, ...], rows: int = 0, batch: int = 1
+    everything: LayerCache,
+    heads: tuple[int, ...],
+    rows: int = 0,
+    batch: int = 1,
+    bits: KVBits | None = None,
 ) -> KVHeadGroup:
     """A head group of 60 of 300 entries of some heads."""
     random = torch.Generator().manual_seed(5)
@@ -93,7 +97,7 @@ def some_held(
         ]
     )
     chosen = Selection(everything.head_groups[0], at.view(batch, len(heads), 60), heads)
-    head_group = LayerCache.gathered([chosen], [60], decode_rows=rows).head_groups[0]
+    (head_group,) = LayerCache.gathered([chosen], [60], decode_rows=rows, bits=bits).head_groups
     if head_group.rows is not None:
         head_group.rows.copy_(torch.rand(head_group.rows.shape, generator=random) + 1)
     return head_group
@@ -106,7 +110,7 @@ def asked(heads: int, batch: int = 1) -> tuple[Tensor, Tensor]:
 
 
 def lines(head_group: KVHeadGroup) -> list[set[int]]:
-    return [set(line.tolist()) for line in head_group.residual_positions.flatten(0, 1)]
+    return [set(line.tolist()) for line in head_group.positions.flatten(0, 1)]
 
 
 @pytest.mark.cases(4)
@@ -134,10 +138,15 @@ def test_a_token_brings_back_what_the_oracle_says(
     assert recall.brought == came  # all is there
 
 
-@pytest.mark.cases(3)
+@pytest.mark.cases(2)
+@pytest.mark.parametrize("bits", [None, KVBits(4, 4), KVBits(8, 4)])
 @pytest.mark.parametrize("count", [SINKS + RECENT + 1, 40, 60])
-def test_as_where_the_device_is_waited_for(transfer: KVTransfer, count: int) -> None:
+def test_as_where_the_device_is_waited_for(
+    transfer: KVTransfer, count: int, bits: KVBits | None
+) -> None:
     """Two sequences, what is remembered of attention, and numbers that are none."""
+    if bits is not None and not isinstance(transfer, Mapped):
+        pytest.skip("what is quantized is brought back otherwise")
     everything = full_head_group(300)
     one = everything.head_groups[0]
     pair = LayerCache([((0, 1, 2), 300)], batch=2, dim=64, dtype=torch.float32, device=HOST)
@@ -145,19 +154,20 @@ def test_as_where_the_device_is_waited_for(transfer: KVTransfer, count: int) -> 
     pair.head_groups[0].append(keys, -keys, torch.arange(300, dtype=torch.int32))
     source, (queries, rough) = pair.head_groups[0], asked(2, batch=2)
     rough[:, :, 90:150:7] = torch.nan
-    head_groups = [some_held(pair, (0, 2), rows=2, batch=2) for _ in range(2)]
+    head_groups = [some_held(pair, (0, 2), rows=2, batch=2, bits=bits) for _ in range(2)]
     old = lines(head_groups[0])
     own = of_heads(rough, (0, 2))
     came, mine = swap_in(head_groups[0], queries, own, source, count), torch.tensor(0)
     swap_in_place(head_groups[1], queries, 1.0, rough, source, count, transfer, mine)
     assert int(mine) == came > 0 and lines(head_groups[0]) == lines(head_groups[1]) != old
-    orders = [head_group.residual_positions.argsort(-1) for head_group in head_groups]
-    for name in ("residual_keys", "residual_values"):
+    orders = [head_group.positions.argsort(-1) for head_group in head_groups]
+    for name in ("keys", "values"):
         sides = [
             getattr(head_group, name).gather(2, order[..., None].expand(-1, -1, -1, 64))
             for head_group, order in zip(head_groups, orders, strict=True)
         ]
-        assert sides[0].equal(sides[1])
+        # Which entries go where it is quantized is open.
+        assert torch.allclose(sides[0], sides[1], rtol=0, atol=0.7 if bits else 0)
     rows = [
         head_group.rows.gather(3, order[:, :, None].expand(-1, -1, 2, -1))
         for head_group, order in zip(head_groups, orders, strict=True)

@@ -5,11 +5,14 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 from types import ModuleType
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
+from kvlite.cache.quantized import Quantized, rotation
 from tests.interpreted import DEVICE, kernels
+from tests.oracles import quantized
 from tests.oracles import recall as oracle
 
 if find_spec("triton") is None:
@@ -31,6 +34,10 @@ def small(kernel: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = {"NEIGHBORS": 4, "SCANNED": 64, "CHOSEN_FROM": 32, "TILE": 4}
     for name, size in sizes.items():
         monkeypatch.setattr(kernel, name, size)
+
+
+def pinned(tensor: Tensor) -> Tensor:
+    return tensor.pin_memory() if DEVICE.type == "cuda" else tensor
 
 
 class Lines:
@@ -66,12 +73,10 @@ class Lines:
     def bring_back(self, kernel: ModuleType, seen: int | Tensor, *, writes: bool = True) -> int:
         """How many came."""
         came = torch.tensor(5, device=DEVICE)
-        host = [each.pin_memory() if DEVICE.type == "cuda" else each for each in self._source()]
+        host = [pinned(each) for each in (self.keys, self.values)]
         own, rows = [each.to(DEVICE) for each in (*self.own, self.positions)], self.rows.to(DEVICE)
         kernel.bring_back(
-            self.heads,
-            tuple(own),
-            rows,
+            kernel.Held(self.heads, *own, rows, None),
             tuple(host),
             self.queries.to(DEVICE),
             0.3,
@@ -84,9 +89,6 @@ class Lines:
         *self.own, self.positions = (each.cpu() for each in own)
         self.rows = rows.cpu()
         return int(came) - 5
-
-    def _source(self) -> tuple[Tensor, Tensor]:
-        return self.keys, self.values
 
 
 @pytest.mark.cases(1)
@@ -149,3 +151,59 @@ def test_nothing_is_put_anywhere_unless_it_is_to_be(kernel: ModuleType) -> None:
     assert lines.bring_back(kernel, lines.seen, writes=False) == 0
     after = *lines.own, lines.positions, lines.rows
     assert all(one.equal(two) for one, two in zip(before, after, strict=True))
+
+
+@pytest.mark.cases(1)
+@pytest.mark.parametrize(
+    ("key_bits", "value_bits", "dim", "group"),
+    [(4, 4, 128, 64), (8, 2, 64, 64), (2, 4, 80, 32), (4, 8, 24, 16)],
+)
+def test_entries_are_rounded_where_others_were(
+    kernel: ModuleType, key_bits: int, value_bits: int, dim: int, group: int
+) -> None:
+    """Of two sequences, two heads in the midst of four: as one vector at a time."""
+    from kvlite.ops.triton_pack import Segment, pack
+
+    random, shape = torch.Generator().manual_seed(dim), (2, 4, 9, dim)
+    keys, values = (
+        Quantized.of(torch.randn(shape, generator=random).to(DEVICE), bits, group)
+        for bits in (key_bits, value_bits)
+    )
+    mean = torch.randn(2, 4, dim, generator=random)
+    positions = torch.arange(9, dtype=torch.int32, device=DEVICE).expand(2, 4, -1).clone()
+    sides = positions, keys, values, mean.to(DEVICE)
+    segment = Segment(3, *sides, rotation(dim, DEVICE))
+    before = [each.clone() for each in (*keys.tensors, *values.tensors)]
+    source = [torch.randn(2, 2, 40, dim, generator=random) for _ in range(2)]
+    # The last of each line are exact slots, or do not count.
+    coming = torch.tensor([[30, 31, 32], [33, 34, 35], [36, 37, 38], [20, 21, 22]])
+    leaving = torch.tensor([[3, 11, 12], [7, 4, 2], [5, 6, 8], [9, 3, 1]])
+    missing = torch.tensor([3, 3, 2, 1])
+    lists = (each.int().to(DEVICE) for each in (coming, leaving, missing))
+    pack(segment, slice(1, 3), tuple(map(pinned, source)), *lists)
+    went = {
+        (line // 2, line % 2 + 1, int(leaving[line, i]) - 3): int(coming[line, i])
+        for line in range(4)
+        for i in range(int(missing[line]))
+        if 3 <= leaving[line, i] < 12
+    }
+    assert len(went) == 7
+    for at in np.ndindex(2, 4, 9):
+        batch, head, place = at
+        came = went.get(at)
+        assert int(positions[at]) == (place if came is None else came)
+        for side, (held, bits, own) in enumerate(
+            ((keys, key_bits, source[0]), (values, value_bits, source[1]))
+        ):
+            codes, scales, zeros = (each.cpu() for each in held.tensors)
+            if came is None:
+                assert codes[at].equal(before[3 * side].cpu()[at])
+                continue
+            vector = own[batch, head - 1, came].double()
+            vector -= mean[batch, head] if side == 0 else 0
+            _, expected, steps = quantized.turned_and_rounded(
+                vector.numpy(), bits, dim // held.groups
+            )
+            assert codes[at].tolist() == quantized.bytes_of(expected, bits)
+            assert scales[batch, head, :, place].tolist() == steps[:: dim // held.groups]
+            assert zeros[batch, head, :, place].isfinite().all()

@@ -18,7 +18,8 @@ from torch import Tensor
 
 from kvlite.ops.heads import runs
 from kvlite.ops.triton_largest import ascending, largest, ranked
-from kvlite.ops.triton_replace import replace
+from kvlite.ops.triton_pack import Segment, pack
+from kvlite.ops.triton_replace import is_packed, own_slot, replace
 
 NEIGHBORS = 32
 SCANNED = 4096
@@ -42,10 +43,31 @@ class Wanted:
     recent: int
 
 
+@dataclass(frozen=True)
+class Held:
+    """What a head group holds, on the device.
+
+    Attributes:
+        heads: its KV heads, ascending.
+        keys, values: `(batch, heads, slots, dim)`, each of a head's entries right behind the one
+            before.
+        positions: `(batch, heads, slots)` int32. A slot whose position is not below what was read
+            is free, and stays it.
+        rows: what is remembered of all entries, `(batch, heads, R, slots)` float32, 0 for one that
+            came; or None.
+        segment: quantized entries among these; or None.
+    """
+
+    heads: tuple[int, ...]
+    keys: Tensor
+    values: Tensor
+    positions: Tensor
+    rows: Tensor | None
+    segment: Segment | None
+
+
 def bring_back(
-    heads: tuple[int, ...],
-    held: tuple[Tensor, Tensor, Tensor],
-    rows: Tensor | None,
+    held: Held,
     source: tuple[Tensor, Tensor],
     queries: Tensor,
     scale: float,
@@ -60,12 +82,6 @@ def bring_back(
     least scores.
 
     Args:
-        heads: the head group's KV heads, ascending.
-        held: its keys and values `(batch, heads, slots, dim)` and positions `(batch, heads, slots)`
-            int32, each of a head's entries right behind the one before. A slot whose position is
-            not below `seen` is free, and stays it.
-        rows: what it remembers, `(batch, heads, R, slots)` float32, 0 for an entry that came; or
-            None.
         source: keys and values `(batch, kv heads, places, dim)`, pinned; an entry's place is its
             position.
         queries: of the head group's heads, `(batch, heads, rows, dim)`; a row's channels lie
@@ -77,105 +93,116 @@ def bring_back(
         came: int64, to which is added how many came.
         writes: whether anything is put anywhere.
     """
-    (keys, values), (own_keys, own_values, positions) = source, held
-    (batch, _, asked, dim), entries, slots = queries.shape, scores.shape[2], positions.shape[2]
+    keys, values = source
+    (batch, _, asked, dim), entries, segment = queries.shape, scores.shape[2], held.segment
+    start, packed = (0, 0) if segment is None else (segment.start, segment.positions.shape[2])
+    slots, named = packed + held.positions.shape[2], wanted.candidates
+    ends = {"FIRST": wanted.first, "RECENT": wanted.recent, "ON_DEVICE": isinstance(seen, Tensor)}
+    row = {"ROWS": asked, "DIM": dim, "WIDE": triton.next_power_of_2(dim)}
 
     def numbers(*shape: int) -> Tensor:
         return torch.empty(shape, dtype=torch.int32, device=queries.device)
 
     # Triton launches on the current device, which need not be the one of this layer.
     with torch.cuda.device_of(queries):
-        for at, start, length in runs(heads):
-            own, far = slice(at, at + length), slice(start, start + length)
-            lines = batch * length
-            candidates, slot_of = numbers(lines, wanted.candidates), numbers(lines, entries)
-            in_slots, worth = numbers(lines, wanted.candidates), numbers(lines, slots)
+        for at, first, length in runs(held.heads):
+            own, far, lines = slice(at, at + length), slice(first, first + length), batch * length
+            candidates, in_slots, worth = (numbers(lines, n) for n in (named, named, slots))
+            positions = (
+                held.positions[:, own],
+                None if segment is None else segment.positions[:, own],
+            )
             _name[length, batch](
                 scores[:, far],
-                positions[:, own],
+                *positions,
                 seen,
-                slot_of,
+                numbers(lines, entries),
                 numbers(lines, -(-entries // NEIGHBORS)),
                 numbers(lines, entries),
                 numbers(lines, entries),
-                numbers(lines, wanted.candidates),
+                numbers(lines, named),
                 candidates,
                 in_slots,
                 worth,
                 *scores.stride()[:2],
-                *positions.stride()[:2],
+                *held.positions.stride()[:2],
+                *((0, 0) if segment is None else segment.positions.stride()[:2]),
                 entries,
                 slots,
-                wanted.candidates,
-                ON_DEVICE=isinstance(seen, Tensor),
-                FIRST=wanted.first,
-                RECENT=wanted.recent,
+                named,
+                start,
+                packed,
+                **ends,
                 NEIGHBORS=NEIGHBORS,
                 BLOCK=SCANNED,
                 num_warps=8,
             )
-            logits = torch.empty(lines, asked, wanted.candidates, device=queries.device)
-            _compare[-(-wanted.candidates // TILE), length, batch](
+            logits = torch.empty(lines, asked, named, device=queries.device)
+            _compare[-(-named // TILE), length, batch](
                 queries[:, own],
                 keys[:, far],
-                own_keys[:, own],
+                held.keys[:, own],
                 candidates,
                 in_slots,
                 logits,
                 scale,
                 *queries.stride()[:3],
                 *keys.stride()[:2],
-                *own_keys.stride()[:2],
-                wanted.candidates,
-                ROWS=asked,
-                DIM=dim,
-                WIDE=triton.next_power_of_2(dim),
+                *held.keys.stride()[:2],
+                named,
+                start,
+                packed,
+                **row,
                 TILE=TILE,
                 num_warps=4,
             )
+            coming, leaving = numbers(lines, wanted.count), numbers(lines, wanted.count)
+            missing = numbers(lines)
             replace[length, batch](
                 logits,
                 candidates,
                 in_slots,
                 worth,
                 seen,
-                numbers(lines, wanted.candidates),
+                numbers(lines, named),
                 numbers(lines, wanted.count),
-                numbers(lines, wanted.count),
-                numbers(lines, wanted.count),
+                coming,
+                leaving,
+                missing,
                 keys[:, far],
                 values[:, far],
-                own_keys[:, own],
-                own_values[:, own],
-                positions[:, own],
-                None if rows is None else rows[:, own],
+                held.keys[:, own],
+                held.values[:, own],
+                positions[0],
+                None if held.rows is None else held.rows[:, own],
                 came,
                 *keys.stride()[:2],
-                *own_keys.stride()[:2],
-                *positions.stride()[:2],
-                *((0, 0, 0) if rows is None else rows.stride()[:3]),
+                *held.keys.stride()[:2],
+                *held.positions.stride()[:2],
+                *((0, 0, 0) if held.rows is None else held.rows.stride()[:3]),
                 slots,
-                wanted.candidates,
+                named,
                 wanted.count if writes else 0,
                 wanted.count,
-                ON_DEVICE=isinstance(seen, Tensor),
-                FIRST=wanted.first,
-                RECENT=wanted.recent,
-                ROWS=asked,
-                REMEMBERED=0 if rows is None else rows.shape[2],
-                DIM=dim,
-                WIDE=triton.next_power_of_2(dim),
-                ALL=triton.next_power_of_2(wanted.candidates),
+                start,
+                packed,
+                **ends,
+                **row,
+                REMEMBERED=0 if held.rows is None else held.rows.shape[2],
+                ALL=triton.next_power_of_2(named),
                 BLOCK=CHOSEN_FROM,
                 TILE=TILE,
                 num_warps=4,
             )
+            if segment is not None:
+                pack(segment, own, (keys[:, far], values[:, far]), coming, leaving, missing)
 
 
-@triton.jit(do_not_specialize=["seen", "entries", "slots", "wanted"])
+@triton.jit(do_not_specialize=["seen", "entries", "slots", "wanted", "start", "packed"])
 def _name(
     scores,
     positions,
+    packed_positions,
     seen,
     slot_of,
     maxima,
@@ -189,21 +216,27 @@ def _name(
     s_head,
     p_batch,
     p_head,
+    c_batch,
+    c_head,
     entries,
     slots,
     wanted,
+    start,
+    packed,
     ON_DEVICE: tl.constexpr,
     FIRST: tl.constexpr,
     RECENT: tl.constexpr,
     NEIGHBORS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """The candidates of one KV head, the slots they are held in, or -1, and what is held there: the
-    larger `worth`, the sooner it gives way, and never at 0."""
+    """The candidates of one KV head, ascending, the slots they are held in, or -1, and what is held
+    there: the larger `worth`, the sooner it gives way, and never at 0."""
     head, batch = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
     line = batch * tl.num_programs(0) + head
     scores += batch * s_batch + head * s_head
     positions += batch * p_batch + head * p_head
+    if packed_positions is not None:
+        packed_positions += batch * c_batch + head * c_head
     slot_of += line * entries
     groups = tl.cdiv(entries, NEIGHBORS)
     maxima += line * groups
@@ -219,7 +252,7 @@ def _name(
     for at in range(0, slots, BLOCK):
         each = at + tl.arange(0, BLOCK)
         real = each < slots
-        place = tl.load(positions + each, mask=real, other=0)
+        place = _place(positions, packed_positions, each, real, start, packed)
         tl.store(slot_of + place, each, mask=real)
         score = ascending(tl.load(scores + place, mask=real, other=0.0))
         tl.store(worth + each, tl.where(place < filled, highest - score, 0), mask=real)
@@ -246,20 +279,32 @@ def _name(
     for at in range(0, wanted, BLOCK):
         each = at + tl.arange(0, BLOCK)
         real = each < wanted
-        between = each - FIRST - RECENT
-        chosen = tl.load(best + between, mask=real & (between >= 0), other=0)
-        chosen = tl.load(places + chosen, mask=real & (between >= 0), other=0)
-        end = tl.where(each < FIRST, each, filled - FIRST - RECENT + each)
-        place = tl.where(between >= 0, chosen, end)
+        between = (each >= FIRST) & (each < wanted - RECENT)
+        chosen = tl.load(best + each - FIRST, mask=between, other=0)
+        chosen = tl.load(places + chosen, mask=between, other=0)
+        end = tl.where(each < FIRST, each, filled - wanted + each)
+        place = tl.where(between, chosen, end)
         # A place that is not held has whatever was there.
         slot = tl.load(slot_of + place, mask=real, other=-1)
         there = real & (slot >= 0) & (slot < slots)
-        there = there & (tl.load(positions + slot, mask=there, other=-1) == place)
+        own = _place(positions, packed_positions, slot, there, start, packed)
+        there = there & (own == place)
         tl.store(candidates + each, place, mask=real)
         tl.store(in_slots + each, tl.where(there, slot, -1), mask=real)
 
 
-@triton.jit(do_not_specialize=["wanted"])
+@triton.jit
+def _place(positions, packed_positions, slot, real, start, packed):
+    """The positions of what is in slots that are `real`."""
+    inside = is_packed(slot, start, packed)
+    place = tl.load(positions + own_slot(slot, start, packed), mask=real & ~inside, other=-1)
+    if packed_positions is not None:
+        other = tl.load(packed_positions + slot - start, mask=real & inside, other=-1)
+        place = tl.where(inside, other, place)
+    return place
+
+
+@triton.jit(do_not_specialize=["wanted", "start", "packed"])
 def _compare(
     queries,
     keys,
@@ -276,12 +321,14 @@ def _compare(
     o_batch,
     o_head,
     wanted,
+    start,
+    packed,
     ROWS: tl.constexpr,
     DIM: tl.constexpr,
     WIDE: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """The logits of some candidates of one KV head; a key that is held is read there."""
+    """The logits of some candidates of one KV head; a key that is held exactly is read there."""
     head, batch = tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
     line = batch * tl.num_programs(1) + head
     queries += batch * q_batch + head * q_head
@@ -290,10 +337,11 @@ def _compare(
     each = tl.program_id(0) * TILE + tl.arange(0, TILE)
     real = each < wanted
     place = tl.load(candidates + line * wanted + each, mask=real, other=0).to(tl.int64)
-    slot = tl.load(in_slots + line * wanted + each, mask=real, other=0).to(tl.int64)
+    slot = tl.load(in_slots + line * wanted + each, mask=real, other=0)
     channels = tl.arange(0, WIDE)
     inside = channels < DIM
-    near = slot >= 0
+    near = (slot >= 0) & ~is_packed(slot, start, packed)
+    slot = own_slot(slot, start, packed).to(tl.int64)
     there = real[:, None] & inside[None, :]
     far = keys + place[:, None] * DIM + channels[None, :]
     far = tl.load(far, mask=there & ~near[:, None], other=0.0)

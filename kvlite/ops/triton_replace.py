@@ -6,7 +6,19 @@ import triton.language as tl
 from kvlite.ops.triton_largest import ascending, largest
 
 
-@triton.jit(do_not_specialize=["seen", "slots", "wanted", "count", "room"])
+@triton.jit
+def is_packed(slot, start, packed):
+    """Whether slots are those of a segment's entries, which begin behind the first few."""
+    return (slot >= start) & (slot < start + packed)
+
+
+@triton.jit
+def own_slot(slot, start, packed):
+    """Where slots that are not of a segment lie among the others."""
+    return tl.where(slot < start, slot, slot - packed)
+
+
+@triton.jit(do_not_specialize=["seen", "slots", "wanted", "count", "room", "start", "packed"])
 def replace(
     logits,
     candidates,
@@ -17,6 +29,7 @@ def replace(
     best,
     coming,
     leaving,
+    missing_of,
     keys,
     values,
     own_keys,
@@ -37,6 +50,8 @@ def replace(
     wanted,
     count,
     room,
+    start,
+    packed,
     ON_DEVICE: tl.constexpr,
     FIRST: tl.constexpr,
     RECENT: tl.constexpr,
@@ -49,7 +64,8 @@ def replace(
     TILE: tl.constexpr,
 ):
     """The `count` best candidates of one KV head come, unless they are held, into the slots worth
-    least; there is `room` to note as many."""
+    least. What comes and leaves is noted, with `room` for as many; what goes into a segment is not
+    written."""
     head, batch = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
     line = batch * tl.num_programs(0) + head
     logits += line * ROWS * wanted
@@ -82,6 +98,7 @@ def replace(
         missing += tl.sum(comes.to(tl.int32), 0)
     tl.debug_barrier()
     largest(worth, slots, missing, leaving, BLOCK)
+    tl.store(missing_of + line, missing)
     tl.atomic_add(came, missing)
 
     channels = tl.arange(0, WIDE)
@@ -90,18 +107,20 @@ def replace(
         come = entries < missing
         place = tl.load(coming + entries, mask=come, other=0)
         to = tl.load(leaving + entries, mask=come, other=0)
-        there = come[:, None] & (channels < DIM)[None, :]
+        exact = come & ~is_packed(to, start, packed)
+        own = own_slot(to, start, packed)
+        there = exact[:, None] & (channels < DIM)[None, :]
         begin = place.to(tl.int64)[:, None] * DIM + channels[None, :]
-        end = to.to(tl.int64)[:, None] * DIM + channels[None, :]
+        end = own.to(tl.int64)[:, None] * DIM + channels[None, :]
         key = tl.load(keys + begin, mask=there)
         value = tl.load(values + begin, mask=there)
         tl.store(own_keys + end, key, mask=there)
         tl.store(own_values + end, value, mask=there)
-        tl.store(positions + to, place, mask=come)
+        tl.store(positions + own, place, mask=exact)
         if rows is not None:
             for row in range(REMEMBERED):
-                own = rows + batch * r_batch + head * r_head + row * r_row + to
-                tl.store(own, 0.0, mask=come)
+                remembered = rows + batch * r_batch + head * r_head + row * r_row + to
+                tl.store(remembered, 0.0, mask=come)
 
 
 @triton.jit

@@ -10,7 +10,7 @@ from gguf.constants import GGMLQuantizationType
 from gguf.quants import dequantize
 from torch import Tensor
 
-from kvlite.cache.quantized import packed_codes, unpacked_codes
+from kvlite.cache.quantized import packed_codes, rounded, unpacked_codes
 
 Arguments = SimpleNamespace
 
@@ -75,15 +75,18 @@ def tell(given: Arguments) -> None:
 
 
 def name(given: Arguments) -> None:
-    """The ends, which are always wanted, are candidates in front."""
     scores, filled, last = given.scores.nan_to_num(), int(given.seen), 0x7F800000
     assert given.wanted <= filled < given.entries + 1 == scores.shape[2] + 1
     between = scores[:, :, given.FIRST : filled - given.RECENT]
     likeliest = between.sort(dim=-1, descending=True, stable=True).indices
     chosen = likeliest[:, :, : given.wanted - given.FIRST - given.RECENT] + given.FIRST
     ends = torch.cat([torch.arange(given.FIRST), torch.arange(filled - given.RECENT, filled)])
-    named = torch.cat([ends.expand(*chosen.shape[:2], -1), chosen.sort(-1).values], 2)
-    places = given.positions.long()
+    named = torch.cat([ends.expand(*chosen.shape[:2], -1), chosen], 2).sort(-1).values
+    places = given.positions
+    if given.packed_positions is not None:
+        first, others = places.tensor_split([given.start], 2)
+        places = torch.cat([first, given.packed_positions, others], 2)
+    places = places.long()
     slot_of = torch.full(scores.shape, -1)
     slot_of.scatter_(2, places, torch.arange(given.slots).expand(places.shape))
     worth = last - scores.clamp(min=0).gather(2, places).view(torch.int32)
@@ -95,8 +98,10 @@ def name(given: Arguments) -> None:
 def compare(given: Arguments) -> None:
     shape = *given.keys.shape[:2], given.wanted
     places, slots = (each.view(shape).long() for each in (given.candidates, given.in_slots))
-    far, near = _rows(given.keys, places), _rows(given.own_keys, slots.clamp(min=0))
-    keys = torch.where(slots[..., None] < 0, far, near).float()
+    near = (slots >= 0) & ~_packed(given, slots)
+    own = torch.where(near, _own(given, slots), 0)
+    far, here = _rows(given.keys, places), _rows(given.own_keys, own)
+    keys = torch.where(near[..., None], here, far).float()
     given.logits.copy_((given.queries.float() * given.scale @ keys.mT).flatten(0, 1))
 
 
@@ -109,18 +114,53 @@ def replace(given: Arguments) -> None:
     for line in range(batch * heads):
         at = line // heads, line % heads
         best = weights[line].sort(dim=0, descending=True, stable=True).indices[: given.count]
+        best = best.sort().values
         held = given.in_slots[line, best]
         coming = given.candidates[line, best][held < 0].long()
         given.worth[line, held[held >= 0].long()] = 0
         order = given.worth[line].sort(dim=0, descending=True, stable=True).indices
-        slots = order[: len(coming)]
+        slots = order[: len(coming)].sort().values
         assert (given.worth[line, slots] > 0).all()
-        given.own_keys[at][slots] = given.keys[at][coming]
-        given.own_values[at][slots] = given.values[at][coming]
-        given.positions[at][slots] = coming.int()
+        exact = ~_packed(given, slots)
+        own, places = _own(given, slots)[exact], coming[exact]
+        given.own_keys[at][own] = given.keys[at][places]
+        given.own_values[at][own] = given.values[at][places]
+        given.positions[at][own] = places.int()
         if given.rows is not None:
             given.rows[at][:, slots] = 0.0
         given.came += len(coming)
+        given.missing_of[line] = len(coming)
+        given.coming[line, : len(coming)] = coming.int()
+        given.leaving[line, : len(coming)] = slots.int()
+
+
+def _packed(given: Arguments, slots: Tensor) -> Tensor:
+    return (slots >= given.start) & (slots < given.start + given.packed)
+
+
+def _own(given: Arguments, slots: Tensor) -> Tensor:
+    return torch.where(slots < given.start, slots, slots - given.packed)
+
+
+def pack(given: Arguments) -> None:
+    _, heads, batch = given.grid
+    for line in range(batch * heads):
+        at, missing = (line // heads, line % heads), int(given.missing[line])
+        slots, coming = (each[line, :missing].long() for each in (given.leaving, given.coming))
+        inside = (slots >= given.start) & (slots < given.start + given.count)
+        places, coming = slots[inside] - given.start, coming[inside]
+        for vectors, codes, scales, zeros, bits in (
+            (given.keys, given.k_codes, given.k_scales, given.k_zeros, given.K_BITS),
+            (given.values, given.v_codes, given.v_scales, given.v_zeros, given.V_BITS),
+        ):
+            own = vectors[at][coming].float()
+            if vectors is given.keys:
+                own = own - given.mean[at]
+            turned = (own @ given.rotation).unflatten(-1, (scales.shape[2], -1))
+            steps, size, least = rounded(turned, -1, bits)
+            codes[at][places] = packed_codes(steps.flatten(-2), bits)
+            scales[at][:, places], zeros[at][:, places] = size.mT, least.mT
+        given.positions[at][places] = coming.int()
 
 
 def attend_ragged(given: Arguments) -> None:
@@ -204,6 +244,7 @@ TWINS: dict[str, Callable[[Arguments], None]] = {
     "triton_recall._name": name,
     "triton_recall._compare": compare,
     "triton_replace.replace": replace,
+    "triton_pack._pack": pack,
     "triton_tell._tell": tell,
     "triton_layer_ops._norm": norm,
     "triton_layer_ops._turn": turn,

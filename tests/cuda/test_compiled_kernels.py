@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from kvlite.cache import parse_kv_bits
 from kvlite.cache.quantized import Quantized, rotation
 from kvlite.offload.kv.index import Index
 from kvlite.ops.blocks import FORMATS
@@ -30,8 +31,9 @@ from triton.runtime.jit import JITFunction
 from kvlite.ops import triton_layer_ops
 from kvlite.ops.triton_decode import attend_quantized
 from kvlite.ops.triton_linear import multiply, unpack
+from kvlite.ops.triton_pack import Segment
 from kvlite.ops.triton_ragged import attend_ragged
-from kvlite.ops.triton_recall import Wanted, bring_back
+from kvlite.ops.triton_recall import Held, Wanted, bring_back
 from kvlite.ops.triton_tell import tell
 from kvlite.ops.triton_topk import search
 from kvlite.ops.triton_write import write_token
@@ -93,22 +95,32 @@ def told(rows: int = 4, dim: int = 128) -> None:
     tell(index, turn, None, 0, queries=keys[:, :, :rows], scale=0.1)
 
 
-def recalled(rows: int = 4, dim: int = 128, *, remembers: bool = False, known: bool = True) -> None:
+def recalled(
+    rows: int = 4, dim: int = 128, *, bits: str = "", remembers: bool = False, known: bool = True
+) -> None:
     """Entries that come back from pinned memory."""
     held = torch.zeros(1, KV_HEADS, ENTRIES, dim, dtype=torch.bfloat16, device=DEVICE)
-    host = torch.zeros(1, KV_HEADS, 2 * ENTRIES, dim, dtype=torch.bfloat16).pin_memory()
-    positions = torch.arange(ENTRIES, dtype=torch.int32, device=DEVICE).expand(1, KV_HEADS, -1)
-    memory = torch.zeros(1, KV_HEADS, 4, ENTRIES, device=DEVICE) if remembers else None
-    scores = torch.zeros(1, KV_HEADS, 2 * ENTRIES, device=DEVICE)
-    seen = 2 * ENTRIES - 5
+    host = torch.zeros(1, KV_HEADS, 4 * ENTRIES, dim, dtype=torch.bfloat16).pin_memory()
+    positions = torch.arange(2 * ENTRIES, dtype=torch.int32, device=DEVICE)
+    own, packed = positions.expand(1, KV_HEADS, -1).tensor_split(2, 2)
+    memory = torch.zeros(1, KV_HEADS, 4, 2 * ENTRIES, device=DEVICE) if remembers else None
+    segment = None
+    if bits:
+        form = parse_kv_bits(bits)
+        assert form is not None
+        sides = (
+            Quantized.empty((1, KV_HEADS, ENTRIES, dim), width, form.group, DEVICE)
+            for width in (form.keys, form.values)
+        )
+        mean = torch.zeros(1, KV_HEADS, dim, device=DEVICE)
+        segment = Segment(4, packed.clone(), *sides, mean, rotation(dim, DEVICE))
+    seen = 4 * ENTRIES - 5
     bring_back(
-        tuple(range(KV_HEADS)),
-        (held, held, positions.clone()),
-        memory,
+        Held(tuple(range(KV_HEADS)), held, held, own.clone(), memory, segment),
         (host, host),
         held[:, :, :rows],
         0.1,
-        scores,
+        torch.zeros(1, KV_HEADS, 4 * ENTRIES, device=DEVICE),
         seen if known else torch.full((1,), seen, device=DEVICE),
         Wanted(148, 592, 4, 16),
         torch.zeros((), dtype=torch.int64, device=DEVICE),
@@ -164,6 +176,9 @@ WORK: dict[str, Callable[[], None]] = {
     "a token told, dim 256": lambda: told(2, 256),
     "recall": recalled,
     "recall, dim 256": lambda: recalled(2, 256),
+    "recall, 4 bits": lambda: recalled(bits="4"),
+    "recall, k8v4, dim 256": lambda: recalled(2, 256, bits="k8v4"),
+    "recall, 2 bits": lambda: recalled(bits="2"),
     "recall in a program": lambda: recalled(remembers=True, known=False),
     "layer": layer,
     "layer, Gemma 3": lambda: layer(256, 3840, gemma=True),

@@ -89,6 +89,7 @@ STEPS: dict[str, tuple[dict[str, Any], int]] = {
     "heads of several lengths": ({"method": "snapkv:per_head=true"}, 14),
     "4 bits": ({"method": "spans", "bits": "4"}, 26),
     "recall": ({"method": "spans", "recall": 16}, 18),
+    "recall, 4 bits": ({"method": "spans", "bits": "4", "recall": 16}, 34),
 }
 BESIDE_LAYERS = 22
 MORE = ["qwen3", "gemma3", "phi3-partial"]
@@ -143,6 +144,7 @@ PROGRAMS = {
     "heads of several lengths": 13,
     "4 bits": 31,
     "recall": 19,  # of which two are for all layers
+    "recall, 4 bits": 40,
 }
 BESIDE_PROGRAM = 57
 

@@ -17,6 +17,7 @@ from kvlite.cache.packed import Packed
 from kvlite.cache.quantized import has_compiled
 from kvlite.offload.kv.store import HostKVStore
 from kvlite.offload.kv.swap import CANDIDATES, RECENT, SINKS, swap_in, swap_in_place
+from kvlite.offload.kv.transfer import KVTransfer
 from kvlite.ops.heads import of_heads
 
 
@@ -84,7 +85,7 @@ class Recall:
     ) -> None:
         """Bring the entries that one token wants most into a head group that `reaches`.
 
-        On CUDA, if all is exact, this waits for the device at most once, and never if it reads the
+        On CUDA this waits for the device at most once if all is exact, and never if it reads the
         host's memory by itself.
 
         Args:
@@ -98,7 +99,7 @@ class Recall:
         count, ordered = self.count(head_group.used), is_ordered(source)
         if ordered and len(queries) == 1 and _compiles(head_group) and _compiles(source):
             self._known += _swap_in_compiled(head_group, queries, scores, source, count)
-        elif ordered and _exact(head_group, source) and transfer is not None:
+        elif ordered and transfer is not None and _in_place(head_group, source, transfer):
             counter = self.counter(queries.device)
             swap_in_place(head_group, queries, scale, scores, source, count, transfer, counter)
         else:
@@ -121,8 +122,10 @@ def is_ordered(source: KVHeadGroup) -> bool:
     return bool(last == source.used - 1)
 
 
-def _exact(head_group: KVHeadGroup, source: KVHeadGroup) -> bool:
-    return head_group.segment is None and source.segment is None
+def _in_place(head_group: KVHeadGroup, source: KVHeadGroup, transfer: KVTransfer) -> bool:
+    """Whether `swap_in_place` handles them."""
+    exact = head_group.segment is None and source.segment is None
+    return exact or transfer.reads(source)
 
 
 def _compiles(head_group: KVHeadGroup) -> bool:

@@ -26,7 +26,7 @@ def recall_refusal(recall: Recall, index: int, layer: LayerCache) -> str | None:
     reads = not layer.keys.is_cuda or (transfer is not None and transfer.reads(head_group))
     if head_group.segment is not None or not reads:
         return "what was read is not where the GPU itself reads it"
-    if layer.packed and recall.entries:
+    if layer.packed and recall.entries and not layer.keys.is_cuda:
         return "recall brings entries into a quantized cache by way of the host"
     if not is_ordered(head_group):
         return "recall has only some of the tokens"
@@ -89,7 +89,7 @@ class RecallProgram:
         self.came = recall.counter(self.position.device)
         # A place that no entry has, for slots that are free.
         for group in self.reached:
-            group.residual_positions[:, :, group.used :] = clock.places - 1
+            group.residual_positions[:, :, group.residual_len :] = clock.places - 1
 
     @property
     def room(self) -> int:

@@ -2,15 +2,21 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from kvlite.cache import KVHeadGroup, Selection
+from kvlite.cache.packed import Packed
+from kvlite.cache.quantized import Quantized, rotation
 from kvlite.cache.selection import wide
 from kvlite.offload.kv.store import INDEXED_AT_ONCE
 from kvlite.offload.kv.transfer import FetchedKV, KVTransfer
 from kvlite.ops.heads import of_heads
+
+if TYPE_CHECKING:
+    from kvlite.ops.triton_pack import Segment
 
 CANDIDATES = 4
 SINKS, RECENT = 4, INDEXED_AT_ONCE
@@ -62,7 +68,8 @@ def swap_in(
     candidates = _candidates(scores, count)
     named = Selection(source, candidates.to(source.residual_keys.device), head_group.heads)
     keys = named.keys(slice(0, candidates.shape[2])).to(device)
-    wanted = candidates.gather(2, _best(queries, keys, candidates, scores.shape[2], count))
+    best = _best(queries, keys, candidates, scores.shape[2], count)
+    wanted = candidates.gather(2, best).sort(-1).values
     held = torch.zeros_like(scores, dtype=torch.bool).scatter_(2, slots, True)
     missing = ~held.gather(2, wanted)
     most = int(missing.sum(-1).max())
@@ -70,8 +77,10 @@ def swap_in(
         return 0
     stays = torch.zeros_like(held).scatter_(2, wanted, True).gather(2, slots)
     worth = scores.gather(2, slots).masked_fill_(stays, torch.inf)
-    leaving = worth.topk(most, largest=False).indices
     comes, which = (each[:, :, :most] for each in _first(missing))
+    # In their order, as some slots are exact and others not.
+    leaving = worth.topk(most, largest=False).indices.masked_fill_(~comes, worth.shape[2])
+    leaving = leaving.sort(-1).values
     coming = wanted.gather(2, which)
     new = Selection(source, coming.to(source.residual_keys.device), head_group.heads)
     own = comes.nonzero(as_tuple=True)
@@ -92,9 +101,9 @@ def swap_in_place(
     transfer: KVTransfer,
     came: Tensor,
 ) -> None:
-    """Like `swap_in`, if head group and source are exact and places in the source are positions.
-    The work is the same whatever comes, so the host waits at most once, and not at all for a device
-    that reads the source by itself.
+    """Like `swap_in`, if the source is exact and places there are positions, and the head group is
+    exact or the device reads the source by itself. The work is the same whatever comes, so the host
+    waits at most once, and not at all for such a device.
 
     Nothing is written before all is allocated, and positions are written last, so that it may be
     tried again after an error.
@@ -136,26 +145,28 @@ def swap_on_device(
         seen: entries of the source, a number, or `(1,)` int64 on the device.
         writes: whether anything is changed.
     """
-    from kvlite.ops.triton_recall import Wanted, bring_back
+    # torch brings triton along on CUDA alone.
+    from kvlite.ops.triton_recall import Held, Wanted, bring_back
 
     wanted = Wanted(count, min(scores.shape[2], CANDIDATES * count), SINKS, RECENT)
-    bring_back(
-        head_group.heads,
-        (
-            head_group.residual_keys,
-            head_group.residual_values,
-            head_group.residual_positions[:, :, :slots],
-        ),
-        head_group.rows,
-        (source.residual_keys, source.residual_values),
-        queries,
-        scale,
-        scores,
-        seen,
-        wanted,
-        came,
-        writes=writes,
-    )
+    positions = head_group.residual_positions[:, :, : slots - head_group.segment_len]
+    own = positions, head_group.rows, _segment(head_group)
+    held = Held(head_group.heads, head_group.residual_keys, head_group.residual_values, *own)
+    given = (source.residual_keys, source.residual_values), queries, scale, scores, seen
+    bring_back(held, *given, wanted, came, writes=writes)
+
+
+def _segment(head_group: KVHeadGroup) -> "Segment | None":
+    """A head group's quantized entries, as kernels take them."""
+    from kvlite.ops.triton_pack import Segment
+
+    packed = head_group.segment
+    if packed is None:
+        return None
+    assert isinstance(packed, Packed) and isinstance(packed.keys, Quantized)
+    turn = rotation(packed.mean.shape[2], packed.mean.device)
+    sides = packed.keys, packed.values, packed.mean
+    return Segment(packed.start, packed.positions, *sides, turn)
 
 
 def exchanged(

@@ -1,0 +1,205 @@
+"""Entries that come back into a quantized segment, rounded there, a program for each."""
+
+from dataclasses import dataclass
+from math import gcd
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kvlite.ops.triton_decode import Quantized
+from kvlite.ops.triton_replace import is_packed
+
+# Added to a small number and taken away again, it leaves a whole one.
+TO_WHOLE = tl.constexpr(1.5 * 2**23)
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Quantized entries of a head group: see `kvlite.cache.packed.Packed`.
+
+    Attributes:
+        start: the head group's slot that the first is in.
+        positions: `(batch, heads, n)` int32.
+        keys: minus `mean`.
+        values: as they are.
+        mean: `(batch, heads, dim)` float32.
+        rotation: `(dim, dim)` float32, by which both are turned before they are rounded.
+    """
+
+    start: int
+    positions: Tensor
+    keys: Quantized
+    values: Quantized
+    mean: Tensor
+    rotation: Tensor
+
+
+def pack(
+    segment: Segment,
+    own: slice,
+    source: tuple[Tensor, Tensor],
+    coming: Tensor,
+    leaving: Tensor,
+    missing: Tensor,
+) -> None:
+    """Round entries of some heads, those that leave the segment being replaced.
+
+    Args:
+        own: the heads.
+        source: keys and values of these heads, `(batch, heads, places, dim)`.
+        coming, leaving: places there, and the slots that become theirs, `(batch * heads, n)` int32.
+        missing: how many of the n count, `(batch * heads,)` int32.
+    """
+    batch, heads, _, dim = source[0].shape
+    all_heads, count = segment.positions.shape[1:]
+    with torch.cuda.device_of(coming):
+        _pack[coming.shape[1], heads, batch](
+            *source,
+            coming,
+            leaving,
+            missing,
+            segment.mean[:, own],
+            segment.rotation,
+            *(each[:, own] for each in segment.keys.tensors),
+            *(each[:, own] for each in segment.values.tensors),
+            segment.positions[:, own],
+            *source[0].stride()[:2],
+            all_heads,
+            count,
+            segment.start,
+            coming.shape[1],
+            K_BITS=segment.keys.bits,
+            V_BITS=segment.values.bits,
+            K_PART=_part(segment.keys),
+            V_PART=_part(segment.values),
+            K_GROUP=dim // segment.keys.groups,
+            V_GROUP=dim // segment.values.groups,
+            DIM=dim,
+            WIDE=triton.next_power_of_2(dim),
+            num_warps=8,
+        )
+
+
+def _part(vectors: Quantized) -> int:
+    """Channels that share both a scale and the place of their bits within a byte."""
+    return gcd(vectors.dim // vectors.groups, vectors.dim * vectors.bits // 8)
+
+
+@triton.jit(do_not_specialize=["all_heads", "count", "start", "room"])
+def _pack(
+    keys,
+    values,
+    coming,
+    leaving,
+    missing,
+    mean,
+    rotation,
+    k_codes,
+    k_scales,
+    k_zeros,
+    v_codes,
+    v_scales,
+    v_zeros,
+    positions,
+    s_batch,
+    s_head,
+    all_heads,
+    count,
+    start,
+    room,
+    K_BITS: tl.constexpr,
+    V_BITS: tl.constexpr,
+    K_PART: tl.constexpr,
+    V_PART: tl.constexpr,
+    K_GROUP: tl.constexpr,
+    V_GROUP: tl.constexpr,
+    DIM: tl.constexpr,
+    WIDE: tl.constexpr,
+):
+    """One entry of one KV head, if its slot is the segment's."""
+    head, batch = tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
+    noted = batch * tl.num_programs(1) + head
+    line = batch * all_heads + head
+    entry = tl.program_id(0)
+    if entry < tl.load(missing + noted):
+        slot = tl.load(leaving + noted * room + entry)
+        if is_packed(slot, start, count):
+            place = tl.load(coming + noted * room + entry)
+            at = slot - start
+            every = tl.arange(0, WIDE)
+            held = every < DIM
+            begin = batch * s_batch + head * s_head + place.to(tl.int64) * DIM + every
+            key = tl.load(keys + begin, mask=held, other=0.0).to(tl.float32)
+            key -= tl.load(mean + line * DIM + every, mask=held, other=0.0)
+            value = tl.load(values + begin, mask=held, other=0.0).to(tl.float32)
+            _round(
+                *(key, rotation, k_codes, k_scales, k_zeros, line * count, at, count),
+                *(K_BITS, K_PART, K_GROUP, DIM, WIDE),
+            )
+            _round(
+                *(value, rotation, v_codes, v_scales, v_zeros, line * count, at, count),
+                *(V_BITS, V_PART, V_GROUP, DIM, WIDE),
+            )
+            tl.store(positions + line * count + at, place)
+
+
+@triton.jit
+def _round(
+    vector,
+    rotation,
+    codes,
+    scales,
+    zeros,
+    first,
+    at,
+    count,
+    BITS: tl.constexpr,
+    PART: tl.constexpr,
+    GROUP: tl.constexpr,
+    DIM: tl.constexpr,
+    WIDE: tl.constexpr,
+):
+    """Write a vector to a place of a line that begins at `first`, as `cache.quantized.rounded` and
+    `packed_codes` do."""
+    WIDTH: tl.constexpr = DIM * BITS // 8
+    GROUPS: tl.constexpr = DIM // GROUP
+    levels: tl.constexpr = 2**BITS - 1
+    lows, steps = (), ()
+    for group in tl.static_range(GROUPS):
+        low = tl.full((), float("inf"), tl.float32)
+        high = -low
+        for part in tl.static_range(GROUP // PART):
+            turned = _turned(vector, rotation, group * GROUP + part * PART, PART, DIM, WIDE)
+            low = tl.minimum(low, tl.min(turned, 0))
+            high = tl.maximum(high, tl.max(turned, 0))
+        zero = low.to(tl.float16)
+        scale = tl.div_rn(high - low, levels * 1.0).to(tl.float16)
+        to = first * GROUPS + group * count + at
+        tl.store(scales + to, scale)
+        tl.store(zeros + to, zero)
+        step = scale.to(tl.float32)
+        lows += (zero.to(tl.float32),)
+        steps += (tl.where(step == 0, 1.0, step),)
+    for block in tl.static_range(WIDTH // PART):
+        packed = tl.zeros((PART,), tl.int32)
+        for plane in tl.static_range(8 // BITS):
+            turned = _turned(vector, rotation, plane * WIDTH + block * PART, PART, DIM, WIDE)
+            low = lows[(plane * WIDTH + block * PART) // GROUP]
+            code = tl.div_rn(turned - low, steps[(plane * WIDTH + block * PART) // GROUP])
+            code = (code + TO_WHOLE) - TO_WHOLE
+            code = tl.minimum(tl.maximum(code, 0.0), levels * 1.0)
+            packed |= code.to(tl.int32) << (plane * BITS)
+        to = (first + at) * WIDTH + block * PART + tl.arange(0, PART)
+        tl.store(codes + to, packed.to(tl.uint8))
+
+
+@triton.jit
+def _turned(vector, rotation, first, PART: tl.constexpr, DIM: tl.constexpr, WIDE: tl.constexpr):
+    """Some channels of a rotated vector, as float16 holds them at most."""
+    every = tl.arange(0, WIDE)
+    turn = rotation + every[:, None] * DIM + (first + tl.arange(0, PART))[None, :]
+    turn = tl.load(turn, mask=(every < DIM)[:, None], other=0.0)
+    turned = tl.sum(vector[:, None] * turn, 0)
+    return tl.minimum(tl.maximum(turned, -65504.0), 65504.0)
