@@ -12,6 +12,7 @@ from kvlite.config.settings import Settings
 from kvlite.config.units import readable
 from kvlite.errors import KvliteError
 from kvlite.planner.candidates import open_planner
+from kvlite.planner.held_weights import HeldWeights
 from kvlite.planner.plan import Plan
 from tests.configs import PUBLISHED
 
@@ -24,7 +25,9 @@ What kvlite chooses for texts of some 8,000, 32,000 and 131,000 tokens on a card
 {NAME}) where nothing is set by hand: the first of its choices that fits, as `kvlite plan` has it.
 A cell has the weights, how keys and values are kept, and the peak of the card's memory. *Layers
 from ram* come one after the other for every token, which is slow; the bytes in brackets are what
-host memory then holds. *Too long* is beyond the context that the model was trained for. Recall is
+host memory then holds. Of models with experts those alone come that a token is routed to and that
+are not *there*: half of what a plan leaves free is for experts and what every token goes through,
+which the peak counts. *Too long* is beyond the context that the model was trained for. Recall is
 on, so that host memory also holds all keys and values.
 
 All figures are plans: nothing here was run on a card, and how much host memory there is was not
@@ -63,11 +66,11 @@ def _row(name: str, folder: str) -> str:
             continue
         made = planner.best(min(tokens, longest - planner.settings.max_new_tokens))
         there = sum(planner.shape.weight_bytes(made.choice.weights).values())
-        cells.append(_cell(made, there))
+        cells.append(_cell(made, there, planner.held))
     return f"| {name} | {count / 1e9:.2f} B | " + " | ".join(cells) + " |"
 
 
-def _cell(plan: Plan, weight_bytes: int) -> str:
+def _cell(plan: Plan, weight_bytes: int, held: HeldWeights) -> str:
     if not plan.fits:
         return f"does not fit ({readable(plan.peak_bytes)})"
     choice = plan.choice
@@ -76,6 +79,8 @@ def _cell(plan: Plan, weight_bytes: int) -> str:
         if choice.stream == "off"
         else f", layers from {choice.stream} ({readable(weight_bytes)})"
     )
+    if streamed and held.experts:
+        streamed += f", {held.slots(plan.resident) / held.experts:.0%} of experts there"
     kept = "" if choice.kv_bits == "16" else f", KV in {choice.kv_bits} bits"
     return f"{choice.weights.name}{streamed}{kept}: {readable(plan.peak_bytes)}"
 
