@@ -40,6 +40,7 @@ class Parts:
         with gr.Sidebar(label="Conversations", width=280, elem_id="conversations"):
             self._conversations()
         with gr.Column(elem_id="middle"):
+            gr.HTML('<h1 class="sr-only">kvlite</h1>', padding=False, apply_default_css=False)
             self.model = gr.Button(
                 Path(settings.model).name, size="sm", variant="secondary", elem_id="model"
             )
@@ -129,7 +130,7 @@ class Parts:
             buttons=["copy"],
             allow_file_downloads=False,
             layout="bubble",
-            placeholder="### Ask anything, or drop a document anywhere on this page",
+            placeholder="## Ask anything, or drop a document anywhere on this page",
             examples=EXAMPLES,
         )
         small: dict[str, Any] = {"size": "sm", "min_width": 0, "visible": False}
@@ -208,7 +209,7 @@ class Parts:
             with gr.Row():
                 self.save_profile = gr.Button("Save", size="sm", elem_id="save-profile")
                 self.delete_profile = gr.Button(
-                    "Delete the one chosen", size="sm", variant="stop", elem_id="delete-profile"
+                    "Delete the one chosen", size="sm", elem_id="delete-profile"
                 )
         with gr.Column(elem_id="apply-bar"):  # in sight however far one scrolls
             self.estimate = gr.HTML(elem_id="price", padding=False)

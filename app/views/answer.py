@@ -23,7 +23,7 @@ def answer_html(account: Mapping[str, Any], calibration: Calibration | None) -> 
     if not account:
         return '<p class="quiet">Click on an answer to see what it was made from.</p>'
     asked = account.get("question")  # which accounts of earlier versions lack
-    head = f"<h4>Answer to \u201c{escape(asked)}\u201d</h4>" if asked else ""
+    head = f"<h2>Answer to \u201c{escape(asked)}\u201d</h2>" if asked else ""
     facts = account.get("facts", ())
     rows = "".join(
         f"<tr><th scope=row>{escape(name)}</th><td>{escape(value)}</td></tr>"
@@ -43,7 +43,7 @@ def _sources(sources: Sequence[Mapping[str, Any]]) -> str:
     """Passages as quotations; a click opens the document there."""
     if not sources:
         return ""
-    return f"<h5>Where it came from</h5>{''.join(map(_source, sources))}"
+    return f"<h3>Where it came from</h3>{''.join(map(_source, sources))}"
 
 
 def _source(source: Mapping[str, Any]) -> str:

@@ -14,6 +14,8 @@ from ..engine.live import Sample
 _WIDTH, _HEIGHT = 320, 96
 # Seconds that the plot goes back.
 _SPAN = 300
+# With fewer samples there is no line to see.
+_FEW = 3
 
 
 def live_html(samples: Sequence[Sample], owner: str, here: str) -> str:
@@ -28,7 +30,7 @@ def live_html(samples: Sequence[Sample], owner: str, here: str) -> str:
     samples = [_seen_by(owner, each) for each in samples]
     now = samples[-1]
     parts = [
-        f'<p class="model">Model: <b>{escape(now.model) or "none yet"}</b></p>',
+        f'<p class="model">Model: <b>{escape(now.model) or "not loaded yet"}</b></p>',
         *(_place(place) for place in now.places),
         f'<p class="whose">In memory: {whose}</p>',
         _figures(now.figures) if now.figures is not None else "",
@@ -63,7 +65,7 @@ def _place(place: Place) -> str:
     return (
         f'<section class="place" data-place="{escape(place.short)}" data-used="{place.used}" '
         f'data-total="{place.total}">'
-        f"<h4>{escape(place.short)} <span>{used} of {total}</span></h4>"
+        f"<h2>{escape(place.short)} <span>{used} of {total}</span></h2>"
         f"{bar}<table>{rows}</table></section>"
     )
 
@@ -124,6 +126,8 @@ def _plot(samples: Sequence[Sample]) -> str:
     if not total:
         return ""
     kept = [each for each in samples if now - each.at <= _SPAN]
+    if len(kept) < _FEW:
+        return ""
     name = escape(samples[-1].places[0].short)
     high = min(total, 1.2 * max(each.places[0].used for each in kept))
     used = _line(kept, high, [each.places[0].used for each in kept])

@@ -7,7 +7,7 @@ import gradio as gr
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 _HEAD = b"<head>"
-_SCRIPTS = ("frames.js", "leaving.js", "list.js", "stream.js")
+_SCRIPTS = ("frames.js", "labels.js", "leaving.js", "list.js", "stream.js")
 # Seconds between two looks of the queue at what is asked, and at how far that is.
 _LISTEN, _REPORT = 0.02, 0.1
 

@@ -1,13 +1,11 @@
 """What the browser does by itself with the page, as gradio runs it there."""
 
-# On a phone what is beside the conversation would hide it; and its buttons have no names, nor does
-# a reader of the screen know what tells how things stand.
+# On a phone what is beside the conversation would hide it.
 NARROW = """() => {
-  document.getElementById('status')?.setAttribute('aria-live', 'polite');
-  for (const [id, name] of [['conversations', 'Conversations'], ['side', 'Memory and settings']]) {
-    const side = document.getElementById(id), button = side?.querySelector('.toggle-button');
-    button?.setAttribute('aria-label', name);
-    if (innerWidth <= 768 && side?.classList.contains('open')) button?.click();
+  for (const id of ['conversations', 'side']) {
+    const side = document.getElementById(id);
+    if (innerWidth <= 768 && side?.classList.contains('open'))
+      side.querySelector('.toggle-button')?.click();
   }
 }"""
 # What is said next belongs to the conversation that was chosen last, whenever the server hears of

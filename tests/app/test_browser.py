@@ -205,7 +205,7 @@ def test_messages_are_edited_answered_again_undone_and_branched(
     send(page, "Name an animal.")
     first, second = answered(page, 2)
 
-    page.get_by_role("button", name="Retry").last.click()
+    page.get_by_role("button", name="Answer again").last.click()
     expect(page.locator("#branches")).to_be_visible()
     assert answered(page, 2)[0] == first
     page.locator("#former").click()
@@ -222,7 +222,7 @@ def test_messages_are_edited_answered_again_undone_and_branched(
     expect(page.locator("#branches input")).to_have_value("3/3 · Name a town.")
     assert answered(page, 2)[0] == first
 
-    page.get_by_role("button", name="Undo").last.click()
+    page.get_by_role("button", name="Take the question back").last.click()
     expect(page.get_by_test_id("user")).to_have_count(1)
     expect(page.locator("#box textarea")).to_have_value("Name a town.")
     page.locator("#box textarea").fill("")
@@ -372,7 +372,7 @@ def test_a_document_is_read_and_asked_about_twice(
     page = visitor.open(server.address)
     page.locator("#box input[type=file]").set_input_files(pdf)
     page.locator("#box .thumbnail-item").wait_for()
-    expect(page.get_by_role("listitem", name="karsk.pdf")).to_be_visible()
+    expect(page.get_by_role("group", name="karsk.pdf")).to_be_visible()
     send(page, "Who built the lighthouse?")
     (answer,) = answered(page, 1)
     assert "Brandt" in answer

@@ -17,9 +17,11 @@ from kvlite_app.web.gradio_patches import ScriptInjector, poll_queue_slowly
 from tests.app.conftest import SLOW, Server, Visitor, waited
 
 FOLDER = Path(kvlite_app.web.gradio_patches.__file__).parent
-SCRIPT, LEAVING, LIST, STREAM = (
-    (FOLDER / name).read_text() for name in ("frames.js", "leaving.js", "list.js", "stream.js")
+SCRIPT, *OTHERS = (
+    (FOLDER / name).read_text()
+    for name in ("frames.js", "labels.js", "leaving.js", "list.js", "stream.js")
 )
+LEAVING, STREAM = OTHERS[1], OTHERS[3]
 PAGE = "<html><head><title>kvlite</title></head><p>a &lt;head&gt;</p></html>"
 COUNTED = """
 const ask = window.requestAnimationFrame.bind(window);
@@ -41,7 +43,7 @@ async def pages(scope: Scope, receive: Receive, send: Send) -> None:
 @pytest.mark.parametrize("path", ["/", "/streamed"])
 def test_a_page_has_the_scripts_before_all_others(path: str) -> None:
     answer = TestClient(ScriptInjector(pages)).get(path)
-    scripts = "".join(f"<script>{each}</script>" for each in (SCRIPT, LEAVING, LIST, STREAM))
+    scripts = "".join(f"<script>{each}</script>" for each in (SCRIPT, *OTHERS))
     ahead = f"<head>{scripts}"
     assert answer.text == PAGE.replace("<head>", ahead, 1)
     assert int(answer.headers["content-length"]) == len(answer.content)

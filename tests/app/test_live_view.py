@@ -66,7 +66,7 @@ def test_what_is_being_opened_is_told_to_whose_it_is() -> None:
     assert "Ann" not in live_html([opening], "ben", "b")
     nothing = replace(NOW, figures=None, title="", model="")
     assert "In memory: no conversation" in live_html([nothing], "", "a")
-    assert "Model: <b>none yet</b>" in live_html([nothing], "", "a")
+    assert "Model: <b>not loaded yet</b>" in live_html([nothing], "", "a")
 
 
 def test_fallbacks_are_marked_where_they_were_taken() -> None:

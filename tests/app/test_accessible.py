@@ -1,0 +1,109 @@
+"""The page for those who see little, or use no mouse."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.app.conftest import ACCOUNT, ANSWER, Server, Visitor, send, serving
+
+expect: Any = pytest.importorskip("playwright.sync_api").expect
+AXE: str = pytest.importorskip("axe_playwright_python.base").AXE_SCRIPT
+
+# Targets of at least 24 pixels are a rule that has to be asked for.
+RULES = {"resultTypes": ["violations"], "rules": {"target-size": {"enabled": True}}}
+SIDES = """(open) => {
+  for (const id of ['conversations', 'side']) {
+    const side = document.getElementById(id);
+    if (side.classList.contains('open') !== open.includes(id))
+      side.querySelector('.toggle-button').click();
+  }
+}"""
+
+
+@pytest.fixture(scope="module")
+def endless(tmp_path_factory: pytest.TempPathFactory, talker: Path) -> Iterator[Server]:
+    """An app whose answers come until they are stopped."""
+    folder = tmp_path_factory.mktemp("accessible")
+    with serving(folder, "--model", str(talker), "--max-tokens", "50000") as server:
+        yield server
+
+
+def faults(page: Any, *beside: str) -> list[str]:
+    """What is wrong with the page as it is, on a desk and on a phone, light and dark.
+
+    Args:
+        beside: the side of the page that is open on a phone.
+    """
+    found = list[str]()
+    for width, open in ((1400, ["conversations", "side"]), (400, [*beside])):
+        page.set_viewport_size({"width": width, "height": 900})
+        page.evaluate(SIDES, open)
+        for dark in (False, True):
+            page.evaluate("(dark) => document.body.classList.toggle('dark', dark)", dark)
+            found += [
+                f"{width} {'dark' if dark else 'light'}: {each['id']}: {node['html'][:200]} "
+                f"{[check['message'] for check in node['any'] + node['all']]}"
+                for each in page.evaluate("(rules) => axe.run(rules)", RULES)["violations"]
+                for node in each["nodes"]
+            ]
+    page.set_viewport_size({"width": 1400, "height": 900})
+    page.evaluate(SIDES, ["conversations", "side"])
+    return found
+
+
+@pytest.mark.long
+def test_axe_finds_nothing_wrong_in_any_state(
+    endless: Server, visitor: Visitor, tmp_path: Path
+) -> None:
+    page = visitor.open(endless.address)
+    page.evaluate(AXE)
+    assert faults(page) == []
+
+    page.get_by_role("tab", name="Settings").click()
+    for folded in page.locator("#side .label-wrap").all():
+        folded.click()
+    expect(page.locator("#price [data-peak]")).to_be_visible()
+    assert faults(page, "side") == []
+    page.locator("#set-vram textarea, #set-vram input").fill("seven")
+    expect(page.locator("#price [role=alert]")).to_be_visible()
+    assert faults(page, "side") == []
+    page.get_by_role("tab", name="Memory").click()
+
+    path = tmp_path / "waves.txt"
+    path.write_text("The sea and the light of the far house. " * 1_500)
+    page.locator("#box input[type=file]").set_input_files(path)
+    page.locator("#box .thumbnail-item").wait_for()
+    assert faults(page) == []
+    send(page, "What is far?")
+    expect(page.locator("#status .doing")).to_contain_text("Reading")
+    assert faults(page, "side") == []
+    expect(page.locator(ANSWER)).to_have_text(re.compile(r"\w+ \w+"))
+    assert faults(page) == []
+    page.locator("#box .stop-button").click()
+    page.locator(ACCOUNT).wait_for()
+    assert faults(page) == []
+
+    page.locator(ACCOUNT).locator(".title").click()
+    for folded in page.locator("#answer summary").all():
+        folded.click()
+    assert faults(page, "side") == []
+    page.locator("#listing .more").click()
+    expect(page.get_by_role("menuitem", name="Rename")).to_be_focused()
+    assert faults(page, "conversations") == []
+    page.locator("#listing .more").click()
+    page.get_by_role("menuitem", name="Rename").click()
+    assert faults(page, "conversations") == []
+    page.keyboard.press("Escape")
+
+    path = tmp_path / "broken.pdf"
+    path.write_bytes(b"%PDF-1.7\nnothing of the kind")
+    page.locator("#new").click()
+    expect(page.locator(ANSWER)).to_have_count(0)  # or the box is emptied only then
+    page.locator("#box input[type=file]").set_input_files(path)
+    page.locator("#box .thumbnail-item").wait_for()
+    send(page, "What is in it?")
+    expect(page.locator("#status [role=alert]")).to_be_visible()
+    assert faults(page) == []
