@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kvlite.cli.bench.commands import Json, KVBits, Methods, Out, Recall, RecallBits
+from kvlite.cli.bench.commands import KVBits, Methods, Recall, RecallBits
+from kvlite.cli.bench.run import Json, Out
 from kvlite.cli.console import output, say
 from kvlite.cli.opening import require_files
 from kvlite.cli.options import as_flags, with_model

@@ -8,7 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
-from kvlite.cli.bench.run import run
+from kvlite.cli.bench.harness import lm_eval
+from kvlite.cli.bench.run import Json, Out, run
 from kvlite.cli.console import print_json, say
 from kvlite.cli.opening import require_files, require_out
 from kvlite.cli.options import Command, with_model
@@ -103,14 +104,6 @@ Question = Annotated[
         "text is read and cut before it is asked; both"
     ),
 ]
-Out = Annotated[
-    Path | None,
-    typer.Option(
-        help="folder of the run: configuration, rows, table, plots; given again, a stopped run "
-        "goes on [default: a new one in the user's data folder]"
-    ),
-]
-Json = Annotated[bool, typer.Option("--json", help="print one JSON object instead of a table")]
 Kinds = Annotated[
     list[str],
     typer.Option(
@@ -382,3 +375,6 @@ def report(
         print_json({"path": str(path), "runs": [str(each.path) for each in found]})
     else:
         say(f"{len(found)} run{'' if len(found) == 1 else 's'} in {path}")
+
+
+app.command("lm-eval")(lm_eval)

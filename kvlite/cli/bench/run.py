@@ -8,7 +8,7 @@ from datetime import datetime
 from math import inf
 from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -21,6 +21,15 @@ if TYPE_CHECKING:
     from kvlite.bench.folder import RunFolder
     from kvlite.bench.rows import Cells
     from kvlite.bench.task import Task
+
+Out = Annotated[
+    Path | None,
+    typer.Option(
+        help="folder of the run: configuration, rows, table, plots; given again, a stopped run "
+        "goes on [default: a new one in the user's data folder]"
+    ),
+]
+Json = Annotated[bool, typer.Option("--json", help="print one JSON object instead of a table")]
 
 
 def run(
@@ -124,8 +133,13 @@ def _print_table(lines: "Sequence[Cells]", machine: Mapping[str, str]) -> None:
 def _folder(task: "Task[Any]", config: Mapping[str, Any]) -> Path:
     """A new folder, or if the task resumes the one of this configuration."""
     from kvlite.bench.prose import digest
+
+    return run_folder(task.name, digest(json.dumps(config)) if task.resumes else "")
+
+
+def run_folder(command: str, name: str = "") -> Path:
+    """The folder of a run in the user's data folder; a new one if it has no name."""
     from kvlite.config.paths import data_folder
 
     now = datetime.now().strftime("%Y-%m-%d-%H%M%S")
-    name = digest(json.dumps(config)) if task.resumes else now
-    return data_folder() / "bench" / f"{task.name}-{name}"
+    return data_folder() / "bench" / f"{command}-{name or now}"

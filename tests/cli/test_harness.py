@@ -1,0 +1,155 @@
+"""lm-evaluation-harness over the engine gives what it gives over transformers."""
+
+import json
+import shutil
+import sys
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import kvlite as library
+from tests.cli.conftest import Run, one_sentence
+
+lm_eval = pytest.importorskip("lm_eval", reason="needs the extra `eval` (lm_eval)")
+
+from lm_eval.evaluator import simple_evaluate  # noqa: E402
+from lm_eval.models.huggingface import HFLM  # noqa: E402
+from lm_eval.tasks import TaskManager  # noqa: E402
+
+from kvlite.bench.harness import KvliteLM, tasks_named  # noqa: E402
+from kvlite.config.settings import Settings  # noqa: E402
+from kvlite.errors import SettingError  # noqa: E402
+from kvlite.server.config import ServerConfig  # noqa: E402
+from tests.cli.harness.data import documents  # noqa: E402
+from tests.server.conftest import serving  # noqa: E402
+
+TASKS = Path(__file__).parent / "harness"
+KINDS = ["kvlite_answer", "kvlite_choice", "kvlite_cloze", "kvlite_rolling"]
+
+
+def samples(model: Any, **options: Any) -> dict[str, list[list[Any]]]:
+    """What a model answered to each document of all tasks."""
+    manager = TaskManager(include_path=str(TASKS), include_defaults=False)
+    results = simple_evaluate(
+        model, tasks=KINDS, task_manager=manager, bootstrap_iters=0, **options
+    )
+    assert results is not None
+    return {
+        task: [each["resps"] for each in sorted(rows, key=lambda row: row["doc_id"])]
+        for task, rows in results["samples"].items()
+    }
+
+
+def require_alike(own: dict[str, list[list[Any]]], other: dict[str, list[list[Any]]]) -> None:
+    assert own["kvlite_answer"] == other["kvlite_answer"]
+    for task in ("kvlite_choice", "kvlite_cloze"):
+        pairs = [*zip(chain(*own[task]), chain(*other[task]), strict=True)]
+        for ((found, greedy),), ((wanted, wanted_greedy),) in pairs:
+            assert found == pytest.approx(wanted, abs=1e-4) and greedy == wanted_greedy
+    rolled = zip(own["kvlite_rolling"], other["kvlite_rolling"], strict=True)
+    for (found,), (wanted,) in rolled:  # sums of hundreds, which transformers' own floats round
+        assert found == pytest.approx(wanted, rel=1e-6)
+
+
+def of_transformers(model: Path) -> HFLM:
+    return HFLM(pretrained=str(model), dtype="float32", device="cpu", batch_size=1)
+
+
+@pytest.fixture(scope="module")
+def short(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model for 100 tokens: contexts are cut off, long texts come in windows."""
+    folder = tmp_path_factory.mktemp("short") / "model"
+    shutil.copytree(tiny_folder, folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 100}))
+    return folder
+
+
+def test_full_is_the_hf_backend(short: Path) -> None:
+    runner = library.load(str(short), method="full")
+    require_alike(samples(KvliteLM(runner)), samples(of_transformers(short)))
+
+
+@pytest.mark.long
+def test_full_is_the_hf_backend_on_a_trained_model(smollm: library.Runner) -> None:
+    runner = library.Runner(smollm.model, smollm.settings.replace({"method": "full"}))
+    options: dict[str, Any] = {"apply_chat_template": True, "limit": 2}
+    require_alike(
+        samples(KvliteLM(runner), **options),
+        samples(of_transformers(smollm.model_path), **options),
+    )
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"method": "snapkv", "recall": "off"},
+        {"method": "spans", "recall_entries": 4},
+        {"method": "h2o", "recall": "off"},
+    ],
+)
+def test_what_is_scored_is_what_the_settings_answer(
+    tiny_folder: Path, settings: dict[str, Any]
+) -> None:
+    """The answer to a prompt is the greedy one by the cache that those settings leave, and by no
+    other."""
+    runner = library.load(str(tiny_folder), budget="48", **settings)
+    document = documents()["test"][4]
+    context = runner.tokenizer.encode(document["text"] * 2 + document["question"])
+    answer = runner.generate(context, 12, ignore_eos=True).token_ids
+    asked = [(None, context, answer)]
+    ((score, greedy),) = KvliteLM(runner)._loglikelihood_tokens(asked, disable_tqdm=True)
+    assert greedy and score < 0
+    full = library.Runner(runner.model, runner.settings.replace({"method": "full"}))
+    ((_, greedy),) = KvliteLM(full)._loglikelihood_tokens(asked, disable_tqdm=True)
+    assert not greedy
+
+
+def test_results_are_files_of_lm_eval(
+    kvlite: Run, short: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = ["bench", "lm-eval", "--model", short, "--include-path", TASKS, "--max-tokens", "20"]
+    out = ["--out", tmp_path / "out"]
+    done = kvlite(
+        *asked, "--tasks", "kvlite_cho*", "--limit", "2", "--budget", "30", *out, "--json"
+    )
+    assert done.code == 0, done.err
+    (results,) = (tmp_path / "out").rglob("results_*.json")
+    made = json.loads(results.read_text())
+    assert made["results"] == done.json()["results"] and "kvlite_choice" in made["configs"]
+    assert made["config"]["model_args"]["budget"] == "30" and made["n-samples"]
+    (lines,) = (tmp_path / "out").rglob("samples_kvlite_choice_*.jsonl")
+    assert [json.loads(line)["doc_id"] for line in lines.read_text().splitlines()] == [0, 1]
+    broken = kvlite(*asked, "--tasks", "kvlite_broken")
+    assert broken.code == 2 and "--tasks kvlite_broken cannot be run here (OSError" in broken.err
+    monkeypatch.delattr("kvlite.bench.harness")
+    monkeypatch.setitem(sys.modules, "kvlite.bench.harness", None)
+    one_sentence(kvlite(*asked, "--tasks", "kvlite_choice"), "kvlite[eval]")
+
+
+@pytest.mark.long
+def test_a_task_that_nobody_has(short: Path) -> None:
+    with pytest.raises(SettingError, match="kvlite_nothing: lm_eval has no such task"):
+        tasks_named(["arc_easy", "kvlite_nothing"], short)
+
+
+@pytest.mark.long
+def test_local_completions_over_the_server_is_the_hf_backend(
+    tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("tenacity", reason="needs lm_eval[api]")
+    from lm_eval.models.openai_completions import LocalCompletionsAPI
+
+    monkeypatch.setenv("OPENAI_API_KEY", "any")
+    settings = Settings(model=str(tiny_folder), method="full")
+    with serving(settings, ServerConfig(folder=tmp_path)) as server:
+        asked = LocalCompletionsAPI(
+            base_url=f"{server.address}/v1/completions",
+            model=server.model.names[0],
+            tokenizer=str(tiny_folder),
+            max_length=1024,
+        )
+        own = samples(asked)
+    require_alike(own, samples(of_transformers(tiny_folder)))
