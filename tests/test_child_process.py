@@ -22,10 +22,12 @@ def double(number: int) -> int:
 
 
 def count(upto: int, progress: Callable[[int, int], None]) -> str:
+    now = 0
+    time.monotonic = lambda: now  # of this process alone
     for number in range(upto):
+        now += 1
         progress(number + 1, upto)
         progress(number + 1, upto)  # too soon to be seen
-        time.sleep(0.1)
     return "counted"
 
 

@@ -192,7 +192,11 @@ def _settings(given: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         SettingError: one of them has no setting.
     """
-    settings = {"max_new_tokens": given["max_gen_toks"], "temperature": given["temperature"]}
+    draws = given.get("do_sample", False)
+    settings = {
+        "max_new_tokens": given["max_gen_toks"],
+        "temperature": given.get("temperature", 1.0) if draws else 0.0,
+    }
     for name in given.keys() - {"max_gen_toks", "temperature", "do_sample"}:
         if name not in OPTIONS:
             raise SettingError(

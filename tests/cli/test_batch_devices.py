@@ -62,7 +62,7 @@ def test_rows_are_those_of_one_engine(
         patch.setattr(Writer, "add", disturbs)
         stopped = kvlite(*command, "--devices", "cpu,cpu")
     assert stopped.code == 130 and stopped.json()["left"] == 2
-    assert {*me.children(recursive=True)} == before
+    assert not {*me.children(recursive=True)} - before
     assert kvlite(*command).json()["answered_before"] == 10
     lines = [json.loads(line) for line in out.read_text().splitlines()]
     rows = {row["id"]: row for row in lines}

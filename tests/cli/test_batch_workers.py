@@ -73,7 +73,7 @@ def test_killed_in_the_middle(job: Job) -> None:
             with suppress(ProcessLookupError):
                 os.kill(int(row.answer), signal.SIGKILL)
     assert Counter(rows) == {task.id: 1 for task in tasks}
-    assert {*psutil.Process().children()} == before
+    assert not {*psutil.Process().children()} - before
 
 
 def test_cancel_ends_what_would_go_on(job: Job) -> None:
@@ -81,7 +81,7 @@ def test_cancel_ends_what_would_go_on(job: Job) -> None:
     cancel, before = threading.Event(), {*psutil.Process().children()}
     reading = Callbacks(lambda *_: None, lambda note: "plan" in note or cancel.set(), cancel)
     assert [*job.run(asked("endless"), reading)] == []
-    assert {*psutil.Process().children()} == before
+    assert not {*psutil.Process().children()} - before
 
 
 @pytest.mark.parametrize(

@@ -14,12 +14,14 @@ from tests.cli.conftest import Run, one_sentence
 
 lm_eval = pytest.importorskip("lm_eval", reason="needs the extra `eval` (lm_eval)")
 
+from lm_eval.api.instance import Instance  # noqa: E402
 from lm_eval.evaluator import simple_evaluate  # noqa: E402
 from lm_eval.models.huggingface import HFLM  # noqa: E402
 from lm_eval.tasks import TaskManager  # noqa: E402
 
 from kvlite.bench.harness import KvliteLM, tasks_named  # noqa: E402
 from kvlite.config.settings import Settings  # noqa: E402
+from kvlite.engine.prefill import Prefill  # noqa: E402
 from kvlite.errors import SettingError  # noqa: E402
 from kvlite.server.config import ServerConfig  # noqa: E402
 from tests.cli.harness.data import documents  # noqa: E402
@@ -105,6 +107,30 @@ def test_what_is_scored_is_what_the_settings_answer(
     full = library.Runner(runner.model, runner.settings.replace({"method": "full"}))
     ((_, greedy),) = KvliteLM(full)._loglikelihood_tokens(asked, disable_tqdm=True)
     assert not greedy
+
+
+def test_what_is_alike_is_read_once(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, read, begin = (
+        KvliteLM(library.load(str(tiny_folder), method="full")),
+        [0],
+        Prefill.__init__,
+    )
+
+    def counts(self: Prefill, loaded: Any, cache: Any, ids: Any, *given: Any, **more: Any) -> None:
+        read[0] += ids.shape[1]
+        begin(self, loaded, cache, ids, *given, **more)
+
+    monkeypatch.setattr(Prefill, "__init__", counts)
+    text = documents()["test"][4]["text"] * 2
+    context = model.tok_encode(text)
+    choices = [[1], [2, 3], [4, 5, 6]]
+    model._loglikelihood_tokens([(None, context, each) for each in choices], disable_tqdm=True)
+    assert read == [len(context) + 0 + 1 + 2]
+    read[0] = 0
+    asked = [(text + question, {"max_gen_toks": 1}) for question in ("Who?", "And where?", "When?")]
+    requests = [Instance("generate_until", {}, each, at) for at, each in enumerate(asked)]
+    model.generate_until(requests, disable_tqdm=True)
+    assert len(context) < read[0] < len(context) + 40
 
 
 def test_results_are_files_of_lm_eval(
