@@ -2,6 +2,7 @@
 model's step is each conversation's own, and would be as many calls as there are of them."""
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -9,23 +10,38 @@ from torch import Tensor
 
 from kvlite.cache import KVHeadGroup, LayerCache
 from kvlite.cache.quantized import has_compiled
-from kvlite.engine.decode import LayerStep
 from kvlite.offload.kv.recall import is_ordered
 from kvlite.offload.kv.store import INDEXED_AT_ONCE, HostKVLayer
 from kvlite.offload.kv.swap import CANDIDATES, RECENT, SINKS
 from kvlite.ops.attention import grouped
 from kvlite.ops.softmax import Softmax
 
+if TYPE_CHECKING:
+    from kvlite.engine.decode import LayerStep
 
-def plain(steps: Sequence[LayerStep], q: Tensor, k: Tensor, v: Tensor) -> list[int]:
+# Channels of a layer's keys from which on torch's threads share the work of one conversation.
+MANY = 1 << 19
+
+
+def plain(steps: Sequence["LayerStep"], q: Tensor, k: Tensor, v: Tensor) -> list[int]:
     """Which of some steps through a layer do no more than write an entry, fetch others and attend,
     all in float32, and have not begun."""
-    if q.dtype != torch.float32 or k.shape != v.shape or not has_compiled(q.device):
+    if not _compiles(q, k, v):
         return []
     return [row for row, step in enumerate(steps) if _is_plain(step)]
 
 
-def _is_plain(step: LayerStep) -> bool:
+def takes(step: "LayerStep", q: Tensor, k: Tensor, v: Tensor) -> bool:
+    """Whether a step by itself is such a one, and no more than one thread's work."""
+    small = step.layer.keys[0].numel() < MANY and len(q) == 1
+    return small and _compiles(q, k, v) and _is_plain(step)
+
+
+def _compiles(q: Tensor, k: Tensor, v: Tensor) -> bool:
+    return q.dtype == torch.float32 and k.shape == v.shape and has_compiled(q.device)
+
+
+def _is_plain(step: "LayerStep") -> bool:
     layer, source = step.layer, _source(step)
     if step.done or step.sparse_mask is not None or step.policy.method.across.resolves_at == "step":
         return False
@@ -40,13 +56,15 @@ def _only_appends(layer: LayerCache) -> bool:
     return exact and head_group.rows is None and head_group.room > 0
 
 
-def _source(step: LayerStep) -> HostKVLayer | None:
+def _source(step: "LayerStep") -> HostKVLayer | None:
     """The layer's part of the host store, if the answer goes there."""
     source = None if step.recall is None else step.recall.store.layers[step.index]
     return None if source is None or source.index is None else source
 
 
-def attend(steps: Sequence[LayerStep], q: Tensor, k: Tensor, v: Tensor, softmax: Softmax) -> Tensor:
+def attend(
+    steps: Sequence["LayerStep"], q: Tensor, k: Tensor, v: Tensor, softmax: Softmax
+) -> Tensor:
     """As each of some `plain` steps would with its row of queries, keys and values. Whatever
     interrupts it, each can do it again by itself."""
     from kvlite.ops.numba_rows import attend as compiled
@@ -70,7 +88,7 @@ def attend(steps: Sequence[LayerStep], q: Tensor, k: Tensor, v: Tensor, softmax:
     return torch.from_numpy(out).view(q.shape)
 
 
-def _line(step: LayerStep) -> list[int]:
+def _line(step: "LayerStep") -> list[int]:
     """Where a step's token goes, and what it fetches, as `ops.numba_rows` wants it."""
     held, source = step.layer.head_groups[0], _source(step)
     if source is None or step.recall is None or source.index is None:
@@ -92,7 +110,7 @@ def _addresses(head_group: KVHeadGroup) -> list[int]:
     return [*addresses, keys.shape[2], head_group.used + 1]
 
 
-def _count(step: LayerStep, wanted: int, brought: int) -> None:
+def _count(step: "LayerStep", wanted: int, brought: int) -> None:
     """Let a token count that went to all that it goes to."""
     held, source = step.layer.head_groups[0], _source(step)
     held.used += 1

@@ -10,9 +10,10 @@ from torch import Tensor
 from kvlite.cache import KVCache, KVHeadGroup, LayerCache, Selection
 from kvlite.cache.query_log import QueryLog
 from kvlite.cache.recurrent import StateCarrier, States
+from kvlite.engine import compiled_rows
 from kvlite.engine.heads import over_head_groups
 from kvlite.engine.oom_actions import cache_oom_actions
-from kvlite.engine.quantized_attention import attend_segment, compiles
+from kvlite.engine.quantized_attention import attend_segment
 from kvlite.engine.sparse_attention import SparseAttentionMask, sparse_masks
 from kvlite.memory.oom import OOMPolicy, T
 from kvlite.methods.base import LayerView
@@ -38,6 +39,7 @@ class LayerStep:
         layer, policy: as they stand.
         positions: the position on the device, `(1,)` int32.
         done: what was, by KV heads of a head group.
+        attended: what attention gave, if one compiled call did all.
         asked: what the method is to settle by, once all of the layer went through.
         carrier: the states of the recurrent layers that run with it, before and after the token.
         lenders: earlier layers, by number, whose entries are attended to behind this one.
@@ -67,12 +69,17 @@ class LayerStep:
         self.queries = queries
         self.positions = _on_device(position, layer.keys.device) if positions is None else positions
         self.done: set[tuple[str, tuple[int, ...]]] = set()
+        self.attended: Tensor | None = None
         self.asked: Window | None = None
         self.carrier = StateCarrier(states or {})
         self.lenders = lenders or {}
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, softmax: Softmax) -> Tensor:
         """Write the token into every head group, then attend over all of it."""
+        if self.attended is None and compiled_rows.takes(self, q, k, v):
+            self.attended = compiled_rows.attend([self], q, k, v, softmax)
+        if self.attended is not None:
+            return self.attended
         if not self.done and not all(head_group.room for head_group in self.layer.head_groups):
             self._grow()
         if self.queries is not None:
@@ -122,8 +129,7 @@ class LayerStep:
         self, head_group: KVHeadGroup, q: Tensor, softmax: Softmax, remembers: bool
     ) -> Tensor:
         """Attention to what a head group holds; the policy remembers it, if it is to."""
-        computed = head_group.segment is not None or compiles(head_group)
-        if computed and self.sparse_mask is None:
+        if head_group.segment is not None and self.sparse_mask is None:
             out, row = attend_segment(q, head_group, softmax, remembers=remembers)
             if remembers and row is not None:
                 self._remember(head_group, row)

@@ -13,8 +13,8 @@ from kvlite.cache.quantized import Quantized, has_compiled, rotation
 from kvlite.ops.attention import grouped
 from kvlite.ops.softmax import Softmax
 
-# Bytes of keys' codes, and channels of exact keys, from which on several threads share the work.
-MOST_CODES, MOST_CHANNELS = 1 << 21, 1 << 19
+# Bytes of keys' codes from which on several threads share the work.
+MOST_CODES = 1 << 21
 
 
 def attend_segment(
@@ -60,13 +60,12 @@ def compiles(head_group: KVHeadGroup) -> bool:
     """Whether compiled loops attend to a head group: on a CPU, one sequence in float32, and no
     more than one thread's work."""
     segment, keys = head_group.segment, head_group.residual_keys
-    if keys.shape[0] > 1 or keys.dtype != torch.float32 or not has_compiled(keys.device):
-        return False
-    if segment is None:
-        return keys.shape[1] * head_group.used * keys.shape[3] < MOST_CHANNELS
     return (
         isinstance(segment, Packed)
         and isinstance(segment.keys, Quantized)
+        and has_compiled(keys.device)
+        and keys.shape[0] == 1
+        and keys.dtype == torch.float32
         and segment.keys.codes.numel() < MOST_CODES
     )
 
@@ -115,12 +114,11 @@ def compiled(
     from kvlite.ops.numba_attention import attend
 
     segment, held = head_group.segment, head_group.residual_len
-    packed, sizes = None, (0, 0, 0)
-    if isinstance(segment, Packed):
-        packed, sizes = segment.arrays(), (segment.start, segment.bits.keys, segment.bits.values)
+    assert isinstance(segment, Packed)
+    sizes = segment.start, segment.bits.keys, segment.bits.values
     own = head_group.residual_keys.numpy()[0], head_group.residual_values.numpy()[0]
     sinks = None if softmax.sinks is None else softmax.sinks.view(queries.shape[1:3]).numpy()
-    given = own, held, packed, sizes, softmax.softcap, sinks
+    given = own, held, segment.arrays(), sizes, softmax.softcap, sinks
     out, weights = attend(np.ascontiguousarray(queries.numpy()[0]), *given)
     return torch.from_numpy(out)[None], torch.from_numpy(weights)[None] if remembers else None
 

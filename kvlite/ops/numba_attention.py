@@ -1,5 +1,4 @@
-"""One token's attention over a head group on a CPU, compiled by numba: of torch's functions each
-costs as much as all of this does, on so little."""
+"""One token's attention over a head group whose older entries are quantized, compiled by numba."""
 
 from typing import Any
 
@@ -85,16 +84,6 @@ def _add_exact(logits, values, start, middle, out):
 
 
 @jitted
-def _attend_exact(queries, keys, values, softcap, sinks, weights, out):
-    for head in range(queries.shape[0]):
-        for slot in range(weights.shape[2]):
-            dot_rows(queries[head], keys[head], slot, weights[head], slot)
-        for row in range(queries.shape[1]):
-            softmax(weights[head, row], softcap, sinks[head, row])
-        _add_exact(weights[head], values[head], 0, 0, out[head])
-
-
-@jitted
 def _prepared(queries, packed):
     """Queries rotated, with rows of zeros behind them; and scales and zeros in float32."""
     _, scales, zeros, _, value_scales, value_zeros, _, _ = packed
@@ -131,7 +120,7 @@ def attend(
     queries: Array,
     own: tuple[Array, Array],
     held: int,
-    packed: Packed | None,
+    packed: Packed,
     sizes: Sizes,
     softcap: float | None,
     sinks: Array | None,
@@ -142,7 +131,7 @@ def attend(
         queries: `(heads, rows, dim)` float32, scaled.
         own: exact keys and values, `(heads, slots, dim)` float32.
         held: how many of these slots are filled.
-        packed: `kvlite.cache.packed.Packed.arrays`; None if all entries are exact.
+        packed: `kvlite.cache.packed.Packed.arrays`.
         sizes: how many exact entries come before the packed, and the bits of keys and values.
         softcap, sinks: as in `kvlite.ops.softmax`; sinks `(heads, rows)` float32.
 
@@ -150,18 +139,14 @@ def attend(
         output `(heads, rows, dim)` and probabilities `(heads, rows, entries)`.
     """
     (start, bits, value_bits), (heads, rows, dim), (keys, values) = sizes, queries.shape, own
-    if sinks is None:
-        sinks = np.full((heads, rows), -np.inf, np.float32)
-    if packed is None:
-        weights, out = np.empty((heads, rows, held), np.float32), np.zeros_like(queries)
-        _attend_exact(queries, keys, values, softcap or 0.0, sinks, weights, out)
-        return out, weights
     codes, value_codes = packed[0], packed[3]
     turned, (scales, zeros, value_scales, value_zeros) = _prepared(queries, packed)
     middle = codes.shape[1]
     far = np.empty((heads, turned.shape[1], middle), np.float32)
     product_loop(bits, dim, scales.shape[1])(turned, codes, scales, zeros, 0, middle, far)
     weights = np.empty((heads, rows, held + middle), np.float32)
+    if sinks is None:
+        sinks = np.full((heads, rows), -np.inf, np.float32)
     older = _weights(queries, keys, packed, far, start, softcap or 0.0, sinks, weights)
     out = np.empty((heads, rows, dim), np.float32)
     sums = sum_loop(value_bits, dim, value_scales.shape[1])
