@@ -1,10 +1,12 @@
-"""A CUDA graph's double on a CPU: the ATen calls of one run, made again on the same tensors.
+"""A CUDA graph's double on a CPU: the ATen calls of one run, made again on the same tensors, and
+the kernels that it launched on a device that a CPU stands in for.
 
 As in a graph, numbers that Python passed are constants and what the host decided stays decided;
 whatever would make the host wait for the device is refused.
 """
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -13,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from kvlite.engine.step_program import StepProgram
+from tests.cuda import fake_cuda
 
 # What brings numbers, or shapes that depend on them, from the device to the host or back.
 WAITS = frozenset(
@@ -35,10 +38,9 @@ class HostWait(RuntimeError):
 
 
 class _Recorder(TorchDispatchMode):
-    def __init__(self) -> None:
+    def __init__(self, calls: list[Callable[[], None]]) -> None:
         super().__init__()
-        self.calls: list[tuple[Any, tuple[Any, ...], dict[str, Any], Any]] = []
-        self.before: list[tuple[Tensor, Tensor]] = []
+        self.calls = calls
 
     def __torch_dispatch__(
         self,
@@ -64,30 +66,29 @@ class _Recorder(TorchDispatchMode):
             or func.name() == "aten::repeat_interleave.Tensor"
         ):
             raise HostWait(func.name())
-        self.before += [(each, each.clone()) for each in _written(func, args)]
         out = func(*args, **kwargs)
-        self.calls.append((func, args, kwargs, out))
+        if not _is_view(func):
+            self.calls.append(lambda: _put(func(*args, **kwargs), out))
         return out
 
 
 def capture(program: StepProgram) -> Callable[[], Tensor]:
-    """Record a run, which leaves everything as it was; what is returned makes it, every time into
+    """Record a run, the first of what is returned; which makes it again whenever it is called, into
     the same output."""
     program.rehearse()
-    generator = program.sampler.generator
-    drawn = generator.get_state()
-    with _Recorder() as recorder:
-        out = program.run()
-    generator.set_state(drawn)
-    for written, before in reversed(recorder.before):
-        written.copy_(before)
+    calls: list[Callable[[], None]] = []
+    outs: list[Tensor] = []
 
     def replay() -> Tensor:
         with torch.inference_mode():
-            for func, args, kwargs, made in recorder.calls:
-                if not _is_view(func):
-                    _put(func(*args, **kwargs), made)
-        return out
+            if outs:
+                for call in calls:
+                    call()
+            else:
+                device = fake_cuda.FakeCuda.current
+                with _Recorder(calls), nullcontext() if device is None else device.recorded(calls):
+                    outs.append(program.run())
+        return outs[0]
 
     return replay
 
@@ -96,12 +97,6 @@ def _is_composite(func: Any) -> bool:
     keys, has = torch._C.DispatchKey, torch._C._dispatch_has_kernel_for_dispatch_key
     name = func.name()
     return bool(has(name, keys.CompositeImplicitAutograd) and not has(name, keys.CPU))
-
-
-def _written(func: Any, args: tuple[Any, ...]) -> list[Tensor]:
-    """The arguments that a call writes to."""
-    both = zip(func._schema.arguments, args, strict=False)
-    return [each for told, each in both if told.alias_info and told.alias_info.is_write]
 
 
 def _is_view(func: Any) -> bool:

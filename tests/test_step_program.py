@@ -60,7 +60,7 @@ class Read:
 
     def enter(self, token: int) -> None:
         """Take a plain step."""
-        given = torch.tensor([token])
+        given = torch.tensor([token], device=self.model.device)
         self.logits = decode_step(self.model, self.cache, given, self.policies, self.recall)
         self.token_ids.append(token)
 

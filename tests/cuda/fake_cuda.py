@@ -16,7 +16,7 @@ from unittest import mock
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from tests.cuda.guard import guarded
 from tests.cuda.kernels import TWINS
@@ -294,7 +294,19 @@ class FakeCuda(TorchDispatchMode):
         if self.kernels is not None:
             self.kernels(kernel, grid, args, kwargs)
         numbers = {key: _numbers(each) for key, each in given.items()}
-        TWINS[name](SimpleNamespace(grid=grid, **numbers))
+        with _disable_current_modes():  # nobody sees how a twin does it
+            TWINS[name](SimpleNamespace(grid=grid, **numbers))
+
+    @contextmanager
+    def recorded(self, calls: list[Callable[[], None]]) -> Iterator[None]:
+        """Note the kernels that are launched, as calls that launch them again."""
+
+        def note(*given: Any) -> None:
+            kernel, grid, args, kwargs = given
+            calls.append(lambda: self.launch(kernel, grid, *args, **kwargs))
+
+        with mock.patch.object(self, "kernels", note):
+            yield
 
 
 def _is_composed(name: str) -> bool:
