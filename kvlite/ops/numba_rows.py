@@ -5,12 +5,16 @@ What a conversation holds lies where it lies: loops are given addresses, a line 
 each, whose columns are named here.
 """
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 from numba import carray, types
 from numba.extending import intrinsic
 
+from kvlite.ops import numba_recall
 from kvlite.ops.numba_attention import softmax
-from kvlite.ops.numba_quant import in_threads, thread_parts
+from kvlite.ops.numba_quant import Part, in_threads, thread_parts
 from kvlite.ops.numba_recall import fill
 from kvlite.ops.numba_search import add, search
 from kvlite.ops.numba_vectors import jitted
@@ -53,13 +57,29 @@ def attend(
     out, came = np.empty_like(q), np.zeros(len(q), np.int64)
     if sinks is None:
         sinks = np.full(q.shape[1:3], -np.inf, np.float32)
-    given = q, k, v, table, softcap or 0.0, sinks, *recalling, out, came
-    parts = thread_parts(len(q), int(table[:, USED].max()) * k.shape[1] * k.shape[2])
-    if len(parts) == 1:
-        _attend(*given, 0, len(q))
-    else:
-        in_threads(lambda part: _attend(*given, *part), parts)
+    fetches = bool(table[:, SOURCE].any())
+
+    def work(part: Part) -> None:
+        if fetches:
+            _fetch(q, k, v, table, *recalling, came, *part)
+        _attend(q, k, v, table, softcap or 0.0, sinks, out, *part)
+
+    in_threads(work, thread_parts(len(q), int(table[:, USED].max()) * k.shape[1] * k.shape[2]))
     return out, came
+
+
+def compile_all(wanted: Callable[[], bool]) -> None:
+    """As of `numba_recall`, and what takes all of it together."""
+    numba_recall.compile_all(wanted)
+    real, whole = types.float32, types.int64
+    given = real[:, :, :, ::1], real[:, :, ::1], real[:, :, ::1], whole[:, ::1]
+    loops: list[tuple[Any, tuple[Any, ...]]] = [
+        (_attend, (*given, types.float64, real[:, ::1], given[0], whole, whole)),
+        (_fetch, (*given, *(whole,) * 4, whole[::1], whole, whole)),
+    ]
+    for loop, own in loops:
+        if wanted():
+            loop.compile(own)
 
 
 @intrinsic
@@ -103,9 +123,8 @@ def _write(entries, place, position, k, v):
 
 
 @jitted
-def _attend(
-    q, k, v, table, softcap, sinks, at_once, candidates, first, recent, out, came, begin, end
-):
+def _fetch(q, k, v, table, at_once, candidates, first, recent, came, begin, end):
+    """Write entries, also to host stores, and let caches hold what their tokens want."""
     heads, dim = k.shape[1:]
     no_bytes, no_halves = np.empty((heads, 0, 0), np.uint8), np.empty((heads, 0, 0), np.uint16)
     no_places, no_mean = np.empty((heads, 0), np.int32), np.empty((heads, 0), np.float32)
@@ -113,36 +132,40 @@ def _attend(
     no_rows, every = np.empty((0, 0, 0), np.float32), np.arange(heads)
     for each in range(begin, end):
         line = table[each]
+        if line[SOURCE] == 0:
+            continue
         held, used = _entries(line, 0, heads, dim), line[USED]
         _write(held, used - 1, line[POSITION], k[each], v[each])
-        if line[SOURCE]:
-            source, read = _entries(line, SOURCE, heads, dim), line[SOURCE + USED]
-            _write(source, read - 1, line[POSITION], k[each], v[each])
-            words = -(-dim // 64)
-            signs = carray(_words(line[SIGNS]), (heads, line[INDEX_SLOTS], words))
-            sizes = carray(_numbers(line[SIZES]), (heads, line[INDEX_SLOTS]))
-            mean = carray(_numbers(line[MEAN]), (heads, dim))
-            balance, indexed = carray(_numbers(line[BALANCE]), (heads, dim)), line[INDEXED]
-            if read - indexed == at_once:
-                add(source[0][:, indexed:read].copy(), mean, balance, signs, sizes, indexed)
-                indexed = read
-            if line[COUNT]:
-                scores = search(q[each], balance, signs, sizes, indexed, read)
-                given = (source, nothing, (0, 0, 0)), (held, nothing, (0, 0, 0)), no_rows
-                count = line[COUNT]
-                came[each] = fill(
-                    q[each], scores, every, *given, used, count, candidates * count, first, recent
-                )
-        for head in range(heads):
-            _over(
-                q[each, head],
-                held[0][head],
-                held[1][head],
-                used,
-                softcap,
-                sinks[head],
-                out[each, head],
+        source, read = _entries(line, SOURCE, heads, dim), line[SOURCE + USED]
+        _write(source, read - 1, line[POSITION], k[each], v[each])
+        words = -(-dim // 64)
+        signs = carray(_words(line[SIGNS]), (heads, line[INDEX_SLOTS], words))
+        sizes = carray(_numbers(line[SIZES]), (heads, line[INDEX_SLOTS]))
+        mean = carray(_numbers(line[MEAN]), (heads, dim))
+        balance, indexed = carray(_numbers(line[BALANCE]), (heads, dim)), line[INDEXED]
+        if read - indexed == at_once:
+            add(source[0][:, indexed:read].copy(), mean, balance, signs, sizes, indexed)
+            indexed = read
+        if line[COUNT]:
+            scores = search(q[each], balance, signs, sizes, indexed, read)
+            given = (source, nothing, (0, 0, 0)), (held, nothing, (0, 0, 0)), no_rows
+            count = line[COUNT]
+            came[each] = fill(
+                q[each], scores, every, *given, used, count, candidates * count, first, recent
             )
+
+
+@jitted
+def _attend(q, k, v, table, softcap, sinks, out, begin, end):
+    """Write entries, and attend to what caches hold."""
+    heads, dim = k.shape[1:]
+    for each in range(begin, end):
+        line = table[each]
+        held, used = _entries(line, 0, heads, dim), line[USED]
+        _write(held, used - 1, line[POSITION], k[each], v[each])
+        for head in range(heads):
+            keys, values = held[0][head], held[1][head]
+            _over(q[each, head], keys, values, used, softcap, sinks[head], out[each, head])
 
 
 @jitted
