@@ -70,6 +70,14 @@ def test_what_fits_says_what_transformers_says_and_that_it_was_not_tested(
         kvlite.load(str(tmp_path), stream="disk")
 
 
+@pytest.mark.parametrize("weights", ["nf4", "int8"])
+def test_experts_that_nobody_tested_are_not_quantized(weights: str, tmp_path: Path) -> None:
+    config = transformers.Qwen2MoeConfig(**{**SIZES, **FITTING["Qwen2MoeConfig"]})
+    transformers.Qwen2MoeForCausalLM(config).save_pretrained(tmp_path)
+    with pytest.raises(SettingError, match=f"its experts cannot become {weights}, use --weights b"):
+        kvlite.load(str(tmp_path), weights=weights)
+
+
 @pytest.mark.cases(2)
 @pytest.mark.parametrize("name", OTHERS)
 def test_what_does_not_fit_is_refused_with_the_reason(name: str, tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from kvlite.model.architectures import UNTESTED, architecture
 from kvlite.model.load import LoadedModel, choose_device, load_model
 from kvlite.model.shape import ModelShape, described
 from kvlite.model.source import find_config, find_model, find_tokenizer
-from kvlite.model.weights import choose_weights
+from kvlite.model.weights import PLAIN, choose_weights
 from kvlite.offload.weights.experts import LEAST
 from kvlite.offload.weights.loader import load_streamed, open_whole
 from kvlite.planner.candidates import planner_here, read_tokenizer
@@ -172,6 +172,13 @@ def open_runner(
             f"{settings.model} is a {planner.shape.model_type!r} model, which kvlite was not "
             "tested with and cannot check while weights are streamed: use --stream off, or a "
             "smaller model"
+        )
+    quantizes = choice.weights.name not in PLAIN and not choice.weights.stored
+    if untested and quantizes and planner.held.experts:
+        raise SettingError(
+            f"{settings.model} is a {planner.shape.model_type!r} model, which kvlite was not "
+            f"tested with: its experts cannot become {choice.weights.name}, use --weights bf16 or "
+            "a smaller model"
         )
     hold(device, settings.vram)
     resident = LEAST if plan is None else plan.resident
