@@ -11,6 +11,7 @@ from kvlite.errors import KvliteError, SettingError
 from kvlite.web.work import Work
 
 from .conversation_view import BEGUN, ENDED, ConversationView, Updates
+from .engine.read_ahead import keep_up
 from .engine.service import Service
 from .layout import ANSWER_TAB, SETTINGS_TAB, Parts
 from .samples import DOCUMENT, EXAMPLES, QUESTION, sample_document
@@ -86,6 +87,23 @@ class ConversationEvents:
         if not text and not files:
             return self._refused(view, SettingError("Type a message first."))
         return self._do(view, lambda: self.service.say(view.owner, id, text, files), empty=True)
+
+    def read_ahead(
+        self, id: str, start: int, query: str, said: dict[str, Any] | None, request: gr.Request
+    ) -> Updates:
+        """Read what was dropped into the box while its question is typed, and forget what was taken
+        out of it again; the box stays as it is. What is wrong is said once it is sent."""
+        id = id or self.service.store(owner_of(request)).new().id
+        view = self._view(request, id, start, query)
+        files = [str(file) for file in (said or {}).get("files") or []]
+        try:
+            work = keep_up(self.service, view.owner, id, files)
+        except (KvliteError, OSError):
+            work = None
+        if work is None:
+            return {self.parts.start: gr.skip()}
+        self.tabs.go(view.tab, view.id)
+        return self._if_shown(view, view.begun())
 
     def try_sample(
         self, id: str, start: int, query: str, event: gr.SelectData, request: gr.Request

@@ -24,6 +24,7 @@ BEGUN, ENDED = "begun", "ended"
 # What the box offers.
 _IDLE: dict[str, Any] = {"submit_btn": True, "stop_btn": False}
 _BUSY: dict[str, Any] = {"submit_btn": False, "stop_btn": True}
+_AHEAD: dict[str, Any] = {"submit_btn": True, "stop_btn": True}
 _EMPTY: dict[str, Any] = {"value": None}
 # Why an answer ended that can go on.
 _CUT = ("interrupted", "length")
@@ -110,13 +111,14 @@ class ConversationView:
     def begun(self, *, empty: bool = False) -> Updates:
         """It while something is done for it: the box offers to stop that, and nothing changes how
         many messages are shown."""
-        parts = self.parts
+        parts, work = self.parts, self.under_way
+        box = _AHEAD if work is not None and work.request.ahead is not None else _BUSY
         return self._here() | {
             parts.listing: listing_of(self.service, self.owner, self.query),
             parts.chat: self.history.messages,
             parts.start: self.start,
             parts.stage: BEGUN,
-            parts.box: gr.MultimodalTextbox(**_BUSY | (_EMPTY if empty else {})),
+            parts.box: gr.MultimodalTextbox(**box | (_EMPTY if empty else {})),
             parts.earlier: gr.Button(visible=False),
             parts.go_on: gr.Button(visible=False),
         }

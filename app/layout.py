@@ -148,6 +148,8 @@ class Parts:
             self.later = gr.Button("\u203a", elem_id="later", **small)
             self.go_on = gr.Button("Continue", elem_id="continue", **small)
         self.status = gr.HTML(elem_id="status", padding=False)
+        # What a script clicks when files come into the box, or are taken out of it.
+        self.keep_up = gr.Button("Read ahead", elem_id="keep-up", visible="hidden")
         self.box = gr.MultimodalTextbox(
             label="Message",
             show_label=False,

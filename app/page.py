@@ -21,6 +21,7 @@ from .web.scripts import (
     CHOSEN,
     COPIED,
     DROPPED,
+    KEPT_UP,
     NAMED,
     NARROW,
     NEW,
@@ -86,7 +87,8 @@ class _Wiring:
         )
         for script in (NARROW, UNFOLDED, OPENED, COPIED, DROPPED):
             page.load(None, None, None, js=script)
-        parts.box.change(None, [parts.box], None, js=NAMED)
+        for script in (NAMED, KEPT_UP):
+            parts.box.change(None, [parts.box], None, js=script)
         parts.model.click(lambda: gr.Tabs(selected=MODELS_TAB), None, [parts.side], **_AT_ONCE)
         parts.model.click(None, None, None, js=OPENED)
         gr.on([parts.here.change, parts.name.change], None, [parts.here, parts.name], js=TITLED)
@@ -103,6 +105,7 @@ class _Wiring:
         )
         for event, act, inputs in (
             (parts.box.submit, events.say, [*shown, parts.search, parts.box]),
+            (parts.keep_up.click, events.read_ahead, [*shown, parts.search, parts.box]),
             (parts.chat.example_select, events.try_sample, [*shown, parts.search]),
             (parts.chat.retry, events.regenerate, shown),
             (parts.go_on.click, events.continue_answer, shown),

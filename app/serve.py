@@ -70,7 +70,7 @@ def _serve(settings: Settings, server_config: ServerConfig, tell: Callable[[str]
     from .engine.service import Service
     from .storage.store import drop_deleted
 
-    service = Service(settings)
+    service = Service(settings, reads_ahead=server_config.read_ahead)
     service.uploads.clear()  # of an app that was killed
     drop_deleted(data_folder())
     os.environ["GRADIO_TEMP_DIR"] = str(service.uploads.folder)

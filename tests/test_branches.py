@@ -312,6 +312,21 @@ def test_a_document_stays_read_when_its_question_changes(llama: Tiny) -> None:
     same(talk, fresh)
 
 
+@pytest.mark.parametrize("name", ["full", "recall", "recall-4", "four bits recalled"])
+def test_what_was_read_ahead_is_forgotten(llama: Tiny, name: str) -> None:
+    talk, fresh = opened(llama, **GIVEN[name]), opened(llama, **GIVEN[name])
+    for before in ((), (FIRST,)):
+        for each in (talk, fresh):
+            said(each, *before)
+        assert talk.read_ahead(LONG)
+        seen = talk.cache.seen
+        talk.forget_ahead()
+        assert talk.cache.seen < seen and len(talk.branches) == 1
+        talk.forget_ahead()  # of nothing
+        assert said(talk, OTHER) == said(fresh, OTHER)
+        same(talk, fresh)
+
+
 def test_undone_it_can_be_asked_otherwise_about_what_was_read(llama: Tiny) -> None:
     talk, fresh = opened(llama, budget="40"), opened(llama, budget="40")
     for each in (talk, fresh):

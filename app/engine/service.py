@@ -22,6 +22,7 @@ from ..storage.record import Record
 from ..storage.store import ConversationStore
 from .active_conversation import ActiveConversation
 from .model_host import ConversationTask, ModelHost
+from .read_ahead import known, wait_for
 from .uploads import Uploads
 
 # How many pieces of work that have ended are remembered, and how many conversations of a user may
@@ -34,15 +35,24 @@ _AT_ONCE = 0.5
 class Service:
     """What all pages talk to."""
 
-    def __init__(self, settings: Settings, root: Path | None = None) -> None:
-        """Without a model yet; `root` is kvlite's data folder, if not the usual one."""
+    def __init__(
+        self, settings: Settings, root: Path | None = None, *, reads_ahead: bool = True
+    ) -> None:
+        """Without a model yet.
+
+        Args:
+            root: kvlite's data folder, if not the usual one.
+            reads_ahead: whether documents are read while their question is typed.
+        """
         self.engine = Engine()
         self.model_host = ModelHost(settings)
         self.uploads = Uploads((root or data_folder()) / "app" / "uploads")
+        self.reads_ahead = reads_ahead
         self._root = root
         self._stores: dict[str, ConversationStore] = {}
         self._lock = threading.Lock()
         self._works: dict[tuple[str, str], Work] = {}
+        self.ahead: dict[tuple[str, str], Work] = {}
 
     @property
     def model_name(self) -> str:
@@ -115,13 +125,23 @@ class Service:
             public="the model is being loaded",
         )
 
-    def say(self, owner: str, id: str, text: str, files: Sequence[str] = ()) -> Work:
-        """Read uploaded files, and answer a message if there is one. Raises a KvliteError if the
-        message is too long, a file is not this user's, or too much waits already."""
-        documents, unread = list[Document](), [self.uploads.own(owner, file) for file in files]
+    def say(
+        self, owner: str, id: str, text: str, files: Sequence[str] = (), *, ahead: bool = False
+    ) -> Work:
+        """Read uploaded files, and answer a message if there is one, or (`ahead`) will be. What was
+        read ahead is not read again. Raises a KvliteError if the message is too long, a file is not
+        this user's or could not be read, or too much waits already."""
+        before = self.ahead.get((owner, id))
+        if before is not None and before.ended.is_set():
+            before = None
+        read = known(self.ahead.get((owner, id)), files)
+        documents = list[Document]()
+        unread = [self.uploads.own(owner, file) for file in files if file not in read]
         self.model_host.require_fits(text)
 
         def opened(work: Work) -> None:
+            if before is not None:
+                wait_for(before, work)
             ocr = self.settings_of(owner, id).ocr
             for file in [*unread]:
                 documents.append(self.uploads.read(file, work, self.model_host, ocr=ocr))
@@ -135,9 +155,12 @@ class Service:
                 begun = time.monotonic()
                 if now.session.read(documents, work.callbacks):
                     reading_s = time.monotonic() - begun
-                self.uploads.remove(unread)
+                if not ahead:  # it may yet be sent elsewhere
+                    self.uploads.remove([*read, *unread])
                 unread.clear()
                 now.keep()
+            elif read and not ahead:
+                self.uploads.remove(read)
             if text:
                 now.record.name_after(text)
                 work.begin("Reading the question" if documents else "Reading")
@@ -145,7 +168,14 @@ class Service:
                 now.record.draft = ""
 
         request = WorkRequest(text, len(self.record(owner, id).said), unread)
-        return self._with(owner, id, "Reading", task, request, opened if files else None)
+        if ahead:
+            request = replace(request, ahead=(*read, *unread))
+        first = opened if unread or before is not None else None
+        work = self.work_on(owner, id, "Reading", task, request, first, before)
+        self.ahead.pop((owner, id), None)
+        if ahead:
+            self.ahead[owner, id] = work
+        return work
 
     def continue_answer(self, owner: str, id: str) -> Work:
         """Go on with the last answer, which was stopped or came to its length limit."""
@@ -156,7 +186,7 @@ class Service:
             now.answer(work, begin)
 
         above = max(0, len(self.record(owner, id).said) - 1)
-        return self._with(owner, id, "Going on", task, WorkRequest(above=above))
+        return self.work_on(owner, id, "Going on", task, WorkRequest(above=above))
 
     def regenerate(self, owner: str, id: str, **settings: Any) -> Work:
         """Answer the last message again, with settings for this answer alone. If that fails, and no
@@ -171,7 +201,7 @@ class Service:
                     now.record.draft = message.text
 
         above = max(0, len(self.record(owner, id).said) - 1)
-        return self._with(owner, id, "Answering again", task, WorkRequest(above=above))
+        return self.work_on(owner, id, "Answering again", task, WorkRequest(above=above))
 
     def edit(self, owner: str, id: str, number: int, text: str) -> Work:
         """Answer message `number`, counted from 1, in other words."""
@@ -184,7 +214,7 @@ class Service:
             now.record.draft = ""
 
         request = WorkRequest(text, self.record(owner, id).before(number))
-        return self._with(owner, id, "Going back", task, request)
+        return self.work_on(owner, id, "Going back", task, request)
 
     def undo(self, owner: str, id: str) -> Work:
         """Go back before the last message, which becomes the draft."""
@@ -194,11 +224,11 @@ class Service:
             now.session.undo(work.callbacks)
             now.record.draft = message.text
 
-        return self._with(owner, id, "Going back", task)
+        return self.work_on(owner, id, "Going back", task)
 
     def branch(self, owner: str, id: str, number: int) -> Work:
         """Go back to just after the answer to message `number`, counted from 1."""
-        return self._with(
+        return self.work_on(
             owner,
             id,
             "Going back",
@@ -207,7 +237,7 @@ class Service:
 
     def switch(self, owner: str, id: str, branch: int) -> Work:
         """Go to a branch, counted from 1."""
-        return self._with(
+        return self.work_on(
             owner,
             id,
             "Going to the branch",
@@ -223,7 +253,7 @@ class Service:
             for piece in now.session.check()(work.callbacks):
                 work.hear(piece)
 
-        return self._with(owner, id, "Answering from everything", task, WorkRequest(check=True))
+        return self.work_on(owner, id, "Answering from everything", task, WorkRequest(check=True))
 
     def require_change(self, owner: str, id: str, values: dict[str, Any]) -> None:
         """Raises a KvliteError if the system prompt cannot change any more, or is longer than the
@@ -308,7 +338,7 @@ class Service:
             told.append("What was being done did not end in time; an answer may be lost.")
         return " ".join(told)
 
-    def _with(
+    def work_on(
         self,
         owner: str,
         id: str,
@@ -316,6 +346,7 @@ class Service:
         task: ConversationTask,
         request: WorkRequest = NOTHING,
         first: Task | None = None,
+        after: Work | None = None,
     ) -> Work:
         """Work on a conversation, which is in memory then and on disk afterwards."""
         store = self.store(owner)
@@ -323,7 +354,7 @@ class Service:
         def whole(work: Work) -> Record:
             return self.model_host.work(store, id, work, title, task)
 
-        return self._submit(store, id, title, whole, request, first)
+        return self._submit(store, id, title, whole, request, first, after)
 
     def _submit(
         self,
@@ -333,9 +364,10 @@ class Service:
         whole: Task,
         request: WorkRequest = NOTHING,
         first: Task | None = None,
+        after: Work | None = None,
     ) -> Work:
-        """Do something for a conversation, one thing at a time. The text of the request is kept as
-        the draft from now on."""
+        """Do something for a conversation, one thing at a time; it may wait for what it comes
+        `after`. The text of the request is kept as the draft from now on."""
         store.place(id)  # which refuses what is no id
         key = store.owner, id
 
@@ -344,7 +376,8 @@ class Service:
                 store.discard(id)
 
         with self._lock:
-            self.require_idle(*key)
+            if after is None or self.under_way(*key) is not after:
+                self.require_idle(*key)
             self._require_few(store.owner)
             store.require_there(id)
             is_new = not store.has(id)

@@ -68,6 +68,7 @@ class ServerConfig:
         auth: users and their passwords; without any nobody has to log in.
         share: let gradio's servers lead others here.
         browser: open one.
+        read_ahead: read documents while their question is typed.
     """
 
     host: str = "127.0.0.1"
@@ -75,6 +76,7 @@ class ServerConfig:
     auth: Sequence[tuple[str, str]] = ()
     share: bool = False
     browser: bool = False
+    read_ahead: bool = True
 
     @property
     def is_private(self) -> bool:

@@ -69,6 +69,15 @@ NAMED = """(said) => {
   }));
   return [];
 }"""
+# Files in the box are read before they are sent, and forgotten if they are taken out of it.
+KEPT_UP = """(said) => {
+  const files = (said?.files ?? []).map((each) => each.path).join('\\n');
+  if (files !== (window.kvliteFiles ?? '')) {
+    window.kvliteFiles = files;
+    setTimeout(() => document.getElementById('keep-up')?.click());
+  }
+  return [];
+}"""
 # Gradio takes files that are dropped on its box alone; elsewhere a browser would leave the page to
 # open them.
 DROPPED = """() => {

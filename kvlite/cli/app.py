@@ -33,6 +33,13 @@ def app(
         typer.Option("--share", help="a public address through gradio's servers; needs --auth"),
     ] = False,
     browser: Annotated[bool, typer.Option("--open", help="open it in the browser")] = False,
+    read_ahead: Annotated[
+        bool,
+        typer.Option(
+            "--read-ahead/--no-read-ahead",
+            help="read a document as soon as it is dropped, while its question is typed",
+        ),
+    ] = True,
 ) -> None:
     """Chat in a browser, about documents or anything else, and see where every gigabyte goes.
 
@@ -51,7 +58,7 @@ def app(
     from kvlite_app.web.guard import ServerConfig, parse_auth
 
     users = parse_auth(auth or (), os.environ.get("KVLITE_AUTH", ""))
-    server = ServerConfig(plain_host(host), port, users, share, browser)
+    server = ServerConfig(plain_host(host), port, users, share, browser, read_ahead)
     server.require_password()
     screen = console()
     settings = with_first_model(resolved, screen).settings

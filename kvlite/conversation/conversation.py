@@ -124,12 +124,7 @@ class Conversation:
                 as plain characters; give token ids to have real ones. What exceeds the budget is
                 dropped now, before any question is known: to ask about a text, put both in one
                 message to `stream`.
-            callbacks: follow the reading and can cancel it.
-
-        Raises:
-            ContextError: it does not fit the model's trained context.
-            SettingError: a token is not in the model's vocabulary.
-            Stopped: `callbacks.cancel` was set; nothing was read.
+            callbacks: follow the reading and can cancel it. Errors are those of `generate`.
         """
         if isinstance(content, str):
             encode = partial(text_tokens, self.model.tokenizer, content, first=not self.token_ids)
@@ -165,6 +160,11 @@ class Conversation:
         self.history.read(turn, callbacks, start)
         self._branch.prefilled_ids, self._branch.prefill_start = ahead, start
         return True
+
+    @alone
+    def forget_ahead(self, *, callbacks: Callbacks = NO_CALLBACKS) -> None:
+        """Forget what was read ahead, if anything was. Errors are those of `undo`."""
+        self.history.forget_ahead(self.config, callbacks)
 
     def generate(
         self,

@@ -274,12 +274,31 @@ class History:
     def undo(self, config: EngineConfig, callbacks: Callbacks) -> Node:
         """Forget the last message and its answer; returns them."""
         nodes = self.branch.nodes
-        left = self.seek(len(nodes) - 1, nodes[-1].start, config, callbacks)
+        self._go_back_for_good(len(nodes) - 1, nodes[-1].start, config, callbacks)
+        return nodes[-1]
+
+    def forget_ahead(self, config: EngineConfig, callbacks: Callbacks) -> None:
+        """Forget what was read ahead of the next message, if anything was.
+
+        Raises:
+            SettingError: the cache was compacted since.
+        """
+        if not self.branch.prefilled_ids:
+            return
+        start = self.branch.prefill_start
+        if start is None:
+            raise SettingError("the cache was compacted since: what was read ahead cannot go")
+        self._go_back_for_good(len(self.branch.nodes), start, config, callbacks)
+
+    def _go_back_for_good(
+        self, number: int, start: Checkpoint, config: EngineConfig, callbacks: Callbacks
+    ) -> None:
+        """As `seek`, without leaving a branch."""
+        left = self.seek(number, start, config, callbacks)
         self.current = self._left
         self.branches[self.current] = self.branches.pop()
         if left.end is not None:
             self.context.release(left.end)
-        return nodes[-1]
 
     def switch(self, branch: int, config: EngineConfig, callbacks: Callbacks) -> None:
         """Go on with another branch."""

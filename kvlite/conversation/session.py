@@ -168,6 +168,15 @@ class Session:
         self.talk.documents = (*self.talk.documents, *documents)
         return read
 
+    def take_back(self, names: Sequence[str], callbacks: Callbacks) -> None:
+        """Forget documents that wait, by their names; others that wait are read with the message.
+        Errors are those of `Conversation.forget_ahead`."""
+        going = [each for each in self.waiting if each.name in names]
+        if going:
+            self.talk.forget_ahead(callbacks=callbacks)
+            self.waiting = [each for each in self.waiting if each not in going]
+            self.talk.documents = tuple(each for each in self.talk.documents if each not in going)
+
     def _require_room(self, text: str) -> None:
         most, seen = self.runner.shape.max_context, self.talk.cache.seen
         new = tokens_of(self.runner.tokenizer, text, most)

@@ -29,6 +29,7 @@ class WorkRequest:
         files: paths of the message's files, until they are read.
         branch: the one to switch to, counted from 1.
         check: whether the last answer is checked.
+        ahead: paths of files that are read for a message to come; None for other work.
     """
 
     text: str = ""
@@ -36,6 +37,7 @@ class WorkRequest:
     files: list[str] = field(default_factory=list)
     branch: int | None = None
     check: bool = False
+    ahead: tuple[str, ...] | None = None
 
     @property
     def answered(self) -> bool:

@@ -373,6 +373,10 @@ def test_a_document_is_read_and_asked_about_twice(
     page.locator("#box input[type=file]").set_input_files(pdf)
     page.locator("#box .thumbnail-item").wait_for()
     expect(page.get_by_role("group", name="karsk.pdf")).to_be_visible()
+    # It is read while the question is typed.
+    page.locator("#box textarea").fill("Who built")
+    expect(page.locator("#chat").get_by_text("Read: karsk.pdf")).to_be_visible()
+    expect(page.locator("#box textarea")).to_have_value("Who built")
     send(page, "Who built the lighthouse?")
     (answer,) = answered(page, 1)
     assert "Brandt" in answer

@@ -136,6 +136,25 @@ def test_only_what_is_sent_leaves_the_box(
 
 
 @pytest.mark.long
+def test_what_is_dropped_is_read_while_the_box_stays_as_it_is(events: ConversationEvents) -> None:
+    file = upload(events.service, "a.txt", b"Herons live by the water.")
+    begun = events.read_ahead(A, 0, "", said("Where do", file), TAB)
+    assert begun[events.parts.stage] == BEGUN
+    assert box(events, begun) == {"submit_btn": True, "stop_btn": True}
+    ended(events, A)
+    view = events.ended(A, 0, ENDED, said("Where do they", file), TAB)
+    assert box(events, view) == {"submit_btn": True, "stop_btn": False}
+    assert "Read: a.txt" in str(view[events.parts.chat])
+    nothing = {events.parts.start: gr.skip()}
+    assert events.read_ahead(A, 0, "", said("Where do they", file), TAB) == nothing
+    begun = events.say(A, 0, "", said("Where do they live?", file), TAB)
+    assert box(events, begun)["value"] is None
+    ended(events, A)
+    assert events.service.record("", A).said[0].documents == ("a.txt",)
+    assert events.read_ahead(A, 0, "", said(""), TAB) == nothing
+
+
+@pytest.mark.long
 def test_a_message_without_an_answer_is_in_the_box_again_with_its_files(
     events: ConversationEvents, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,6 +16,7 @@ from kvlite.errors import DocumentError, SettingError, SnapshotError, Stopped
 from kvlite.model.load import LoadedModel
 from kvlite.web.work import Shown, Work
 from kvlite_app.engine.active_conversation import ActiveConversation
+from kvlite_app.engine.read_ahead import keep_up
 from kvlite_app.engine.service import Service
 from kvlite_app.storage.record import Record
 from kvlite_app.storage.store import ConversationStore
@@ -318,6 +319,73 @@ def test_files_are_opened_while_others_are_answered(service: Service) -> None:
     )
     assert work.request.files == []
     assert not Path(good).exists()
+
+
+@pytest.mark.long
+def test_a_document_is_read_once_while_its_question_is_typed(service: Service) -> None:
+    """Whether its reading has ended by then or not, the answer is that of both sent together."""
+    service.say("", B, "What is in it?", [upload(service, "a.txt", HERONS)]).wait()
+    expected = [(each.text, each.documents) for each in kept(service, B).said]
+    for id, waits in (("c" * 32, True), ("d" * 32, False)):
+        file, go = upload(service, "a.txt", HERONS), blocked(service)
+        ahead = keep_up(service, "", id, [file])
+        assert ahead is not None and keep_up(service, "", id, [file]) is None
+        if waits:
+            go.set()
+            ahead.wait()
+            assert kept(service, id).waiting == ["a.txt"]
+        asked = service.say("", id, "What is in it?", [file])
+        go.set()
+        asked.wait()
+        assert [(each.text, each.documents) for each in kept(service, id).said] == expected
+        assert not Path(file).exists() and keep_up(service, "", id, []) is None
+
+
+@pytest.mark.long
+def test_what_is_read_ahead_can_be_taken_back_and_stopped(service: Service) -> None:
+    service.say("", A, "One.").wait()
+    service.say("", A, "What is in it?").wait()
+    expected = kept(service).said[-1]
+    service.say("", B, "One.").wait()
+    files = [upload(service, name, HERONS) for name in ("a.txt", "b.txt")]
+    for end in ("read", "reading"):
+        go = blocked(service)
+        ahead = keep_up(service, "", B, files)
+        assert ahead is not None
+        if end == "read":
+            go.set()
+            ahead.wait()
+        back = keep_up(service, "", B, files[1:])
+        go.set()
+        assert back is not None
+        back.wait()
+        assert kept(service, B).waiting == (["b.txt"] if end == "read" else [])
+        gone = keep_up(service, "", B, [])
+        assert gone is not None
+        gone.wait()
+        assert kept(service, B).waiting == []
+    service.say("", B, "What is in it?").wait()
+    assert kept(service, B).said[-1] == expected
+    go = blocked(service)
+    ahead, asked = keep_up(service, "", A, files), service.say("", A, "And this?", files)
+    asked.cancel.set()
+    with pytest.raises(Stopped):
+        asked.wait()
+    go.set()
+    assert ahead is not None and isinstance(ahead.failure, Stopped)
+    service.say("", A, "And this?", files).wait()
+    assert kept(service).said[-2].documents == ("a.txt", "b.txt")
+
+
+def test_what_cannot_be_read_ahead_is_said_with_the_message(service: Service) -> None:
+    file = upload(service, "b.pdf", b"nothing")
+    ahead = keep_up(service, "", A, [file])
+    assert ahead is not None
+    for work in (lambda: ahead, lambda: service.say("", A, "What?", [file])):
+        with pytest.raises(DocumentError, match=r"b\.pdf"):
+            work().wait()
+    service.reads_ahead = False
+    assert keep_up(service, "", B, [upload(service, "a.txt", HERONS)]) is None
 
 
 @pytest.mark.parametrize("end", ["stop", "close"])

@@ -1,0 +1,82 @@
+"""Documents in the box, which are read while their question is typed."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kvlite.errors import KvliteError, Stopped
+from kvlite.web.work import Work, WorkRequest
+
+from .active_conversation import ActiveConversation
+
+if TYPE_CHECKING:
+    from .service import Service
+
+
+def keep_up(service: "Service", owner: str, id: str, files: Sequence[str]) -> Work | None:
+    """Read the files that are in the box, and forget those that were taken out of it.
+
+    Returns:
+        What does so; None if there is nothing to do, or an answer is on its way.
+
+    Raises:
+        KvliteError: as `Service.say`.
+    """
+    ahead, busy = service.ahead.get((owner, id)), service.under_way(owner, id)
+    if busy is not None and busy is not ahead:
+        return None
+    before = () if ahead is None else ahead.request.ahead or ()
+    if ahead is not None and not {*before} <= {*files}:
+        return _take_back(service, owner, id, ahead, files)
+    if not service.reads_ahead or {*files} <= {*before}:
+        return None
+    return service.say(owner, id, "", files, ahead=True)
+
+
+def _take_back(service: "Service", owner: str, id: str, ahead: Work, files: Sequence[str]) -> Work:
+    """End what is read ahead, and forget all of it that is not among these files."""
+    before = ahead.request.ahead or ()
+    going = [Path(each).name for each in before if each not in files]
+    left = tuple(each for each in before if each in files)
+    ahead.cancel.set()
+
+    def ended(work: Work) -> None:
+        ahead.ended.wait()
+
+    def task(now: ActiveConversation, work: Work) -> None:
+        now.session.take_back(going, work.callbacks)
+
+    request = WorkRequest(ahead=left)
+    work = service.work_on(owner, id, "Going back", task, request, ended, ahead)
+    service.ahead[owner, id] = work
+    return work
+
+
+def known(ahead: Work | None, files: Sequence[str]) -> tuple[str, ...]:
+    """Those of a message's files that were read ahead, or are being read.
+
+    Raises:
+        KvliteError: one of them could not be read.
+    """
+    if ahead is None or isinstance(ahead.failure, Stopped):
+        return ()
+    found = tuple(each for each in ahead.request.ahead or () if each in files)
+    if found and isinstance(ahead.failure, KvliteError):
+        raise ahead.failure
+    return found
+
+
+def wait_for(ahead: Work, work: Work) -> None:
+    """Wait until documents are read, and show how far they are as what is done first.
+
+    Raises:
+        Stopped: `work` was cancelled, which ends their reading.
+        KvliteError: they cannot be read.
+    """
+    for shown in ahead.follow():
+        if work.cancel.is_set():
+            ahead.cancel.set()
+        if not shown.ended:
+            work.show(title=shown.title, done=shown.done, total=shown.total, since=shown.since)
+    if ahead.failure is not None:
+        raise ahead.failure
