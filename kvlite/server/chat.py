@@ -8,6 +8,7 @@ from contextlib import aclosing
 from typing import Any
 from uuid import uuid4
 
+from kvlite import __version__
 from kvlite.model.tool_calls import Call
 from kvlite.server.chances import chat_logprobs
 from kvlite.server.fields import Chat
@@ -17,7 +18,7 @@ from kvlite.server.served_model import Ask, ServedModel, Token
 from kvlite.server.tools import Reader, TextReader, ToolUse, call_id, read_whole, tool_use
 from kvlite.server.usage import Choice, Usage, gathered, message_ids
 
-_TOP = 20
+_TOP, _FINGERPRINT = 20, f"kvlite-{__version__}"
 
 
 class ChatAnswer:
@@ -60,7 +61,7 @@ class ChatAnswer:
             **self._head,
             "object": "chat.completion",
             "model": self.model.names[0],
-            "system_fingerprint": None,
+            "system_fingerprint": _FINGERPRINT,
             "choices": [self._choice(index, each) for index, each in enumerate(choices)],
             "usage": usage.plain(),
         }
@@ -99,7 +100,8 @@ class ChatAnswer:
         if self.ask.top is not None:
             found = chat_logprobs(self._tokenizer, self.model.shown_chances(choice.tokens))
         text, calls = read_whole(self._reader(), choice.pieces)
-        message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
+        said = {"role": "assistant", "content": text, "refusal": None, "annotations": []}
+        message: dict[str, Any] = said
         if calls:
             message |= {"content": text or None, "tool_calls": [_call(*each) for each in calls]}
         reason = _reason(choice.reason, len(calls))
@@ -126,7 +128,7 @@ class ChatAnswer:
         self, choices: list[dict[str, Any]], usage: dict[str, Any] | None
     ) -> dict[str, Any]:
         head = {**self._head, "object": "chat.completion.chunk", "model": self.model.names[0]}
-        chunk = {**head, "system_fingerprint": None, "choices": choices}
+        chunk = {**head, "system_fingerprint": _FINGERPRINT, "choices": choices}
         return chunk | ({"usage": usage} if self.request.with_usage else {})
 
 

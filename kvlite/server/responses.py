@@ -20,6 +20,9 @@ from kvlite.server.usage import Usage, gathered, message_ids
 # Responses whose messages are remembered, and characters of all of them.
 _RESPONSES, _CHARACTERS = 1000, 64 << 20
 
+# Fields that a tool has in answers, whether or not the request had them.
+_TOOL = {"description": None, "parameters": None, "strict": None}
+
 Messages = list[Plain]
 
 
@@ -222,13 +225,15 @@ class ResponseAnswer:
             "presence_penalty": 0.0,
             "frequency_penalty": 0.0,
             "previous_response_id": request.previous_response_id,
+            "prompt_cache_key": None,
             "reasoning": None,
+            "safety_identifier": None,
             "service_tier": "default",
             "store": request.store is not False,
             "temperature": chosen.temperature,
             "text": {"format": request.format or {"type": "text"}},
             "tool_choice": request.tool_choice or "auto",
-            "tools": request.tools or [],
+            "tools": [{**_TOOL, **each} for each in request.tools or []],
             "top_logprobs": 0,
             "top_p": chosen.top_p,
             "truncation": "disabled",

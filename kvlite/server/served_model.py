@@ -172,8 +172,8 @@ class ServedModel:
         try:
             while True:
                 try:
-                    async with self.state.until_end():
-                        token = await asyncio.wait_for(queue.get(), BEAT)
+                    async with self.state.until_end(), asyncio.timeout(BEAT):
+                        token = await queue.get()
                 except TimeoutError:
                     yield Token(waiting=_waiting(work))
                     continue

@@ -38,6 +38,8 @@ def test_an_answer_is_that_of_transformers(server: Server, reference: Any) -> No
     made = server.client.chat.completions.create(model=server.model.names[0], messages=messages)
     assert made.choices[0].message.content == expected(reference, messages)
     assert (made.object, made.choices[0].finish_reason) == ("chat.completion", "length")
+    assert str(made.system_fingerprint).startswith("kvlite-")
+    assert made.choices[0].message.annotations == []
     assert made.usage is not None and made.usage.completion_tokens == 8
     assert made.usage.total_tokens == made.usage.prompt_tokens + 8
     assert made.usage.model_dump()["kvlite"]["model"] == server.model.names[0] == "tiny"

@@ -24,6 +24,8 @@ def test_a_response_is_the_answer_of_a_chat(server: Server) -> None:
     assert made.status == "incomplete" and made.incomplete_details is not None
     assert made.incomplete_details.reason == "max_output_tokens"
     assert made.usage is not None and made.usage.output_tokens == 8
+    # Open Responses asks for these, with or without a value.
+    assert {"safety_identifier", "prompt_cache_key"} <= made.model_fields_set
     parts: Any = [{"type": "input_text", "text": "What is "}, {"type": "input_text", "text": "it?"}]
     again = create(model=name, input=[{"role": "user", "content": parts}], instructions="Be brief.")
     system = {"role": "system", "content": "Be brief."}

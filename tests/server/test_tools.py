@@ -91,6 +91,8 @@ def test_responses_have_calls_as_items(tooled: Server) -> None:
     (call,) = made.output
     assert call.type == "function_call" and made.status == "completed"
     require_call(call.name, call.arguments)
+    told: Any = made.tools[0]
+    assert told.strict is None and told.parameters == PARAMETERS
     events: list[Any] = list(create(input="Weather?", stream=True, **given))
     kinds = [each.type.removeprefix("response.") for each in events]
     assert kinds == [
