@@ -31,7 +31,7 @@ from kvlite.conversation.context import Context
 from kvlite.conversation.prefix import answer_prompt
 from kvlite.conversation.runner import Runner
 from kvlite.conversation.turn_config import TurnConfig
-from kvlite.errors import KvliteError, SettingError, reason
+from kvlite.errors import SettingError, reason
 from kvlite.methods.engine_config import EngineConfig
 from kvlite.methods.layer_policy import can_recall
 
@@ -54,7 +54,6 @@ class KvliteLM(TemplateLM):  # type: ignore[misc]
         super().__init__()
         self.runner = runner
         self.tokenizer = runner.tokenizer
-        self._device = runner.model.device
 
     @property
     def eot_token_id(self) -> int:
@@ -200,15 +199,29 @@ def _settings(given: Mapping[str, Any]) -> dict[str, Any]:
     for name in given.keys() - {"max_gen_toks", "temperature", "do_sample"}:
         if name not in OPTIONS:
             raise SettingError(
-                f"a task generates with {name}={given[name]!r}, which kvlite has not"
+                f"a task generates with {name}={given[name]!r}, which kvlite does not have"
             )
         settings[name] = given[name]
     return settings
 
 
+class Tasks(TaskManager):  # type: ignore[misc]
+    """lm_eval's tasks, and others."""
+
+    def load(self, task_list: Any) -> Any:
+        """As lm_eval; raises SettingError if a task cannot be had, as where its data is not."""
+        try:
+            return super().load(task_list)
+        except Exception as error:  # tasks fetch data, and run code of their own
+            raise SettingError(
+                f"--tasks {','.join(map(str, task_list))} cannot be run here ({reason(error)}): is "
+                "all their data in the Hugging Face cache?"
+            ) from error
+
+
 def tasks_named(
     names: Sequence[str], model: Path, include: str = "", tokens: Sequence[int] = ()
-) -> tuple[TaskManager, list[str]]:
+) -> tuple[Tasks, list[str]]:
     """lm_eval's tasks, and the names that are meant: names may have wildcards.
 
     Args:
@@ -223,7 +236,7 @@ def tasks_named(
     own = {"max_seq_lengths": [*tokens]} if tokens else {}
     # Its own thousands of tasks take seconds to look through.
     for defaults in (False, True) if include else (True,):
-        manager = TaskManager(
+        manager = Tasks(
             include_path=include or None,
             include_defaults=defaults,
             metadata={"pretrained": str(model), **own},
@@ -237,7 +250,7 @@ def tasks_named(
 
 
 def evaluate(
-    runner: Runner, tasks: Sequence[str], folder: Path, manager: TaskManager, **options: Any
+    runner: Runner, tasks: Sequence[str], folder: Path, manager: Tasks, **options: Any
 ) -> dict[str, Any]:
     """Run tasks and write lm_eval's files of results and samples.
 
@@ -248,26 +261,18 @@ def evaluate(
         What the file of results holds.
 
     Raises:
-        SettingError: a task cannot be run here, as where its data would have to be fetched.
+        SettingError: as of `Tasks.load`, or a task generates in a way that kvlite has not.
     """
     tracker = EvaluationTracker(output_path=str(folder))
     about = {name: getattr(runner.settings, name) for name in _DECIDING}
-    try:
-        results: dict[str, Any] = simple_evaluate(
-            KvliteLM(runner),
-            model_args={"pretrained": runner.settings.model, **about},
-            tasks=[*tasks],
-            task_manager=manager,
-            evaluation_tracker=tracker,
-            **options,
-        )
-    except KvliteError:
-        raise
-    except Exception as error:  # tasks fetch data, and run code of their own
-        raise SettingError(
-            f"--tasks {','.join(tasks)} cannot be run here ({reason(error)}): is all their data in "
-            "the Hugging Face cache?"
-        ) from error
+    results: dict[str, Any] = simple_evaluate(
+        KvliteLM(runner),
+        model_args={"pretrained": runner.settings.model, **about},
+        tasks=[*tasks],
+        task_manager=manager,
+        evaluation_tracker=tracker,
+        **options,
+    )
     samples = results.pop("samples")
     tracker.save_results_aggregated(results=results, samples=samples)
     for name in results["configs"]:
