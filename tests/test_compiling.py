@@ -8,6 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -24,8 +25,9 @@ from .test_recall import chat, full_head_group
 if find_spec("numba") is None:
     pytest.skip("numba is not installed", allow_module_level=True)
 
-from kvlite.ops import numba_recall as compiled
-from kvlite.ops.numba_recall import add, fill, search
+from kvlite.ops import numba_rows as compiled
+from kvlite.ops.numba_recall import fill
+from kvlite.ops.numba_search import add, search
 
 CPU = torch.device("cpu")
 
@@ -34,8 +36,8 @@ def test_what_is_compiled_is_what_is_used() -> None:
     thread = begin_compiling(CPU)
     assert thread is not None and begin_compiling(CPU) is thread
     thread.join()
-    loops = (search, add, fill)
-    assert [len(loop.signatures) for loop in loops] == [1, 1, 1]
+    loops = (search, add, fill, compiled._attend)
+    assert [len(loop.signatures) for loop in loops] == [1, 1, 1, 1]
     everything = full_head_group(300)
     keys = everything.head_groups[0].keys
     queries = torch.randn(1, 3, 4, 64)
@@ -55,7 +57,13 @@ def test_what_is_compiled_is_what_is_used() -> None:
         own = queries[:, : len(heads)]
         recall.bring_back(0, head_group, own, recall.scores(0, queries))
         assert recall.brought > 0
-    assert [len(loop.signatures) for loop in loops] == [1, 1, 1]
+    rows, table = queries[:, :, :2].contiguous().numpy(), np.zeros((1, 18), np.int64)
+    own = everything.head_groups[0].residual_positions
+    table[0, :5] = keys.data_ptr(), keys.data_ptr(), own.data_ptr(), keys.shape[2], 200
+    compiled.attend(
+        rows, rows[:, :, 0].copy(), rows[:, :, 1].copy(), table, 2, None, (16, 4, 4, 16)
+    )
+    assert [len(loop.signatures) for loop in loops] == [1, 1, 1, 1]
 
 
 def test_nothing_more_is_compiled_than_is_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,7 +76,7 @@ def test_nothing_more_is_compiled_than_is_wanted(monkeypatch: pytest.MonkeyPatch
         def compile(self, given: Any) -> None:
             done.append(self.name)
 
-    for name in ("search", "add", "_largest", "put", "take", "_attention", "_wanted", "fill"):
+    for name in ("search", "add"):
         monkeypatch.setattr(compiled, name, Loop(name))
     compiled.compile_all(lambda: len(done) < 2)
     assert done == ["search", "add"]

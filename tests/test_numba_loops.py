@@ -83,7 +83,7 @@ def test_the_largest_are_the_first_of_all_in_order(
     scores = scores.astype(np.float32)
     scores[random.random(some + 7) < 0.1] = random.choice([0, np.nan, 1e-42, 1])
     first, last = 3, some + 3
-    found = choice._largest(scores, first, last, count)
+    found = choice.largest(scores, first, last, count)
     order = sorted(range(first, last), key=lambda at: (-np.nan_to_num(scores[at], nan=-1), at))
     assert found.tolist() == sorted(order[:count])
 

@@ -29,6 +29,7 @@ from kvlite.memory.device_budget import ERROR, ram_limit
 from kvlite.memory.free import free_bytes
 from kvlite.methods.engine_config import EngineConfig
 from kvlite.model.load import LoadedModel
+from kvlite.offload.kv.compile_ahead import begin_compiling
 from kvlite.offload.kv.copies import StoreCopies
 
 if TYPE_CHECKING:
@@ -142,6 +143,7 @@ class AnswerBatch:
     ) -> Iterator[Heard]:
         """Let questions wait, counted from `first`; yields what is wrong with those that do not.
         Raises Stopped."""
+        begin_compiling(talk.model.device)
         source, longest = _Source(talk, config), 0
         waiting: list[_Waiting] = []
         for index, (text, settings) in enumerate(questions, first):

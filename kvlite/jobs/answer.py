@@ -25,6 +25,8 @@ class BatchAnswer:
         error: why there is none, or only a part, in a sentence.
         document_tokens: of its document, if it is the first one asked about that: they were read
             once for all. 0 if the document was read with each question.
+        sources: the passages of the document that it came from, with their pages, best first, as
+            `Source.to_json` says them.
     """
 
     id: str
@@ -35,6 +37,7 @@ class BatchAnswer:
     metrics: "GenerationMetrics | None" = None
     error: str | None = None
     document_tokens: int = 0
+    sources: tuple[dict[str, Any], ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """All fields, as JSON can hold them."""

@@ -188,7 +188,8 @@ def record_of(out: Path) -> Path:
 
 
 def publish(record: Path, out: Path) -> None:
-    """Make --out from its record, if it is another file: a column a field; metrics are JSON.
+    """Make --out from its record, if it is another file: a column a field; metrics and sources are
+    JSON.
 
     Raises:
         SettingError: pyarrow is not installed.
@@ -201,7 +202,8 @@ def publish(record: Path, out: Path) -> None:
         with record.open("rb") as lines:
             rows = [json.loads(line) for line in lines]
         for row in rows:
-            row["metrics"] = json.dumps(row.get("metrics"))
+            for name in ("metrics", "sources"):
+                row[name] = json.dumps(row.get(name))
         with replaced(out) as file:
             parquet.write_table(arrow.Table.from_pylist(rows), file)
     except (arrow.ArrowException, OSError) as error:

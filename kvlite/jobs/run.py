@@ -213,6 +213,5 @@ class _Asked:
         if reason is None or reason == "interrupted":
             return None
         own = self.task.id, self.task.document, self.task.question
-        return BatchAnswer(
-            *own, self.said, reason, metrics, metrics.failure or None, self.document_tokens
-        )
+        made = *own, self.said, reason, metrics, metrics.failure or None, self.document_tokens
+        return BatchAnswer(*made, tuple(each.to_json() for each in heard.sources))

@@ -3,13 +3,8 @@
 `kvlite.offload.kv.swap` does the same with torch's functions.
 """
 
-from collections.abc import Callable
-from typing import Any
-
 import numpy as np
-from numba import types
 
-from kvlite.ops.numba_search import add, search
 from kvlite.ops.numba_vectors import (
     close_exp,
     dot_rows,
@@ -72,7 +67,7 @@ def _key(number):
 
 
 @jitted
-def _largest(numbers, first, last, count):
+def largest(numbers, first, last, count):
     """Where the `count` largest are, between two places, in order of place; of equal ones the
     earlier. What is no number comes last."""
     size = last - first
@@ -106,8 +101,21 @@ def _largest(numbers, first, last, count):
 
 
 @jitted
-def _attention(queries, source, head, named, held_keys, slot_of):
-    """What attention some entries get of a head's rows, among themselves; summed over rows.
+def candidates(rough, count, first, recent):
+    """The places of the `count` entries that get most attention, by an estimate; the first few and
+    the recent ones before all others."""
+    entries, ends = rough.size, first + recent
+    chosen = largest(rough, first, entries - recent, count - ends)
+    named = np.empty(ends + chosen.size, np.int64)
+    for i in range(ends):
+        named[i] = i if i < first else entries - ends + i
+    named[ends:] = chosen
+    return named
+
+
+@jitted
+def products_of(queries, source, head, named, held_keys, slot_of):
+    """A head's products `(rows, entries)` with the entries that were named.
 
     Args:
         source: as `fill` takes it.
@@ -142,8 +150,15 @@ def _attention(queries, source, head, named, held_keys, slot_of):
             dot_rows(turned, vector, 0, products, i)
             for row in range(rows):
                 products[row, i] += shifts[row, 0]
+    return products
+
+
+@jitted
+def wanted(named, products, count, ends):
+    """The `count` entries that a head's rows want most: the first `ends` of those named, and what
+    gets most attention among all of these, by their products `(rows, entries)`, which are lost."""
     weights = np.zeros(named.size, np.float32)
-    for row in range(rows):
+    for row in range(products.shape[0]):
         line, whole = products[row], np.float32(0)
         top = highest(line)
         for i in range(named.size):
@@ -152,7 +167,34 @@ def _attention(queries, source, head, named, held_keys, slot_of):
         share = np.float32(1) / whole
         for i in range(named.size):
             weights[i] += line[i] * share
-    return weights
+    for i in range(named.size):
+        if i < ends:
+            weights[i] = np.inf
+        elif not weights[i] >= 0:
+            weights[i] = 0
+    best = largest(weights, 0, weights.size, count)
+    for i in range(best.size):
+        best[i] = named[best[i]]
+    return best
+
+
+@jitted
+def exchanged(best, rough, own_positions, positions, start, slots, mark):
+    """The entries of `best` that are not held, and the slots of those worth least, which give way.
+    `mark`, 0 for every entry, is so again."""
+    for at in best:
+        mark[at] = 1
+    worth = _worth(rough, own_positions, positions, start, slots, mark)
+    missing, found = 0, 0
+    for at in best:
+        missing += mark[at] == 1
+    coming = np.empty(missing, np.int64)
+    for at in best:
+        if mark[at] == 1:
+            coming[found] = at
+            found += 1
+        mark[at] = 0
+    return coming, largest(worth, 0, worth.size, missing)
 
 
 @jitted
@@ -211,28 +253,7 @@ def _worth(rough, own_positions, positions, start, slots, mark):
 
 
 @jitted
-def _wanted(rough, queries, source, head, held_keys, slot_of, count, candidates, first, recent):
-    """The `count` entries that a head's rows want most."""
-    entries, ends = rough.size, first + recent
-    chosen = _largest(rough, first, entries - recent, candidates - ends)
-    named = np.empty(ends + chosen.size, np.int64)
-    for i in range(ends):
-        named[i] = i if i < first else entries - ends + i
-    named[ends:] = chosen
-    weights = _attention(queries, source, head, named, held_keys, slot_of)
-    for i in range(named.size):
-        if i < ends:
-            weights[i] = np.inf
-        elif not weights[i] >= 0:
-            weights[i] = 0
-    best = _largest(weights, 0, weights.size, count)
-    for i in range(best.size):
-        best[i] = named[best[i]]
-    return best
-
-
-@jitted
-def fill(queries, scores, heads, source, held, rows, slots, count, candidates, first, recent):
+def fill(queries, scores, heads, source, held, rows, slots, count, among, first, recent):
     """Let a head group hold the `count` entries that one token wants most.
 
     Args:
@@ -247,7 +268,7 @@ def fill(queries, scores, heads, source, held, rows, slots, count, candidates, f
         rows: `(heads of the group, R, slots)` float32, what was remembered of the entries held;
             cleared where they give way.
         slots: how many the head group has filled.
-        candidates: how many entries' keys are looked at.
+        among: how many entries' keys are looked at.
         first, recent: entries at both ends that are always wanted.
 
     Returns:
@@ -265,65 +286,16 @@ def fill(queries, scores, heads, source, held, rows, slots, count, candidates, f
         if exact:
             for slot in range(slots):
                 slot_of[own[2][head, slot]] = slot
-        best = _wanted(
-            rough,
-            queries[head],
-            source,
-            layer_head,
-            own[0][head],
-            slot_of,
-            count,
-            candidates,
-            first,
-            recent,
+        named = candidates(rough, among, first, recent)
+        own_keys, own_positions = own[0][head], own[2][head]
+        products = products_of(queries[head], source, layer_head, named, own_keys, slot_of)
+        best = wanted(named, products, count, first + recent)
+        coming, leaving = exchanged(
+            best, rough, own_positions, packed[6][head], sizes[0], slots, mark
         )
-        for at in best:
-            mark[at] = 1
-        worth = _worth(rough, own[2][head], packed[6][head], sizes[0], slots, mark)
-        missing = 0
-        for at in best:
-            missing += mark[at] == 1
-        came += missing
-        leaving, coming, found = (
-            _largest(worth, 0, worth.size, missing),
-            np.empty(missing, np.int64),
-            0,
-        )
-        for at in best:
-            if mark[at] == 1:
-                coming[found] = at
-                found += 1
-            mark[at] = 0
+        came += coming.size
         for slot in leaving:
             for row in range(rows.shape[1]):
                 rows[head, row, slot] = 0
         _swap(source, held, layer_head, head, coming, leaving)
     return came
-
-
-def compile_all(wanted: Callable[[], bool]) -> None:
-    """Compile what recall needs, or take it from the disk, as long as it is `wanted`: one loop at a
-    time, so that little is left to wait for."""
-    real, whole, place, byte = types.float32, types.int64, types.int32, types.uint8
-    line, lines, blocks = real[::1], real[:, ::1], real[:, :, ::1]
-    codes, halves = byte[:, :, ::1], types.uint16[:, :, ::1]
-    own = types.Tuple((blocks, blocks, place[:, ::1]))
-    packed = types.Tuple((codes, halves, halves, codes, halves, halves, place[:, ::1], lines))
-    sizes = types.UniTuple(whole, 3)
-    held = types.Tuple((own, packed, sizes))
-    signs = types.uint64[:, :, ::1]
-    rounded = (codes, halves, halves, whole, whole, whole)
-    loops: list[tuple[Any, tuple[Any, ...]]] = [
-        (search, (blocks, lines, signs, lines, whole, whole)),
-        (add, (blocks, lines, lines, signs, lines, whole)),
-        (_largest, (line, whole, whole, whole)),
-        (put, (line, *rounded)),
-        (take, (*rounded, line)),
-        (_attention, (lines, held, whole, whole[::1], lines, place[::1])),
-        (_wanted, (line, lines, held, whole, lines, place[::1], *(whole,) * 4)),
-        (fill, (blocks, lines, whole[::1], held, held, blocks, *(whole,) * 5)),
-    ]
-    for loop, given in loops:
-        if not wanted():
-            return
-        loop.compile(given)

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,9 @@ import pytest
 from openai.types.chat import ChatCompletion
 
 import kvlite as library
+from kvlite.conversation import answer_batch
+from kvlite.conversation.metrics import Piece
+from kvlite.conversation.sources import Source
 from kvlite.jobs.output import Writer
 from kvlite.jobs.tasks import Task
 from kvlite.planner.plan import Plan, Planner
@@ -85,6 +89,21 @@ def test_answers_are_those_of_each_question_alone(
     assert sorted(counted) == sorted({row["document"] for row in job.rows})  # each was read once
     read = sum(row["document_tokens"] + row["metrics"]["prompt_tokens"] for row in job.rows)
     assert summary["read_tokens"] == read
+
+
+def test_rows_have_the_passages_they_came_from(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With their pages."""
+
+    def first(piece: Piece, *about: Any) -> Piece:
+        begin = Source(replace(about[2][0], page_starts=(0, 12)), 12, 18)
+        return replace(piece, sources=(begin,)) if piece.metrics.finish_reason else piece
+
+    monkeypatch.setattr(answer_batch, "with_sources", first)
+    assert job.run("-q").code == 0
+    for row in job.rows:
+        name = Path(row["document"]).name
+        place = {"document": name, "page": 2, "where": "page 2", "start": 12, "end": 18}
+        assert row["sources"] == [{**place, "text": "on the"}]
 
 
 def test_answers_are_json_by_the_schema_in_a_file(job: Job, tmp_path: Path) -> None:
@@ -240,6 +259,7 @@ def test_rows_name_documents_from_their_own_folder(
             (row["id"], row["answer"]) for row in job.rows
         ]
         assert json.loads(made[0]["metrics"])["generated_tokens"] == 2
+        assert json.loads(made[0]["sources"]) == []
 
 
 @pytest.mark.parametrize(
