@@ -100,8 +100,8 @@ class ChatAnswer:
         if self.ask.top is not None:
             found = chat_logprobs(self._tokenizer, self.model.shown_chances(choice.tokens))
         text, calls = read_whole(self._reader(), choice.pieces)
-        said = {"role": "assistant", "content": text, "refusal": None, "annotations": []}
-        message: dict[str, Any] = said
+        message: dict[str, Any] = {"role": "assistant", "content": text}
+        message |= {"refusal": None, "annotations": []}
         if calls:
             message |= {"content": text or None, "tool_calls": [_call(*each) for each in calls]}
         reason = _reason(choice.reason, len(calls))
