@@ -18,6 +18,7 @@ from .tabs import owner_of
 from .views.live import live_html
 from .web.scripts import (
     ADDRESSED,
+    BESIDE,
     CHOSEN,
     COPIED,
     DROPPED,
@@ -90,7 +91,7 @@ class _Wiring:
         for script in (NAMED, KEPT_UP):
             parts.box.change(None, [parts.box], None, js=script)
         parts.model.click(lambda: gr.Tabs(selected=MODELS_TAB), None, [parts.side], **_AT_ONCE)
-        parts.model.click(None, None, None, js=OPENED)
+        parts.model.click(None, None, None, js=BESIDE)
         gr.on([parts.here.change, parts.name.change], None, [parts.here, parts.name], js=TITLED)
 
     def _conversation(self) -> None:

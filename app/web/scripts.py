@@ -102,8 +102,8 @@ TITLED = """(id, name) => {
   document.dispatchEvent(new Event('kvlite:shown'));  // which list.js hears
   return [];
 }"""
-# The settings, in sight.
-OPENED = """() => {
+# What is beside the conversation, in sight.
+BESIDE = """() => {
   const side = document.getElementById('side');
   if (!side?.classList.contains('open')) side?.querySelector('.toggle-button')?.click();
   return [];

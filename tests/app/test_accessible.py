@@ -21,6 +21,17 @@ SIDES = """(open) => {
       side.querySelector('.toggle-button').click();
   }
 }"""
+# What has the focus, by its name.
+STOP = """() => {
+  const at = document.activeElement;
+  return at.ariaLabel || at.labels?.[0]?.innerText.trim() || at.innerText.trim();
+}"""
+# Whether a document that was opened shows the passage that it was opened for.
+PASSAGE = """() => {
+  const box = document.querySelector('#answer .document').getBoundingClientRect();
+  const mark = document.querySelector('#answer mark').getBoundingClientRect();
+  return mark.bottom > box.top && mark.top < box.bottom;
+}"""
 
 
 @pytest.fixture(scope="module")
@@ -89,6 +100,7 @@ def test_axe_finds_nothing_wrong_in_any_state(
     page.locator(ACCOUNT).locator(".title").click()
     for folded in page.locator("#answer summary").all():
         folded.click()
+    assert page.evaluate(PASSAGE)
     assert faults(page, "side") == []
     page.locator("#listing .more").click()
     expect(page.get_by_role("menuitem", name="Rename")).to_be_focused()
@@ -107,3 +119,35 @@ def test_axe_finds_nothing_wrong_in_any_state(
     send(page, "What is in it?")
     expect(page.locator("#status [role=alert]")).to_be_visible()
     assert faults(page) == []
+
+
+@pytest.mark.long
+def test_the_tab_key_comes_by_everything_in_the_order_in_which_it_is_read(
+    endless: Server, visitor: Visitor
+) -> None:
+    page = visitor.open(endless.address)
+    page.locator("#new").click()
+    page.locator("#chat .example").first.wait_for()
+    page.locator("#conversations .toggle-button").focus()
+    stops = [page.evaluate(STOP)]
+    while stops[-1] != "Settings":
+        page.keyboard.press("Tab")
+        stops.append(page.evaluate(STOP))
+        assert len(stops) < 40
+    listed = [each for each in stops if "What is far?" in each]
+    assert len(listed) in (0, 2)  # one row of the list, as the tests before this one left it
+    assert [each for each in stops if each not in listed and "Select example" not in each] == [
+        *("Conversations", "New conversation", "Search", page.locator("#model").inner_text()),
+        *("Upload a file", "Message", "Send"),
+        *("Memory and settings", "Memory", "Answer", "Models", "Settings"),
+    ]
+    page.keyboard.press("Enter")
+    expect(page.locator("#set-model input")).to_be_visible()
+    page.locator("#box textarea").focus()
+    page.keyboard.type("Hello")
+    page.keyboard.press("Enter")
+    expect(page.locator(ANSWER)).to_have_text(re.compile(r"\w+ \w+"))
+    page.locator("#box .stop-button").press("Enter")
+    page.locator(ACCOUNT).wait_for()
+    page.locator(ACCOUNT).locator(".title").press("Enter")
+    expect(page.locator("#answer table")).to_be_visible()
