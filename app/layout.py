@@ -153,7 +153,7 @@ class Parts:
         self.box = gr.MultimodalTextbox(
             label="Message",
             show_label=False,
-            placeholder="Message, or drop a document",
+            placeholder="Type a message",
             file_count="multiple",
             sources=["upload"],
             max_plain_text_length=_PASTE,
@@ -171,7 +171,7 @@ class Parts:
             )
             self.fork = gr.Button("Branch from this one", size="sm", elem_id="fork")
         self.difference = gr.HTML(elem_id="difference", padding=False)
-        self.answer = gr.HTML(elem_id="answer", padding=False)
+        self.answer = gr.HTML(elem_id="answer", padding=False, apply_default_css=False)
 
     def _settings(self, settings: Settings, models: Models) -> None:
         def controls(*names: str) -> None:
