@@ -237,8 +237,9 @@ def test_what_broke_off_may_be_tried_again(transfer: KVTransfer) -> None:
         )
         scarce, failed = Scarce(k), False
         try:
+            came_now = torch.tensor(0)
             with scarce:
-                swapped(head_group)
+                swap_in_place(head_group, queries, 1.0, rough, source, 40, transfer, came_now)
         except torch.OutOfMemoryError:
             failed = True
         if not failed:
@@ -311,11 +312,9 @@ def test_tokens_of_an_answer_arrive_in_their_places(transfer: KVTransfer) -> Non
         assert head_group.used == at + 1 and int(head_group.residual_positions[0, 2, at]) == at
         if at == 70:
             every = torch.arange(71).expand(1, 3, -1)
-            held = torch.full_like(every, -1)
-            fetched = KVTransfer.fetch(transfer, head_group, head_group, every, held)
-            assert fetched.keys.equal(source.residual_keys[:, :, :71])
-            needed = torch.ones_like(every, dtype=torch.bool)
-            assert fetched.values(every, needed).equal(source.residual_values[:, :, :71])
+            keys, values = transfer.fetch(head_group, (0, 1, 2), every)
+            assert keys.equal(source.residual_keys[:, :, :71])
+            assert values.equal(source.residual_values[:, :, :71])
     transfer.wait()
     assert index.used == 60 and index.signs[:, :, :80].equal(signs)
     assert head_group.residual_keys[:, :, :80].equal(source.residual_keys)

@@ -301,8 +301,7 @@ class FakeCuda(TorchDispatchMode):
     def recorded(self, calls: list[Callable[[], None]]) -> Iterator[None]:
         """Note the kernels that are launched, as calls that launch them again."""
 
-        def note(*given: Any) -> None:
-            kernel, grid, args, kwargs = given
+        def note(kernel: Any, grid: Any, args: Any, kwargs: Any) -> None:
             calls.append(lambda: self.launch(kernel, grid, *args, **kwargs))
 
         with mock.patch.object(self, "kernels", note):

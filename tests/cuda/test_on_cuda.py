@@ -177,7 +177,6 @@ WAYS: list[dict[str, Any]] = [
     {"method": "snapkv:per_head=true", "recall": "ram"},
     {"method": "full", "kv_bits": "4"},
     {"method": "h2o", "recall": "ram"},
-    {"method": "spans", "recall": "ram", "kv_bits": "4"},
     {"method": "spans", "recall": "ram", "recall_bits": "4"},
     {"method": "spans", "recall": "disk"},
     {"method": "spans", "recall": "off", "scores": "host"},

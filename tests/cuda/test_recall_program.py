@@ -40,3 +40,13 @@ def test_replays_are_plain_steps(method: str, bits: str, entries: int, steps: in
         graphs = compare(unpadded(), method, steps, budget=60, recall=entries, bits=bits)
         assert graphs.steps >= steps - GROWS - 1
         assert graphs.reason == ""
+
+
+@pytest.mark.parametrize(
+    ("entries", "reason"),
+    [(20, "little was read"), (40, "the cache has fewer entries than a token may want")],
+)
+def test_what_needs_the_host_is_left_to_plain_steps(entries: int, reason: str) -> None:
+    with fake_cuda():
+        graphs = compare(unpadded(), "spans", steps=2, recall=entries)
+        assert (graphs.steps, graphs.reason) == (0, reason)

@@ -121,46 +121,25 @@ class Index:
             asked = np.ascontiguousarray(_lines(queries))
             found = compiled(asked, _lines(self.balance), *self._arrays(), self.used, entries)
             return torch.from_numpy(found).view(batch, heads, entries)
-        return self.estimates(self.turned(queries, scale), self.used, entries)
-
-    def estimates(self, turned: Tensor, known: int | Tensor, entries: int) -> Tensor:
-        """As `scores`, by torch's operators or a kernel.
-
-        Args:
-            turned: queries, as `turned` makes them.
-            known: how many keys there are: a number, or `(1,)` int64 on the device.
-        """
-        batch, heads, _, dim = turned.shape
-        if has_triton(turned.device):
+        turned, dim = self.turned(queries, scale), queries.shape[3]
+        if has_triton(queries.device):
             from kvlite.ops.triton_topk import search
 
-            return search(turned, self.signs, self.sizes, known, entries)
-        most = known if isinstance(known, int) else min(entries, self.sizes.shape[2])
+            return search(turned, self.signs, self.sizes, self.used, entries)
         total, logits = turned.sum(-1, keepdim=True), []
-        for part in blocks(most, batch * heads * dim):
+        for part in blocks(self.used, batch * heads * dim):
             ones = unpacked_codes(self.signs[:, :, part], 1)[..., :dim]
             logits.append((2 * turned @ ones.mT - total) * self.sizes[:, :, None, part])
-        each = torch.cat(logits, -1)
-        if isinstance(known, Tensor):
-            each.masked_fill_(torch.arange(most, device=each.device) >= known, -torch.inf)
-        return F.pad(each.softmax(-1).mean(2), (0, entries - most))
+        return F.pad(torch.cat(logits, -1).softmax(-1).mean(2), (0, entries - self.used))
 
-    def put(self, keys: Tensor, place: int | Tensor) -> None:
-        """Write a key a head, `(batch, kv heads, 1, dim)`, which is not counted.
-
-        Args:
-            place: a number, or `(1,)` int64 on the device.
-        """
+    def put(self, keys: Tensor, place: int) -> None:
+        """Write a key a head, `(batch, kv heads, 1, dim)`, which is not counted."""
         if keys.is_meta:
             return
         if has_triton(keys.device):
             from kvlite.ops.triton_tell import tell
 
             tell(self, rotation(keys.shape[3], keys.device), keys, place)
-        elif isinstance(place, Tensor):
-            signs, sizes = self._signs(keys)
-            self.signs.index_copy_(2, place, signs)
-            self.sizes.index_copy_(2, place, sizes)
         else:
             self._write(keys, place)
 

@@ -11,10 +11,7 @@ from kvlite.cache import KVHeadGroup, LayerCache
 from kvlite.cache.quantized import rotation
 from kvlite.offload.kv.recall import Recall, is_ordered
 from kvlite.offload.kv.store import INDEXED_AT_ONCE
-from kvlite.offload.kv.swap import CANDIDATES, Filled, exchanged, swap_on_device
-from kvlite.offload.kv.transfer import read_in_place
-from kvlite.ops.device import has_triton
-from kvlite.ops.heads import of_heads
+from kvlite.offload.kv.swap import CANDIDATES, swap_on_device
 
 
 def recall_refusal(recall: Recall, index: int, layer: LayerCache) -> str | None:
@@ -23,11 +20,8 @@ def recall_refusal(recall: Recall, index: int, layer: LayerCache) -> str | None:
     if source.index is None:
         return None
     head_group = source.head_group
-    reads = not layer.keys.is_cuda or (transfer is not None and transfer.reads(head_group))
-    if head_group.segment is not None or not reads:
+    if transfer is None or not transfer.reads(head_group):
         return "what was read is not where the GPU itself reads it"
-    if layer.packed and recall.entries and not layer.keys.is_cuda:
-        return "recall brings entries into a quantized cache by way of the host"
     if not is_ordered(head_group):
         return "recall has only some of the tokens"
     if not recall.entries:
@@ -46,7 +40,6 @@ class RecallClock:
         places: those of the host store, and one more that no entry has.
         seen: entries of the host store, `(1,)` int64.
         known: entries in the indexes, `(1,)` int64.
-        filled: how much of the host store is.
     """
 
     def __init__(self, recall: Recall, position: Tensor) -> None:
@@ -60,8 +53,6 @@ class RecallClock:
         """Compute them for the position."""
         self.seen = self.position + 1
         self.known = self.seen - (self.seen - self._indexed) % INDEXED_AT_ONCE
-        if not has_triton(self.position.device):
-            self.filled = Filled.of(self.seen, self.places)
 
 
 class RecallProgram:
@@ -104,39 +95,27 @@ class RecallProgram:
             As `Recall.scores`, for every entry that there is room for and `nowhere`; None if
             nothing comes back anyway.
         """
+        # torch brings triton along on CUDA alone.
+        from kvlite.ops.triton_tell import tell
+        from kvlite.ops.triton_topk import search
+
         index, clock, held = self.index, self.clock, self.source.head_group
         asked = queries if self.reached else None
-        if has_triton(keys.device):
-            from kvlite.ops.triton_tell import tell
-
-            host = values, held.residual_keys, held.residual_values
-            turn = rotation(keys.shape[3], keys.device)
-            turned = tell(index, turn, keys, self.position, host, asked, scale)
-        else:
-            held.residual_keys.index_copy_(2, self.position, keys)
-            held.residual_values.index_copy_(2, self.position, values)
-            index.put(keys, self.position)
-            turned = None if asked is None else index.turned(asked, scale)
-        return None if turned is None else index.estimates(turned, clock.known, clock.places)
+        host = values, held.residual_keys, held.residual_values
+        turn = rotation(keys.shape[3], keys.device)
+        turned = tell(index, turn, keys, self.position, host, asked, scale)
+        if turned is None:
+            return None
+        return search(turned, index.signs, index.sizes, clock.known, clock.places)
 
     def bring_back(
         self, group: KVHeadGroup, queries: Tensor, scale: float, scores: Tensor, *, writes: bool
     ) -> None:
         """As `Recall.bring_back`; entries are only looked for unless it `writes`."""
         source, count = self.source.head_group, self.recall.count(group.used)
-        if has_triton(queries.device):
-            seen, came, slots = self.clock.seen, self.came, group.capacity
-            swap_on_device(
-                *(group, slots, queries, scale, scores, source, seen, count, came), writes=writes
-            )
-            return
-        places = group.residual_positions.long()
-        own = of_heads(scores, group.heads)
-        given = queries.float() * scale, own, source, count, read_in_place, self.clock.filled
-        exchange = exchanged(group, places, *given)
-        if writes:
-            self.came.add_(exchange.comes.sum())
-            exchange.make(group)
+        seen, came, slots = self.clock.seen, self.came, group.capacity
+        given = group, slots, queries, scale, scores, source, seen, count, came
+        swap_on_device(*given, writes=writes)
 
     def advance(self, seen: int) -> None:
         """Count a token that went through, after `seen` others."""

@@ -1,7 +1,5 @@
 """Swapping the entries that a token wants most for the least wanted ones of a head group."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -12,7 +10,7 @@ from kvlite.cache.packed import Packed
 from kvlite.cache.quantized import Quantized, rotation
 from kvlite.cache.selection import wide
 from kvlite.offload.kv.store import INDEXED_AT_ONCE
-from kvlite.offload.kv.transfer import FetchedKV, KVTransfer
+from kvlite.offload.kv.transfer import KVTransfer
 from kvlite.ops.heads import of_heads
 
 if TYPE_CHECKING:
@@ -20,30 +18,6 @@ if TYPE_CHECKING:
 
 CANDIDATES = 4
 SINKS, RECENT = 4, INDEXED_AT_ONCE
-
-
-@dataclass(frozen=True)
-class Filled:
-    """How much of a source is filled, as a device knows it.
-
-    Attributes:
-        seen: entries, `(1,)` int64.
-        forced: `(n,)` bool, of all places: the first few and those from the recent ones on.
-        beyond: `(n,)` bool, the places without an entry.
-    """
-
-    seen: Tensor
-    forced: Tensor
-    beyond: Tensor
-
-    @classmethod
-    def of(cls, seen: Tensor, places: int) -> "Filled":
-        """For a source with so many places."""
-        every = torch.arange(places, device=seen.device)
-        return cls(seen, (every < SINKS) | (every >= seen - RECENT), every >= seen)
-
-
-Fetch = Callable[[KVHeadGroup, KVHeadGroup, Tensor, Tensor], FetchedKV]
 
 
 def swap_in(
@@ -69,7 +43,7 @@ def swap_in(
     named = Selection(source, candidates.to(source.residual_keys.device), head_group.heads)
     keys = named.keys(slice(0, candidates.shape[2])).to(device)
     best = _best(queries, keys, candidates, scores.shape[2], count)
-    wanted = candidates.gather(2, best).sort(-1).values
+    wanted = candidates.gather(2, best)
     held = torch.zeros_like(scores, dtype=torch.bool).scatter_(2, slots, True)
     missing = ~held.gather(2, wanted)
     most = int(missing.sum(-1).max())
@@ -78,9 +52,7 @@ def swap_in(
     stays = torch.zeros_like(held).scatter_(2, wanted, True).gather(2, slots)
     worth = scores.gather(2, slots).masked_fill_(stays, torch.inf)
     comes, which = (each[:, :, :most] for each in _first(missing))
-    # In their order, as some slots are exact and others not.
-    leaving = worth.topk(most, largest=False).indices.masked_fill_(~comes, worth.shape[2])
-    leaving = leaving.sort(-1).values
+    leaving = worth.topk(most, largest=False).indices
     coming = wanted.gather(2, which)
     new = Selection(source, coming.to(source.residual_keys.device), head_group.heads)
     own = comes.nonzero(as_tuple=True)
@@ -117,11 +89,8 @@ def swap_in_place(
         given = queries, scale, scores, source, source.used, count, came
         swap_on_device(head_group, head_group.used, *given)
         return
-    places = head_group.residual_positions[:, :, : head_group.used].long()
-    queries, own = queries.float() * scale, of_heads(scores, head_group.heads)
-    exchange = exchanged(head_group, places, queries, own, source, count, transfer.fetch)
-    came += exchange.comes.sum()
-    exchange.make(head_group)
+    queries, own = queries.float() * scale, of_heads(scores, head_group.heads).nan_to_num()
+    _swap_fetched(head_group, queries, own, source, count, transfer, came)
 
 
 def swap_on_device(
@@ -169,85 +138,53 @@ def _segment(head_group: KVHeadGroup) -> "Segment | None":
     return Segment(packed.start, packed.positions, *sides, turn)
 
 
-def exchanged(
+def _swap_fetched(
     head_group: KVHeadGroup,
-    places: Tensor,
     queries: Tensor,
     scores: Tensor,
     source: KVHeadGroup,
     count: int,
-    fetch: Fetch,
-    filled: Filled | None = None,
-) -> "Exchange":
-    """What `swap_in_place` is about to do.
-
-    The head group is searched first: neighboring steps want nearly the same entries.
-
-    Args:
-        places: the positions of what is in the head group's first slots, `(batch, heads, slots)`
-            int64; in those that are free, one that no entry has.
-        filled: how much of the source is, if there are more scores.
-    """
-    scores, slots = scores.nan_to_num(), places.shape[2]
-    entries: int | Tensor = scores.shape[2]
-    worth_of = scores
-    if filled is not None:
-        entries, worth_of = filled.seen, scores.masked_fill(filled.beyond, torch.inf)
-    candidates = _candidates(scores, count, filled)
+    transfer: KVTransfer,
+    came: Tensor,
+) -> None:
+    """`swap_in_place` by torch's functions, for an exact head group and its own scores."""
+    places = head_group.residual_positions[:, :, : head_group.used].long()
+    slots, candidates = places.shape[2], _candidates(scores, count)
     slot_of = torch.full_like(scores, -1, dtype=torch.int32)
     numbers = torch.arange(slots, dtype=torch.int32, device=scores.device)
     slot_of.scatter_(2, places, numbers.expand(places.shape))
-    slots_of = slot_of.gather(2, candidates).long()
-    fetched = fetch(head_group, source, candidates, slots_of)
-    best = _best(queries, fetched.keys, candidates, entries, count)
-    held = slots_of.gather(2, best)
+    keys, values = transfer.fetch(source, head_group.heads, candidates)
+    best = _best(queries, keys, candidates, scores.shape[2], count)
+    held = slot_of.gather(2, candidates.gather(2, best)).long()
     missing = held < 0
     # Entries that are not held are marked in an additional last place.
     stays = torch.zeros(*places.shape[:2], slots + 1, dtype=torch.bool, device=scores.device)
     stays.scatter_(2, held.masked_fill(missing, slots), True)
-    worth = worth_of.gather(2, places).masked_fill_(stays[:, :, :slots], torch.inf)
+    worth = scores.gather(2, places).masked_fill_(stays[:, :, :slots], torch.inf)
     leaving = worth.topk(count, largest=False).indices
     comes, order = _first(missing)
     which = best.gather(2, order)
-    keys = fetched.keys.gather(2, wide(which, fetched.keys))
-    new = candidates.gather(2, which)
-    return Exchange(leaving, comes, keys, fetched.values(which, comes), new)
-
-
-@dataclass(frozen=True)
-class Exchange:
-    """Entries that are about to come into an exact head group, for others.
-
-    Attributes:
-        slots: where, `(batch, heads, n)` int64, no slot twice.
-        comes: which of them do, `(batch, heads, n)` bool.
-        keys, values: theirs, `(batch, heads, n, dim)`.
-        positions: theirs, `(batch, heads, n)` int64.
-    """
-
-    slots: Tensor
-    comes: Tensor
-    keys: Tensor
-    values: Tensor
-    positions: Tensor
-
-    def make(self, head_group: KVHeadGroup) -> None:
-        """Put them there; where none comes, what is there stays."""
-        slots, comes = self.slots, self.comes
-        along, chosen = wide(slots, self.keys), comes[..., None]
-        keys = torch.where(chosen, self.keys, head_group.residual_keys.gather(2, along))
-        values = torch.where(chosen, self.values, head_group.residual_values.gather(2, along))
-        positions = torch.where(
-            comes, self.positions.int(), head_group.residual_positions.gather(2, slots)
+    along, chosen, from_ = wide(leaving, keys), comes[..., None], wide(which, keys)
+    # Where none comes, what is there stays.
+    new_keys = torch.where(chosen, keys.gather(2, from_), head_group.residual_keys.gather(2, along))
+    new_values = torch.where(
+        chosen, values.gather(2, from_), head_group.residual_values.gather(2, along)
+    )
+    new_positions = torch.where(
+        comes,
+        candidates.gather(2, which).int(),
+        head_group.residual_positions.gather(2, leaving),
+    )
+    many = comes.sum()
+    if head_group.rows is not None:
+        rows = leaving[:, :, None].expand(-1, -1, head_group.rows.shape[2], -1)
+        head_group.rows.scatter_(
+            3, rows, head_group.rows.gather(3, rows).masked_fill_(comes[:, :, None], 0.0)
         )
-        if head_group.rows is not None:
-            rows = slots[:, :, None].expand(-1, -1, head_group.rows.shape[2], -1)
-            head_group.rows.scatter_(
-                3, rows, head_group.rows.gather(3, rows).masked_fill_(comes[:, :, None], 0.0)
-            )
-        head_group.residual_keys.scatter_(2, along, keys)
-        head_group.residual_values.scatter_(2, along, values)
-        head_group.residual_positions.scatter_(2, slots, positions)
+    came += many
+    head_group.residual_keys.scatter_(2, along, new_keys)
+    head_group.residual_values.scatter_(2, along, new_values)
+    head_group.residual_positions.scatter_(2, leaving, new_positions)
 
 
 def _first(missing: Tensor) -> tuple[Tensor, Tensor]:
@@ -263,23 +200,16 @@ def _slots(head_group: KVHeadGroup, source: KVHeadGroup) -> Tensor:
     return torch.searchsorted(order, head_group.positions[:, :, : head_group.used].contiguous())
 
 
-def _candidates(scores: Tensor, count: int, filled: Filled | None = None) -> Tensor:
+def _candidates(scores: Tensor, count: int) -> Tensor:
     """The entries that may be wanted, several times `count`, `(batch, heads, n)`; the first few and
     the recent ones always among them."""
-    entries = scores.shape[2]
-    if filled is None:
-        forced = scores.clone()
-        forced[:, :, :SINKS] = torch.inf
-        forced[:, :, entries - RECENT :] = torch.inf
-    else:
-        forced = scores.masked_fill(filled.forced, torch.inf)
-        forced.masked_fill_(filled.beyond, -torch.inf)
+    entries, forced = scores.shape[2], scores.clone()
+    forced[:, :, :SINKS] = torch.inf
+    forced[:, :, entries - RECENT :] = torch.inf
     return forced.topk(min(entries, CANDIDATES * count), sorted=False).indices
 
 
-def _best(
-    queries: Tensor, keys: Tensor, candidates: Tensor, entries: int | Tensor, count: int
-) -> Tensor:
+def _best(queries: Tensor, keys: Tensor, candidates: Tensor, entries: int, count: int) -> Tensor:
     """Which `count` of the candidates, of so many entries, get most attention, `(batch, heads,
     count)`; the first few and the recent ones always among them."""
     weights = (queries @ keys.float().mT).softmax(-1).mean(2).nan_to_num()

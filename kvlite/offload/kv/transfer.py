@@ -11,25 +11,8 @@ from torch import Tensor
 
 from kvlite.cache import KVHeadGroup, LayerCache
 from kvlite.cache.quantized import rotation
-from kvlite.cache.selection import wide
 from kvlite.offload.kv.index import Index
 from kvlite.offload.kv.pinned import pieces, pin, reads_pinned
-from kvlite.ops.heads import of_heads
-
-
-@dataclass(frozen=True)
-class FetchedKV:
-    """Entries on the device.
-
-    Attributes:
-        keys: `(batch, heads, n, dim)`.
-        values: a function for the values of some of them, `(batch, heads, k, dim)`: takes which of
-            the n, `(batch, heads, k)` int64, and whether they are needed, `(batch, heads, k)` bool;
-            those that are not may be anything.
-    """
-
-    keys: Tensor
-    values: Callable[[Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True)
@@ -109,29 +92,23 @@ class KVTransfer:
         head_group.used += 1
 
     def fetch(
-        self, head_group: KVHeadGroup, source: KVHeadGroup, places: Tensor, slots: Tensor
-    ) -> FetchedKV:
-        """Entries of the source, for a head group on the device; the host waits once, for `places`.
+        self, source: KVHeadGroup, heads: tuple[int, ...], places: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Keys and values of some entries, `(batch, heads, n, dim)` on the device; the host waits
+        once, for `places`.
 
         Args:
             source: everything, in host memory, exact.
-            places: which entries, `(batch, heads of the group, n)` int64.
-            slots: where the head group holds them, -1 if it does not.
+            heads: of which KV heads.
+            places: which entries, `(batch, heads, n)` int64.
         """
         named = torch.empty(places.shape, dtype=places.dtype, pin_memory=self.stream is not None)
         named.copy_(places, non_blocking=True)
         if self.stream is not None:
             torch.cuda.current_stream(self.device).synchronize()
         self._land(lambda each: False)
-        keys, values = (
-            self._gathered(each, head_group.heads, named)
-            for each in (source.residual_keys, source.residual_values)
-        )
-
-        def values_of(which: Tensor, needed: Tensor) -> Tensor:
-            return values.gather(2, wide(which, values))
-
-        return FetchedKV(keys, values_of)
+        keys = self._gathered(source.residual_keys, heads, named)
+        return keys, self._gathered(source.residual_values, heads, named)
 
     def wait(self) -> None:
         """Wait until all copies to the host have arrived."""
@@ -194,24 +171,6 @@ class KVTransfer:
 def transfer_to(device: torch.device) -> KVTransfer | None:
     """A transfer for a device, or None if its memory is the host's."""
     return KVTransfer(device) if device.type == "cuda" else None
-
-
-def read_in_place(
-    head_group: KVHeadGroup, source: KVHeadGroup, places: Tensor, slots: Tensor
-) -> FetchedKV:
-    """As `KVTransfer.fetch`, from a CPU's own memory."""
-    keys, values = (
-        own.gather(2, wide(places, own))
-        for own in (
-            of_heads(each, head_group.heads)
-            for each in (source.residual_keys, source.residual_values)
-        )
-    )
-
-    def values_of(which: Tensor, needed: Tensor) -> Tensor:
-        return values.gather(2, wide(which, values))
-
-    return FetchedKV(keys, values_of)
 
 
 def _copy(target: Tensor, source: Tensor) -> None:
