@@ -217,7 +217,8 @@ class Scarce(TorchDispatchMode):
 
 
 @pytest.mark.long
-def test_what_broke_off_may_be_tried_again(transfer: KVTransfer) -> None:
+def test_what_broke_off_may_be_tried_again() -> None:
+    transfer = KVTransfer(HOST)
     everything = full_head_group(300)
     source, (queries, rough) = everything.head_groups[0], asked(1)
 

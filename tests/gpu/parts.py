@@ -40,6 +40,7 @@ SUITES = (
     "tests/test_triton_attention.py",
     "tests/test_triton_ragged.py",
     "tests/test_triton_search.py",
+    "tests/test_triton_recall.py",
     "tests/test_pinned.py",
     "tests/test_kv_transfer.py",
     "tests/test_host_scores.py",
