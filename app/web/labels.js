@@ -22,11 +22,6 @@
         if (each.getAttribute(name) !== value) each.setAttribute(name, value);
   };
   addEventListener("DOMContentLoaded", () => {
-    let drawn = true;
-    const later = () => {
-      if (drawn) setTimeout(() => ((drawn = true), mend()), 50);
-      drawn = false;
-    };
-    new MutationObserver(later).observe(document.body, { childList: true, subtree: true });
+    new MutationObserver(mend).observe(document.body, { childList: true, subtree: true });
   });
 }
