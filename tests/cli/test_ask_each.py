@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from kvlite.cli.ask_each import sorted_out
-from kvlite.engine.decode import LayerStep
+from kvlite.engine.batch import RowsAttender
 from kvlite.errors import KvliteError, SettingError
 from tests.cli.conftest import Refused, Run
 
@@ -51,17 +51,17 @@ def test_an_interrupt_keeps_what_is_finished(
     kvlite: Run, model: Path, text: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ctrl-C in the second step of two answers."""
-    attend, seen = LayerStep.attend, list[int]()
+    attend, seen = RowsAttender.attend, list[int]()
 
-    def interrupts(self: LayerStep, *args: object) -> object:
-        seen.append(self.position)
-        if len(seen) == 12:
+    def interrupts(self: RowsAttender, *args: object) -> object:
+        seen.append(len(self.steps))
+        if len(seen) == 6:  # the model has four layers
             import signal
 
             signal.raise_signal(signal.SIGINT)
         return attend(self, *args)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(LayerStep, "attend", interrupts)
+    monkeypatch.setattr(RowsAttender, "attend", interrupts)
     done = kvlite("ask", text, *QUESTIONS, "--model", model, *FLAGS, "--json")
     made = json.loads(done.out)
     assert done.code == 130

@@ -183,6 +183,13 @@ WAYS: list[dict[str, Any]] = [
 ]
 
 
+def forgo_loops(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a CPU do everything by torch's functions."""
+    modules = ("cache.quantized", "engine.compiled_rows", "offload.kv.index", "offload.kv.recall")
+    for module in modules:
+        monkeypatch.setattr(f"kvlite.{module}.has_compiled", lambda device: False)
+
+
 def two_turns(model: LoadedModel, path: Path, **given: Any) -> list[list[int]]:
     """Answers of a conversation that is saved after the first, and opened for the second."""
     usual = {"budget": 60, "recall_entries": 24, "chunk": 64, "max_new_tokens": 20}
@@ -201,8 +208,7 @@ def test_a_conversation_is_that_of_a_cpu(
     given: dict[str, Any], maps: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where kernels do not read the host's memory. Compiled loops search otherwise."""
-    for module in ("cache.quantized", "offload.kv.index", "offload.kv.recall"):
-        monkeypatch.setattr(f"kvlite.{module}.has_compiled", lambda device: False)
+    forgo_loops(monkeypatch)
     expected = two_turns(make_tiny("llama", **SIZES).model, tmp_path / "cpu.kv", **given)
     with fake_cuda(maps=maps):
         model = make_tiny("llama", "cuda", **SIZES).model
@@ -247,8 +253,7 @@ def sinking(device: str, weights: str = "", dtype: torch.dtype = torch.float32) 
 def test_learned_sinks_are_those_of_a_cpu(
     given: dict[str, Any], weights: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in ("cache.quantized", "offload.kv.index", "offload.kv.recall"):
-        monkeypatch.setattr(f"kvlite.{module}.has_compiled", lambda device: False)
+    forgo_loops(monkeypatch)
     expected = two_turns(sinking("cpu", weights), tmp_path / "cpu.kv", **given)
     with fake_cuda():
         assert two_turns(sinking("cuda", weights), tmp_path / "cuda.kv", **given) == expected
