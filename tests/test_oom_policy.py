@@ -276,7 +276,8 @@ def test_what_is_answered_is_indexed_though_memory_ran_out_then(
     model: LoadedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # A compiled loop takes no tensors that could fail.
-    monkeypatch.setattr("kvlite.offload.kv.index.has_compiled", lambda device: False)
+    for module in ("engine.compiled_rows", "offload.kv.index"):
+        monkeypatch.setattr(f"kvlite.{module}.has_compiled", lambda device: False)
     given: dict[str, Any] = {**CASES["recall"], "max_new_tokens": 20}
     with Faults(traces=True) as faults:
         whole = conversation(model, **given).generate(TURNS[0], ignore_eos=True).token_ids

@@ -116,8 +116,8 @@ def _rotates_in_windows_alone(config: Any, layer: int) -> bool:
 
 
 def _has_no_moe_layers(config: Mapping[str, Any]) -> bool:
-    kinds = config.get("layer_types") or config.get("hybrid_override_pattern") or ()
-    return "moe" not in kinds and "E" not in kinds
+    kinds = config.get("layer_types") or config.get("hybrid_override_pattern")
+    return not isinstance(kinds, list | str) or not {"moe", "E"} & {*map(str, kinds)}
 
 
 # transformers' default of what scales the attention, 1, is nobody's.
