@@ -4,7 +4,7 @@ As in "PyramidKV: Dynamic KV Cache Compression based on Pyramidal Information Fu
 section 5.3, and KV-X, section 4: depth x length x method x budget.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from random import Random
@@ -50,15 +50,26 @@ class Niah(QuestionTask):
     ) -> Made:
         """A needle at a depth of the prose."""
         assert depth is not None
-        text = begun_elsewhere(prose, seed)
-        ids = tokenizer.encode(text, add_special_tokens=False)[:length]
         needle, others = _needles(kind, depth, seed, length)
-        sentences = [(depth, needle.context), *others]
+        return hidden(tokenizer, prose, length, seed, needle, [(depth, needle.context), *others])
 
-        def build(units: int) -> Puzzle:
-            return replace(needle, context=hidden_in(tokenizer.decode(ids[:units]), sentences))
 
-        return build, len(ids)
+def hidden(
+    tokenizer: Any,
+    prose: str,
+    length: int,
+    seed: int,
+    needle: Puzzle,
+    sentences: Sequence[tuple[float, str]],
+) -> Made:
+    """A needle among sentences that stand at depths of the prose; each seed begins that at another
+    place."""
+    ids = tokenizer.encode(begun_elsewhere(prose, seed), add_special_tokens=False)[:length]
+
+    def build(units: int) -> Puzzle:
+        return replace(needle, context=hidden_in(tokenizer.decode(ids[:units]), sentences))
+
+    return build, len(ids)
 
 
 def _needles(

@@ -13,12 +13,12 @@ from typing import Any, ClassVar
 
 from kvlite.bench.advice import Advice, TuneRow, advise, facts_known, frontier, lost, shown_share
 from kvlite.bench.batch_decode import step_together, surprise
-from kvlite.bench.case import MOST_ANSWER, Made, Puzzle, Recipe
+from kvlite.bench.case import MOST_ANSWER, Made, Recipe
 from kvlite.bench.fidelity import FidelityRow, fidelity
 from kvlite.bench.fork import Branch, Choice, parties
 from kvlite.bench.grid import choices, recalled, require_memory
-from kvlite.bench.niah import codes
-from kvlite.bench.prose import begun_elsewhere, digest, hidden_in
+from kvlite.bench.niah import codes, hidden
+from kvlite.bench.prose import digest
 from kvlite.bench.questions import UNKNOWN, read
 from kvlite.bench.rows import Cells, Curve, Key, label, tallies
 from kvlite.bench.task import Task, Work
@@ -166,12 +166,7 @@ def _hidden(tokenizer: Any, text: str, length: int, depth: float, seed: int) -> 
     random = Random(f"tune {seed}")
     wanted, *others = codes(random, FACTS)
     sentences = [(depth, wanted.context), *((random.random(), each.context) for each in others)]
-    ids = tokenizer.encode(begun_elsewhere(text, seed), add_special_tokens=False)[:length]
-
-    def build(units: int) -> Puzzle:
-        return replace(wanted, context=hidden_in(tokenizer.decode(ids[:units]), sentences))
-
-    return build, len(ids)
+    return hidden(tokenizer, text, length, seed, wanted, sentences)
 
 
 def _fact(

@@ -14,7 +14,6 @@ from kvlite.cli.screen import console
 from kvlite.config.paths import config_folder, require_writable
 from kvlite.config.profiles import Profiles
 from kvlite.config.settings import EMBEDDED_MODEL, Settings
-from kvlite.errors import SettingError
 
 if TYPE_CHECKING:
     from kvlite.bench.advice import Advice
@@ -66,10 +65,9 @@ def tune(
     """
     require_files([file], settings)
     profiles = Profiles(config_folder())
-    force = force or save == NAME
-    path = profiles.path(save, "--save")
-    if path.exists() and not force:
-        raise SettingError(f"profile {save!r} is there already ({path}): give --force")
+    profiles.path(save, "--save")  # which refuses what is no name
+    if not force and save != NAME:
+        profiles.require_new(save)
     require_writable(config_folder())
     from kvlite.bench.tune import Tune
     from kvlite.cli.bench.run import run

@@ -109,6 +109,14 @@ class Profiles:
             return _read(DEFAULT, self.path(DEFAULT))
         return None if name == NONE else self.read(name, called)
 
+    def require_new(self, name: str) -> None:
+        """Raises SettingError if a profile has this name already, or none can have it."""
+        path = self.path(name)
+        if path.exists():
+            raise SettingError(
+                f"profile {name!r} is there already ({path}): give --force to overwrite it"
+            )
+
     def save(
         self, name: str, values: Mapping[str, Any], *, force: bool = False, note: str = ""
     ) -> Profile:
@@ -124,10 +132,8 @@ class Profiles:
         path = self.path(name)
         text = (f"# {note}\n".encode() if note else b"") + _written(values)
         try:
-            if path.exists() and not force:
-                raise SettingError(
-                    f"profile {name!r} is there already ({path}): give --force to overwrite it"
-                )
+            if not force:
+                self.require_new(name)
             path.parent.mkdir(parents=True, exist_ok=True)
             with replaced(path) as file:
                 file.write(text)
