@@ -11,7 +11,6 @@ import pytest
 import torch
 import transformers
 from gguf.constants import GGMLQuantizationType
-from gguf.quants import dequantize
 from torch import Tensor, nn
 
 import kvlite
@@ -35,27 +34,12 @@ from kvlite.offload.weights.loader import open_by_layer, open_whole, require_str
 from kvlite.ops.blocks import FORMATS
 from kvlite.planner.candidates import planner_here
 from tests.conftest import Tiny
+from tests.oracles.packed import blocks, by_gguf
 from tests.test_smollm import greedy
 from tests.test_weights import storages
 
 CPU = torch.device("cpu")
 INT4 = Weights("int4", torch.float32)
-
-
-def blocks(kind: str, outputs: int, inputs: int, largest: float = 0.1) -> Tensor:
-    """Random blocks `(outputs, bytes of one)`, with scales of at most `largest`."""
-    random, form = np.random.default_rng(0), FORMATS[kind]
-    data = random.integers(0, 256, (outputs * inputs // form.inputs, form.nbytes), np.uint8)
-    scales = random.uniform(largest / 100, largest, (len(data), 2))
-    begin = form.nbytes - 2 if kind == "Q6_K" else 0
-    end = begin + (4 if kind in ("Q4_1", "Q5_1", "Q4_K", "Q5_K") else 2)
-    data[:, begin:end] = scales.astype(np.float16).view(np.uint8)[:, : end - begin]
-    return torch.from_numpy(data.reshape(outputs, -1))
-
-
-def by_gguf(kind: str, packed: Tensor) -> Tensor:
-    """What the gguf package makes of blocks."""
-    return torch.from_numpy(dequantize(packed.numpy(), GGMLQuantizationType[kind]))
 
 
 def matrix(kind: str, outputs: int, inputs: int) -> tuple[PackedWeights, Tensor]:

@@ -9,7 +9,7 @@ import torch
 
 from kvlite.ops.blocks import FORMATS
 from tests.interpreted import DEVICE, kernels
-from tests.test_packed_weights import blocks, by_gguf
+from tests.oracles.packed import blocks, by_gguf
 
 if find_spec("triton") is None:
     pytest.skip("triton is not installed", allow_module_level=True)

@@ -52,7 +52,7 @@ class Place:
 
     def runner(self, model: LoadedModel, **settings: Any) -> Runner:
         """Answers of a model, greedily and of full length."""
-        given = {"budget": str(self.budget), "temperature": 0.0, **settings}
+        given = {"budget": str(self.budget), "temperature": 0.0, "speculate": "off", **settings}
         return Runner(model, Settings().replace(given))
 
     def tokens(self, count: int, seed: int = 0) -> list[int]:

@@ -1,0 +1,239 @@
+"""How fast is the device, beside its memory's speed and beside transformers?"""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from time import perf_counter
+from typing import Any
+from unittest.mock import patch
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from kvlite.engine.cuda_graph import GraphDecoder
+from kvlite.model.load import LoadedModel
+from kvlite.ops.attention import attend, attend_ragged
+from kvlite.ops.blocks import FORMATS
+from kvlite.ops.softmax import Softmax
+from tests.gpu.measure import (
+    Row,
+    answered,
+    attempted,
+    figures,
+    kernel_rows,
+    measured_bandwidth,
+    profiled,
+    synchronize,
+    timed,
+    times,
+    told,
+)
+from tests.gpu.models import Place
+from tests.oracles.packed import blocks
+
+WAYS: tuple[dict[str, Any], ...] = (
+    {"method": "full", "recall": "off"},
+    {"method": "spans", "recall": "off"},
+    {"method": "spans", "recall": "ram"},
+    {"method": "spans", "recall": "off", "kv_bits": "4"},
+    {"method": "spans", "recall": "ram", "kv_bits": "4"},
+    {"method": "kvx", "recall": "off"},
+    {"method": "simlayerkv+kvx", "recall": "off"},
+    {"method": "uncomp", "recall": "off"},
+)
+# Steps that are programs of other kinds, and draw.
+DRAWN: dict[str, Any] = {"temperature": 0.8, "top_p": 0.9, "repetition_penalty": 1.1, "seed": 1}
+PROGRAMS: tuple[dict[str, Any], ...] = (
+    *WAYS,
+    {"method": "spans", "recall": "off", **DRAWN},
+    {"method": "h2o", "recall": "off"},
+    {"method": "h2o", "recall": "ram", **DRAWN},
+    {"method": "streaming", "recall": "off", "kv_bits": "4"},
+    {"method": "lminfinite", "recall": "off"},
+    {"method": "tova", "recall": "off"},
+)
+PROGRAMS: tuple[dict[str, Any], ...] = (
+    *WAYS,
+    {"method": "spans", "recall": "off", **DRAWN},
+    {"method": "h2o", "recall": "off"},
+    {"method": "h2o", "recall": "ram", **DRAWN},
+    {"method": "streaming", "recall": "off", "kv_bits": "4"},
+    {"method": "lminfinite", "recall": "off"},
+    {"method": "tova", "recall": "off"},
+)
+
+
+def attention(place: Place) -> Iterator[Row]:
+    """How exact, and how near to memory's speed, is one token's attention?"""
+    heads, kv_heads, dim = (32, 8, 128) if not place.rehearsal else (4, 2, 16)
+    bandwidth = measured_bandwidth(place)
+    for entries in (place.short, place.long, place.longest):
+        q, k, v = (
+            torch.randn(1, count, length, dim, device=place.device, dtype=place.dtype)
+            for count, length in ((heads, 1), (kv_heads, entries), (kv_heads, entries))
+        )
+        scale = dim**-0.5
+        exact = F.scaled_dot_product_attention(q.double(), k.double(), v.double(), enable_gqa=True)
+        softmax = Softmax(scale)
+        starts = entries * torch.arange(kv_heads, device=place.device)
+        flat = k.view(1, -1, dim), v.view(1, -1, dim), starts, starts + entries - 1, entries
+        of_heads = q.view(1, kv_heads, -1, dim)
+        functions: dict[str, Callable[[], Any]] = {
+            "attend": partial(attend, q, k, v, softmax, causal=False),
+            "attend_ragged": partial(attend_ragged, of_heads, *flat, softmax),
+            "SDPA": partial(F.scaled_dot_product_attention, q, k, v, enable_gqa=True),
+        }
+        for name, work in functions.items():
+            seconds, made = timed(work, place), work()
+            out = (made[0] if isinstance(made, tuple) else made).view_as(exact)
+            yield {
+                "entries": entries,
+                "function": name,
+                "largest error": float((out.double() - exact).abs().max()),
+                "us": 1e6 * seconds,
+                "share of bandwidth": (k.nbytes + v.nbytes) / seconds / bandwidth,
+            }
+
+
+def products(place: Place) -> Iterator[Row]:
+    """How exact, and how near to memory's speed, are products of a token with packed weights?"""
+    if place.device.type != "cuda":
+        yield {"skipped": "the kernels are for CUDA"}
+        return
+    from kvlite.ops import triton_linear
+
+    bandwidth, (outputs, inputs) = measured_bandwidth(place), (14_336, 4096)
+    rows = torch.randn(1, inputs, device=place.device, dtype=place.dtype)
+
+    def measured(kind: str) -> Row:
+        form = FORMATS[kind]
+        # More than the processor's cache holds.
+        every = [blocks(kind, outputs, inputs).to(place.device) for _ in range(4)]
+        plain = torch.empty(outputs, inputs, device=place.device)
+        triton_linear.unpack(every[0], form, plain)
+        exact = rows.double() @ plain.double().T
+        error = (triton_linear.multiply(rows, every[0], form).double() - exact).abs().max()
+        seconds = timed(
+            lambda: [triton_linear.multiply(rows, each, form) for each in every], place
+        ) / len(every)
+        return {
+            "error": float(error / exact.abs().max()),
+            "us": 1e6 * seconds,
+            "share of bandwidth": every[0].nbytes / seconds / bandwidth,
+        }
+
+    for kind in FORMATS:
+        yield attempted({"weights": kind}, partial(measured, kind))
+
+
+def speed(place: Place) -> Iterator[Row]:
+    """What do reading and a token take, as shares of memory's speed, and is the plan right?"""
+    bandwidth, model = measured_bandwidth(place), place.large_model()
+    weights = sum(model.shape.weight_bytes(model.weights).values())
+
+    def measured(length: int, way: dict[str, Any]) -> Row:
+        said = answered(place, place.runner(model, **way).conversation(), place.tokens(length))
+        return figures(said, weights, bandwidth)
+
+    for way in WAYS:  # what is compiled or set up at first use
+        attempted({}, partial(measured, place.short, way))
+    for length in (place.short, place.long):
+        for way in WAYS:
+            yield attempted({"tokens": length, **way}, partial(measured, length, way))
+
+
+def graphs(place: Place) -> Iterator[Row]:
+    """Do CUDA graphs give the tokens of plain steps, and what do they save?"""
+    model = place.large_model()
+
+    def compared(way: dict[str, Any]) -> Row:
+        runner, ids = place.runner(model, **way), place.tokens(place.short)
+        said = answered(place, runner.conversation(), ids)
+        with patch.object(GraphDecoder, "step", lambda *_, **__: None):
+            plain = answered(place, runner.conversation(), ids)
+        return {
+            "graph's tokens": said.metrics.graph_steps,
+            **times(said),
+            "without, ms": plain.between_ms,
+            "equal": said.tokens == plain.tokens,
+            "alike": said.alike(plain),
+        }
+
+    for way in PROGRAMS[: 3 if place.rehearsal else None]:
+        yield attempted({"tokens": place.short, **way}, partial(compared, way))
+
+
+def kernels(place: Place) -> Iterator[Row]:
+    """Which kernels take the time of a token and of reading, and how much of it is the device's?"""
+    model = place.large_model()
+    for way in WAYS[: 1 if place.rehearsal else 5]:
+        try:
+            yield from profiled_steps(place, model, way)
+        except Exception as error:
+            yield {**way, "failed": told(error)}
+    runner = place.runner(model, method="full", recall="off")
+    profile, seconds = profiled(lambda: runner.generate(place.tokens(place.long), 1))
+    yield from kernel_rows({"of": f"reading {place.long:,} tokens"}, profile, seconds, 1)
+
+
+def profiled_steps(place: Place, model: LoadedModel, way: dict[str, Any]) -> Iterator[Row]:
+    """Kernels of a step, once the answer is under way."""
+    talk = place.runner(model, **way, max_new_tokens=place.answer).conversation()
+    pieces = talk.stream_tokens(place.tokens(place.short), ignore_eos=True)
+    counted = [next(pieces) for _ in range(place.answer // 4)]
+    steps = place.answer // 2
+
+    def go_on() -> None:
+        counted.extend(next(pieces) for _ in range(steps))
+
+    profile, seconds = profiled(go_on)
+    pieces.close()
+    yield from kernel_rows({"of": "a token", **way}, profile, seconds, steps)
+
+
+def beside_transformers(place: Place) -> Iterator[Row]:
+    """How long does transformers take for the same, with the same weights?"""
+    model = place.large_model()
+    module = model.module
+    for length in (place.short, place.long):
+        ids = torch.tensor([place.tokens(length)], device=place.device)
+        runner = place.runner(model, method="full", recall="off")
+        for _ in range(2):  # the first warms up
+            said = answered(place, runner.conversation(), ids[0].tolist())
+        yield {"tokens": length, "program": "kvlite, full", **times(said)}
+        for attention_function in ("sdpa", "flash_attention_2"):
+            try:
+                module.set_attn_implementation(attention_function)
+                reading, token = transformers_times(module, ids, place)
+            except (ImportError, ValueError, torch.OutOfMemoryError) as error:
+                row = {"refused": str(error).splitlines()[0]}
+            else:
+                row = {"reading, s": reading, "a token, ms": 1e3 * token}
+            finally:
+                module.set_attn_implementation("kvlite")
+            yield {"tokens": length, "program": f"transformers, {attention_function}", **row}
+
+
+def transformers_times(module: Any, ids: Tensor, place: Place) -> tuple[float, float]:
+    """Seconds that transformers takes to read, and for a token."""
+    seconds = []
+    for count in (1, 1, place.answer):  # the first warms up
+        begun = perf_counter()
+        module.generate(ids, max_new_tokens=count, do_sample=False, eos_token_id=None)
+        synchronize(place)
+        seconds.append(perf_counter() - begun)
+    return seconds[1], (seconds[2] - seconds[1]) / (place.answer - 1)
+
+
+def choosing(place: Place) -> Iterator[Row]:
+    """What does choosing on the host save, and what does it take?"""
+    model = place.large_model()
+
+    def measured(scores: str) -> Row:
+        runner = place.runner(model, method="snapkv", recall="off", scores=scores)
+        metrics = runner.generate(place.tokens(place.long), 4, ignore_eos=True).metrics
+        row = {"reading, s": metrics.time_to_first_token_s, "peak, GiB": metrics.peak_bytes / 2**30}
+        return {**row, "choosing, s": metrics.score_s}
+
+    for scores in ("device", "host", "host-softmax"):
+        yield attempted({"tokens": place.long, "scores": scores}, partial(measured, scores))
