@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from kvlite.cache import KVCache, LayerCache, Selection
+from kvlite.cache.segment import bytes_held
 from kvlite.engine.decode import LayerStep
 from kvlite.engine.layer_prefill import LayerPrefill
 from kvlite.errors import CapacityError
@@ -310,3 +311,10 @@ def test_rows_of_another_number_are_not_taken_over() -> None:
     fill(cache, 3)
     cache.head_groups[0].record(torch.ones(1, 1, 3))
     assert cache.resized([3], decode_rows=4).head_groups[0].scores().sum() == 0
+
+
+def test_views_of_one_storage_count_once() -> None:
+    """So that weights which were moved together are not counted once for each."""
+    whole = torch.zeros(6, 4)
+    assert bytes_held([*whole.split(2), whole.T]) == whole.nbytes
+    assert bytes_held(torch.zeros(2) for _ in range(3)) == 24

@@ -341,12 +341,12 @@ def test_turns_on_quantized_entries_keep_what_they_choose(
 # --- what is attended to -------------------------------------------------------------------------
 
 
-def head_groups(dim: int = 16, dtype: torch.dtype = torch.float32) -> Iterator[KVHeadGroup]:
+def head_groups(device: str = "cpu") -> Iterator[KVHeadGroup]:
     """Of a full line, a cut one, and one whose slots lie in disorder."""
     for method, steps in (("full", 3), ("kvx", 40), ("streaming:sinks=2", 70)):
-        model = make_tiny("llama-mha" if method == "kvx" else "llama", dtype=dtype).model
+        model = make_tiny("llama-mha" if method == "kvx" else "llama", device).model
         cache = empty(model)
-        logits, policies = read(model, cache, random_ids(150), method, FOUR, 80)
+        logits, policies = read(model, cache, random_ids(150).to(device), method, FOUR, 80)
         for _ in range(steps):
             logits = decode_step(model, cache, logits.argmax(-1), policies)
         yield cache.layers[1].head_groups[0]

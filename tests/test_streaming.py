@@ -240,7 +240,7 @@ def off(model: LoadedModel, fails: range) -> tuple[Exception | None, int]:
     did."""
     faults = Faults(fails)
     try:
-        with faults:
+        with faults, torch.inference_mode():  # as reading and answering do
             model.layers = off_device(model)
     except (torch.OutOfMemoryError, ModelError) as error:
         return error, faults.failed

@@ -1,6 +1,7 @@
 """Attention over quantized entries: Triton's interpreter on a CPU, the kernels on a CUDA device."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from importlib.util import find_spec
 from types import ModuleType
 
@@ -235,8 +236,11 @@ def test_an_answer_is_attended_to_the_same_by_the_kernel(
     kernel: ModuleType, softmax: Softmax
 ) -> None:
     """Exact entries before and after the quantized ones, merged."""
-    for head_group in head_groups():
-        queries = torch.randn(1, len(head_group.heads), 4 // len(head_group.heads), 16)
+    if softmax.sinks is not None:
+        softmax = replace(softmax, sinks=softmax.sinks.to(DEVICE))
+    for head_group in head_groups(DEVICE.type):
+        heads = len(head_group.heads)
+        queries = torch.randn(1, heads, 4 // heads, 16, device=DEVICE)
         out, weights = in_parts(queries, head_group, softmax, True)
         ours, our_weights = fused(queries, head_group, softmax, True)
         torch.testing.assert_close(ours, out, atol=5e-4, rtol=5e-4)

@@ -95,7 +95,11 @@ def test_every_width(kernel: ModuleType, rows: int, dim: int) -> None:
 
 @pytest.mark.cases(2)
 @pytest.mark.parametrize("used", [1, 128, 1023, 1024, 1025, 2600])
-def test_parts_are_one_softmax(kernel: ModuleType, used: int) -> None:
+@pytest.mark.parametrize("programs", [2, 512])
+def test_parts_are_one_softmax(
+    kernel: ModuleType, used: int, programs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kernel, "PROGRAMS", programs)
     index, queries = index_of(2, 1, 2, 64, used, room=16)
     check(kernel, index, queries, used + 3)
 
@@ -105,7 +109,6 @@ def test_more_parts_than_are_merged_at_once(
     kernel: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(kernel, "TILE", 16)
-    monkeypatch.setattr(kernel, "PART", 16)
     monkeypatch.setattr(kernel, "MERGED_AT_ONCE", 4)
     index, queries = index_of(1, 1, 3, 64, 200, room=0)
     check(kernel, index, queries, 200)

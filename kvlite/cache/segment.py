@@ -119,5 +119,7 @@ def blocks(count: int, elements: int) -> Iterator[slice]:
 
 def bytes_held(tensors: Iterable[Tensor]) -> int:
     """Bytes of the storage behind tensors, each counted once."""
-    unique = {id(tensor): tensor for tensor in tensors}
-    return sum(tensor.untyped_storage().nbytes() for tensor in unique.values())
+    storages = (tensor.untyped_storage() for tensor in tensors)
+    # Held, so that no address comes twice.
+    unique = {storage._cdata: storage for storage in storages}
+    return sum(storage.nbytes() for storage in unique.values())

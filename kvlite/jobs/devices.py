@@ -28,10 +28,7 @@ def devices_named(text: str) -> list[torch.device]:
         if not found:
             raise SettingError("--devices all: torch sees no CUDA device here: leave it out")
         return found
-    chosen = [choose_device(name.strip()) for name in text.split(",")]
-    named = [
-        torch.device("cuda", each.index or 0) if each.type == "cuda" else each for each in chosen
-    ]
+    named = [choose_device(name.strip()) for name in text.split(",")]
     for device in named:
         if device.type == "cuda" and named.count(device) > 1:
             raise SettingError(f"--devices {text} names {device} twice: a card is one engine's")

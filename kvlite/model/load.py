@@ -200,13 +200,13 @@ def _with_own_table(
 
 
 def choose_device(device: str) -> torch.device:
-    """The device a setting names; `auto` is the GPU if there is one.
+    """The device a setting names, a GPU with its number; `auto` is the first GPU if there is one.
 
     Raises:
         SettingError: no such device here.
     """
     if device == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        return torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
     try:
         chosen = torch.device(device)
     except RuntimeError:
@@ -218,7 +218,7 @@ def choose_device(device: str) -> torch.device:
             f"device {device!r} is not here: torch sees {torch.cuda.device_count()} CUDA devices "
             "(use --device cpu)"
         )
-    return chosen
+    return torch.device("cuda", chosen.index or 0) if chosen.type == "cuda" else chosen
 
 
 def load_model(

@@ -1,5 +1,5 @@
-"""The largest of many numbers, found by one program of a kernel, a bit at a time: each pass counts
-how many reach a bound."""
+"""The largest of many numbers, found by one program of a kernel, eight bits at a time: each pass
+counts how many of those that are alike so far have which digit."""
 
 import triton
 import triton.language as tl
@@ -8,15 +8,23 @@ import triton.language as tl
 @triton.jit
 def ranked(numbers, count, k, BLOCK: tl.constexpr):
     """The k-th largest of so many numbers, none of them negative; 0 if there are fewer."""
-    found = 0
-    for bit in range(31):
-        tried = found | (1 << (30 - bit))
-        reach = 0
+    digits = tl.arange(0, 256)
+    found, left = 0, k
+    for place in tl.static_range(24, -1, -8):
+        counts = tl.zeros((256,), tl.int32)
         for at in range(0, count, BLOCK):
             each = at + tl.arange(0, BLOCK)
-            number = tl.load(numbers + each, mask=each < count, other=-1)
-            reach += tl.sum((number >= tried).to(tl.int32), 0)
-        found = tl.where(reach >= k, tried, found)
+            number = tl.load(numbers + each, mask=each < count, other=0)
+            alike = each < count
+            if place < 24:
+                alike = alike & ((number >> (place + 8)) == (found >> (place + 8)))
+            counts += tl.histogram((number >> place) & 255, 256, mask=alike)
+        reach = tl.cumsum(counts, 0, reverse=True)
+        # Where none are wanted, every digit is reached: found is the largest number there is.
+        digit = tl.minimum(tl.sum((reach >= left).to(tl.int32), 0), 256 if place < 24 else 128)
+        digit = tl.maximum(digit - 1, 0)
+        left -= tl.sum(tl.where(digits > digit, counts, 0), 0)
+        found = found | (digit << place)
     return found
 
 

@@ -117,9 +117,8 @@ def bring_back(
                 *positions,
                 seen,
                 numbers(lines, entries),
-                numbers(lines, -(-entries // NEIGHBORS)),
-                numbers(lines, entries),
-                numbers(lines, entries),
+                *(numbers(lines, -(-entries // NEIGHBORS)) for _ in range(2)),
+                *(numbers(lines, entries) for _ in range(2)),
                 numbers(lines, named),
                 candidates,
                 in_slots,
@@ -134,7 +133,8 @@ def bring_back(
                 packed,
                 **ends,
                 NEIGHBORS=NEIGHBORS,
-                BLOCK=SCANNED,
+                SCANNED=SCANNED,
+                BLOCK=CHOSEN_FROM,
                 num_warps=8,
             )
             logits = torch.empty(lines, asked, named, device=queries.device)
@@ -206,6 +206,7 @@ def _name(
     seen,
     slot_of,
     maxima,
+    near,
     reaching,
     places,
     best,
@@ -227,6 +228,7 @@ def _name(
     FIRST: tl.constexpr,
     RECENT: tl.constexpr,
     NEIGHBORS: tl.constexpr,
+    SCANNED: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """The candidates of one KV head, ascending, the slots they are held in, or -1, and what is held
@@ -240,6 +242,7 @@ def _name(
     slot_of += line * entries
     groups = tl.cdiv(entries, NEIGHBORS)
     maxima += line * groups
+    near += line * groups
     reaching += line * entries
     places += line * entries
     best += line * wanted
@@ -256,23 +259,36 @@ def _name(
         tl.store(slot_of + place, each, mask=real)
         score = ascending(tl.load(scores + place, mask=real, other=0.0))
         tl.store(worth + each, tl.where(place < filled, highest - score, 0), mask=real)
-    for at in range(0, filled, BLOCK):
-        each = at + tl.arange(0, BLOCK)
+    for at in range(0, filled, SCANNED):
+        each = at + tl.arange(0, SCANNED)
         score = ascending(tl.load(scores + each, mask=each < filled, other=0.0))
-        most = tl.max(tl.reshape(score, (BLOCK // NEIGHBORS, NEIGHBORS)), 1)
-        group = at // NEIGHBORS + tl.arange(0, BLOCK // NEIGHBORS)
+        most = tl.max(tl.reshape(score, (SCANNED // NEIGHBORS, NEIGHBORS)), 1)
+        group = at // NEIGHBORS + tl.arange(0, SCANNED // NEIGHBORS)
         tl.store(maxima + group, most, mask=group < groups)
     # What others of these threads wrote is read from here on.
     tl.debug_barrier()
-    least = ranked(maxima, tl.cdiv(filled, NEIGHBORS), wanted, BLOCK)
-    reach = 0
-    for at in range(0, filled, BLOCK):
+    filled_groups = tl.cdiv(filled, NEIGHBORS)
+    least = ranked(maxima, filled_groups, wanted, BLOCK)
+    near_count = 0
+    for at in range(0, filled_groups, BLOCK):
         each = at + tl.arange(0, BLOCK)
-        score = ascending(tl.load(scores + each, mask=each < filled, other=0.0))
-        reaches = (score >= least) & (each >= FIRST) & (each < filled - RECENT)
+        reaches = tl.load(maxima + each, mask=each < filled_groups, other=-1) >= least
+        rank = near_count + tl.cumsum(reaches.to(tl.int32), 0) - 1
+        tl.store(near + rank, each, mask=reaches)
+        near_count += tl.sum(reaches.to(tl.int32), 0)
+    tl.debug_barrier()
+    reach = 0
+    for at in range(0, near_count * NEIGHBORS, BLOCK):
+        each = at + tl.arange(0, BLOCK)
+        real = each < near_count * NEIGHBORS
+        group = tl.load(near + each // NEIGHBORS, mask=real, other=0)
+        place = group * NEIGHBORS + each % NEIGHBORS
+        real = real & (place >= FIRST) & (place < filled - RECENT)
+        score = ascending(tl.load(scores + place, mask=real, other=0.0))
+        reaches = real & (score >= least)
         rank = reach + tl.cumsum(reaches.to(tl.int32), 0) - 1
         tl.store(reaching + rank, score, mask=reaches)
-        tl.store(places + rank, each, mask=reaches)
+        tl.store(places + rank, place, mask=reaches)
         reach += tl.sum(reaches.to(tl.int32), 0)
     tl.debug_barrier()
     largest(reaching, reach, wanted - FIRST - RECENT, best, BLOCK)

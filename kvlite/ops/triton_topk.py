@@ -15,7 +15,9 @@ import triton.language as tl
 from torch import Tensor
 
 TILE = 128
-PART = 8 * TILE
+# Tiles that a program takes, at most, and programs that keep a device busy.
+MOST_TILES = 8
+PROGRAMS = 512
 MERGED_AT_ONCE = 128
 
 
@@ -39,7 +41,9 @@ def search(
     batch, heads, rows, dim = turned.shape
     capacity, width = signs.shape[2:]
     most = capacity if isinstance(used, Tensor) else used
-    lines, parts = batch * heads, -(-most // PART)
+    lines = batch * heads
+    part = TILE * _tiles(lines * -(-most // TILE))
+    parts = -(-most // part)
     logits = turned.new_empty(lines, rows, most)
     lses = turned.new_empty(lines, rows, parts)
     scores = turned.new_empty(batch, heads, entries)
@@ -61,10 +65,10 @@ def search(
             WIDTH=width,
             WIDE=max(16, 1 << (width - 1).bit_length()),
             TILE=TILE,
-            PART=PART,
+            PART=part,
             num_warps=4,
         )
-        _averaged[lines, -(-entries // PART)](
+        _averaged[lines, -(-entries // part)](
             logits,
             lses,
             scores,
@@ -75,10 +79,15 @@ def search(
             ON_DEVICE=isinstance(used, Tensor),
             ROWS=rows,
             BLOCK=MERGED_AT_ONCE,
-            PART=PART,
+            PART=part,
             num_warps=4,
         )
     return scores
+
+
+def _tiles(tiles: int) -> int:
+    """A power of two: how many of all tiles a program takes."""
+    return min(MOST_TILES, 1 << (-(-tiles // PROGRAMS) - 1).bit_length())
 
 
 @triton.jit(do_not_specialize=["capacity", "most", "used"])

@@ -104,7 +104,8 @@ def suites(place: Place) -> Iterator[Row]:
 def tested(place: Place, file: str) -> Row:
     """A file's tests, run."""
     collect = ["--collect-only"] if place.rehearsal else []
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *collect, file]
+    options = ["-v", "-p", "no:cacheprovider", "-m", "long or not long", "--tb=short"]
+    command = [sys.executable, "-m", "pytest", *options, *collect, file]
     begun = perf_counter()
     ran = subprocess.run(command, capture_output=True, text=True, check=False)
     found = re.findall(r"(\d+) (passed|failed|error)", ran.stdout)

@@ -122,23 +122,25 @@ def streamed_weights(place: Place) -> Iterator[Row]:
 def saved_conversations(place: Place) -> Iterator[Row]:
     """How long do saving and opening take, and does what was opened answer alike?"""
     model = place.large_model()
-
-    def measured() -> Row:
+    for length in (place.short, place.long):
         runner = place.runner(model, method="spans", recall="ram", max_new_tokens=place.answer)
-        talk = runner.conversation()
-        talk.generate(place.tokens(place.long), ignore_eos=True)
-        with tempfile.TemporaryDirectory() as folder:
-            path, begun = Path(folder) / "talk.kv", perf_counter()
-            talk.save(path)
-            saving, begun = perf_counter() - begun, perf_counter()
-            opened = runner.open(path)
-            opening, size = perf_counter() - begun, path.stat().st_size
-        question = place.tokens(16, 1)
-        said = [each.generate(question, ignore_eos=True).token_ids for each in (talk, opened)]
-        row = {"saving, s": saving, "opening, s": opening, "GiB": size / 2**30}
-        return {**row, "equal": said[0] == said[1]}
+        talk, begun = runner.conversation(), perf_counter()
+        talk.generate(place.tokens(length), ignore_eos=True)
+        row = {"tokens": length, "reading and answering, s": perf_counter() - begun}
 
-    yield attempted({"tokens": place.long}, measured)
+        def measured(talk: Conversation = talk, runner: Runner = runner) -> Row:
+            with tempfile.TemporaryDirectory() as folder:
+                path, begun = Path(folder) / "talk.kv", perf_counter()
+                talk.save(path)
+                saving, begun = perf_counter() - begun, perf_counter()
+                opened = runner.open(path)
+                opening, size = perf_counter() - begun, path.stat().st_size
+            question = place.tokens(16, 1)
+            said = [each.generate(question, ignore_eos=True).token_ids for each in (talk, opened)]
+            row = {"saving, s": saving, "opening, s": opening, "GiB": size / 2**30}
+            return {**row, "equal": said[0] == said[1]}
+
+        yield attempted(row, measured)
 
 
 def loaded(folder: str, place: Place, **settings: Any) -> Runner:

@@ -82,7 +82,7 @@ LLAMA_1B = {
 def on_a_card() -> Place:
     """Llama-3.1-8B's shape in bfloat16, with 24 GB of the card."""
     return Place(
-        torch.device("cuda"),
+        torch.device("cuda", 0),
         torch.bfloat16,
         large=LLAMA_8B,
         small=LLAMA_1B,

@@ -154,10 +154,12 @@ class StreamedLayers(Layers):
         event: torch.cuda.Event = torch.cuda.current_stream(self.stream.device).record_event()
         return event
 
+    @torch.inference_mode()
     def _carry(
         self, index: int, memory: Tensor, free: torch.cuda.Event | None
     ) -> torch.cuda.Event | None:
-        """Bring a layer to memory that is free after an event; usually in the courier's thread."""
+        """Bring a layer to memory that is free after an event; usually in the courier's thread,
+        which has to allow by itself what inference mode allows: memory may have been made in it."""
         if self.stream is None:
             self.source.bring(index, memory)
             return None
