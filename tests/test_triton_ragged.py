@@ -32,11 +32,17 @@ def naive(
     for batch in range(q.shape[0]):
         for head, (start, end) in enumerate(zip(starts.tolist(), last.tolist(), strict=True)):
             own = slice(start, end + 1)
-            logits = q[batch, head].double() @ keys[batch, own].double().T / q.shape[3] ** 0.5
-            if softcap is not None:
-                logits = softcap * torch.tanh(logits / softcap)
-            out[batch, head] = logits.softmax(-1) @ values[batch, own].double()
+            shares = probabilities(q[batch, head], keys[batch, own], softcap)
+            out[batch, head] = shares @ values[batch, own].double()
     return out
+
+
+def probabilities(q: Tensor, keys: Tensor, softcap: float | None) -> Tensor:
+    """What queries `(..., rows, dim)` make of keys `(..., n, dim)`, in float64."""
+    logits = q.double() @ keys.double().mT / q.shape[-1] ** 0.5
+    if softcap is not None:
+        logits = softcap * torch.tanh(logits / softcap)
+    return logits.softmax(-1)
 
 
 def check(
@@ -64,16 +70,26 @@ def check(
     for each in (keys, values):
         each[:, ~filled] = torch.nan
     on_device = [each.to(DEVICE) for each in (q, keys, values, starts, last)]
+    shares = torch.zeros(batch, sum(capacities), dtype=torch.float64)
+    for head, (start, end) in enumerate(zip(starts.tolist(), last.tolist(), strict=True)):
+        own = slice(start, end + 1)
+        shares[:, own] = probabilities(q[:, head], keys[:, own], softcap).mean(1)
     for run in (kernel.attend_ragged, attend_ragged):
-        out = run(*on_device, max(capacities), Softmax(dim**-0.5, softcap))
+        weights = torch.full((batch, sum(capacities)), torch.nan, device=DEVICE)
+        softmax = Softmax(dim**-0.5, softcap)
+        out = run(*on_device, max(capacities), softmax, weights)
         assert out.dtype == dtype
         assert (out.cpu().double() - expected).abs().max() < near
+        assert (weights.cpu().double() - shares).abs().max() < near
+        assert out.equal(run(*on_device, max(capacities), softmax))
     sinks = torch.randn(len(lengths) * rows, generator=generator).to(DEVICE)
     softmax = Softmax(dim**-0.5, softcap, sinks)
-    ours, theirs = (
-        run(*on_device, max(capacities), softmax) for run in (kernel.attend_ragged, attend_ragged)
-    )
-    assert (ours.float() - theirs.float()).abs().max() < near
+    found = []
+    for run in (kernel.attend_ragged, attend_ragged):
+        weights = torch.empty(batch, sum(capacities), device=DEVICE)
+        found.append((run(*on_device, max(capacities), softmax, weights), weights))
+    for ours, theirs in zip(*found, strict=True):
+        assert (ours.float() - theirs.float()).abs().max() < near
 
 
 @pytest.mark.parametrize("dim", [16, 64, 96, 128])

@@ -10,7 +10,7 @@ from kvlite.engine.sparse_attention import SparseAttentionMask
 from kvlite.methods.layer_policy import LayerPolicy
 from kvlite.model.rotary import Rotation
 from kvlite.offload.kv.recall_program import RecallClock, RecallProgram
-from kvlite.ops.attention import attend_ragged, attend_with_rows, grouped
+from kvlite.ops.attention import attend_ragged, grouped
 from kvlite.ops.device import has_triton
 from kvlite.ops.softmax import Softmax
 
@@ -107,10 +107,10 @@ class LayerProgram:
         last = self._overwritten(k, v) if self.evicts else self._appended(k, v)
         if scores is not None:
             self._recalled(queries, scale, scores)
-        if self.remembers or self.segmented or self.mask is not None:
+        if self.segmented or self.mask is not None:
             out = self._by_group(queries, last, softmax)
         else:
-            out = self._ragged(queries, slice(None), last, softmax)
+            out = self._at_once(queries, last, softmax)
         if self.back is not None:
             out = out.index_select(1, self.back)
         return out.flatten(1, 2)[:, :, None]
@@ -160,14 +160,22 @@ class LayerProgram:
         layer.values.index_copy_(1, slots, v[:, :, 0])
         layer.positions.index_copy_(1, slots, self.position.int().expand(1, len(slots)))
 
-    def _ragged(self, queries: Tensor, heads: slice, last: Tensor, softmax: Softmax) -> Tensor:
-        """Attention of some KV heads whose entries all lie in the layer's own slots."""
-        keys, values = self.layer.keys, self.layer.values
-        runs = self.starts[heads], last[heads], self.longest
-        return attend_ragged(queries, keys, values, *runs, softmax)
+    def _at_once(self, queries: Tensor, last: Tensor, softmax: Softmax) -> Tensor:
+        """Attention of all KV heads, whose entries lie in the layer's own slots."""
+        keys, values, weights = self.layer.keys, self.layer.values, None
+        if self.remembers:
+            weights = queries.new_empty(keys.shape[:2], dtype=torch.float32)
+        runs = self.starts, last, self.longest
+        out = attend_ragged(queries, keys, values, *runs, softmax, weights)
+        if weights is not None and self.writes:
+            groups = self.layer.head_groups
+            sizes = [len(group.heads) * group.residual_keys.shape[2] for group in groups]
+            for group, own in zip(groups, weights.split(sizes, 1), strict=True):
+                self._remember(group, own.view(len(own), len(group.heads), -1))
+        return out
 
     def _by_group(self, queries: Tensor, last: Tensor, softmax: Softmax) -> Tensor:
-        """Attention over head groups that remember it, have segments, or are seen in part."""
+        """Attention over head groups that have segments, or are seen in part."""
         outs, first = [], 0
         for group, asked in zip(self.layer.head_groups, self._split(queries, 1), strict=True):
             heads = slice(first, first := first + len(group.heads))
@@ -177,15 +185,8 @@ class LayerProgram:
                 seen = group.keys, group.values, self.seen, self.rotation
                 outs.append(self.mask.attend(q, *seen, own).view_as(asked))
                 continue
-            if group.segment is None and not self.remembers:
-                outs.append(self._ragged(asked, heads, last, own))
-                continue
             end = None if self.evicts else last[heads][0] - self.starts[heads][0]
-            if group.segment is None and end is None:
-                out, rows = attend_with_rows(q, group.residual_keys, group.residual_values, own)
-                row: Tensor | None = rows[:, :, 0]
-            else:
-                out, row = attend_segment(q, group, own, remembers=self.remembers, last=end)
+            out, row = attend_segment(q, group, own, remembers=self.remembers, last=end)
             outs.append(out.view_as(asked))
             if self.writes and row is not None:
                 self._remember(group, row)

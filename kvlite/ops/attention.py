@@ -131,6 +131,7 @@ def attend_ragged(
     last: Tensor,
     longest: int,
     softmax: Softmax,
+    weights: Tensor | None = None,
 ) -> Tensor:
     """Attention of one token over flat storage, in which each KV head has a run of slots.
 
@@ -140,7 +141,9 @@ def attend_ragged(
         q: `(batch, kv heads, heads per KV head, dim)`.
         keys, values: `(batch, slots, dim)`; what is not filled may be anything.
         starts, last: `(kv heads,)` int64, the first slot of each KV head and its last filled one.
-        longest: slots of the longest run.
+        longest: slots of the longest run. Runs lie one behind the other.
+        weights: `(batch, slots)` float32, into which go the probabilities averaged over a KV head's
+            queries, 0 for what is not filled; None if nobody wants them.
 
     Returns:
         output in the shape and dtype of q.
@@ -149,13 +152,18 @@ def attend_ragged(
         # torch brings triton along on CUDA alone.
         from kvlite.ops import triton_ragged
 
-        return triton_ragged.attend_ragged(q, keys, values, starts, last, longest, softmax)
+        runs = starts, last, longest
+        return triton_ragged.attend_ragged(q, keys, values, *runs, softmax, weights)
     slots = starts[:, None] + torch.arange(longest, device=q.device)
     held = slots <= last[:, None]
     slots = torch.minimum(slots, last[:, None])
     logits = softmax.capped((q.float() * softmax.scale) @ keys[:, slots].float().mT)
-    weights = softmax.probabilities(logits.masked_fill(~held[:, None], -torch.inf))
-    return (weights.to(values.dtype) @ values[:, slots]).to(q.dtype)
+    shares = softmax.probabilities(logits.masked_fill(~held[:, None], -torch.inf))
+    if weights is not None:
+        weights.zero_().scatter_add_(
+            1, slots.view(1, -1).expand(len(q), -1), shares.mean(2).flatten(1)
+        )
+    return (shares.to(values.dtype) @ values[:, slots]).to(q.dtype)
 
 
 def attention_sums(q: Tensor, k: Tensor, lse: Tensor, softmax: Softmax) -> Tensor:

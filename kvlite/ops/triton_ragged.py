@@ -14,6 +14,7 @@ from kvlite.ops.softmax import Softmax
 from kvlite.ops.triton_decode import MERGED_AT_ONCE, merge_splits, splits_for
 
 TILE = 64
+WEIGHED = 1024
 
 
 def attend_ragged(
@@ -24,14 +25,16 @@ def attend_ragged(
     last: Tensor,
     longest: int,
     softmax: Softmax,
+    weights: Tensor | None = None,
 ) -> Tensor:
     """Attention of one token over what each KV head holds; see `ops.attention.attend_ragged`, whose
     arguments and result these are."""
-    batch, heads, rows, dim = q.shape
+    (batch, heads, rows, dim), total = q.shape, keys.shape[1]
     splits = splits_for(batch * heads, longest, q.device)
     outs = torch.empty(batch, heads, splits, rows, dim, dtype=torch.float32, device=q.device)
     lses = torch.empty(batch, heads, splits, rows, dtype=torch.float32, device=q.device)
     out, lse = torch.empty_like(q), lses.new_empty(batch, heads, rows)
+    logits = None if weights is None else lses.new_empty(batch, rows, total)
     wide = 1 << (dim - 1).bit_length()
     # Triton launches on the current device, which need not be the one of this layer.
     with torch.cuda.device_of(q):
@@ -43,7 +46,8 @@ def attend_ragged(
             last,
             outs,
             lses,
-            keys.shape[1],
+            logits,
+            total,
             heads,
             softmax.scale,
             softmax.softcap or 0.0,
@@ -61,7 +65,14 @@ def attend_ragged(
         merge_splits[batch * heads * rows,](
             outs, lses, out, lse, splits, ROWS=rows, DIM=dim, WIDE=wide, BLOCK=MERGED_AT_ONCE
         )
-    return softmax.with_sinks(out, lse)[0]
+        out, lse = softmax.with_sinks(out, lse)
+        if weights is not None:
+            _weights[batch * heads, -(-longest // WEIGHED)](
+                *(logits, lse, weights, starts, last, total, heads),
+                ROWS=rows,
+                BLOCK=WEIGHED,
+            )
+    return out
 
 
 _OPERANDS = {
@@ -80,6 +91,7 @@ def _attend_split(
     last,
     outs,
     lses,
+    logits,
     total,
     heads,
     scale,
@@ -125,6 +137,9 @@ def _attend_split(
         logit = tl.dot(key, asked, input_precision="ieee") * scale
         if CAPPED:
             logit = softcap - 2 * softcap / (1 + tl.exp(logit * (2 / softcap)))
+        if logits is not None:
+            to = logits + (batch * ROWS + lanes[None, :]) * total + first + entries[:, None]
+            tl.store(to, logit, mask=held[:, None] & real[None, :])
         logit = tl.where(held[:, None], logit, -float("inf"))
         # A tile has at least one entry, so the maximum is finite.
         new_top = tl.maximum(top, tl.max(logit, 0))
@@ -142,3 +157,34 @@ def _attend_split(
     tl.store(lses + line + lanes, top + tl.log(whole), mask=real)
     places = outs + (line + lanes[None, :]) * DIM + channels[:, None]
     tl.store(places, sums / whole[None, :], mask=inside[:, None] & real[None, :])
+
+
+@triton.jit(do_not_specialize=["total"])
+def _weights(
+    logits,
+    lses,
+    weights,
+    starts,
+    last,
+    total,
+    heads,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Probabilities of some slots of one KV head, the mean of its rows; 0 where nothing is."""
+    line = tl.program_id(0).to(tl.int64)
+    batch, head = line // heads, line % heads
+    first = tl.load(starts + head)
+    end = tl.load(last + head)
+    stop = total.to(tl.int64)
+    if head + 1 < heads:
+        stop = tl.load(starts + head + 1)
+    slots = first + tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    weight = tl.zeros((BLOCK,), tl.float32)
+    for row in range(ROWS):
+        own = tl.load(
+            logits + (batch * ROWS + row) * total + slots, mask=slots <= end, other=-float("inf")
+        )
+        weight += tl.exp(own - tl.load(lses + line * ROWS + row))
+    weight = tl.where(slots <= end, weight / ROWS, 0.0)
+    tl.store(weights + batch * total + slots, weight, mask=slots < stop)

@@ -175,6 +175,16 @@ def attend_ragged(given: Arguments) -> None:
             logits = given.softcap * torch.tanh(logits / given.softcap)
         given.outs[:, head, 0] = logits.softmax(-1) @ values
         given.lses[:, head, 0] = logits.logsumexp(-1)
+        if given.logits is not None:
+            given.logits[:, :, own] = logits
+
+
+def weights_of(given: Arguments) -> None:
+    given.weights.zero_()
+    for head, (start, last) in enumerate(zip(given.starts, given.last, strict=True)):
+        own = slice(int(start), int(last) + 1)
+        shares = (given.logits[:, :, own] - given.lses[:, head, :, None]).exp()
+        given.weights[:, own] = shares.mean(1)
 
 
 def norm(given: Arguments) -> None:
@@ -239,6 +249,7 @@ TWINS: dict[str, Callable[[Arguments], None]] = {
     "triton_decode._attend_split": attend_split,
     "triton_decode.merge_splits": merge_splits,
     "triton_ragged._attend_split": attend_ragged,
+    "triton_ragged._weights": weights_of,
     "triton_topk._logits_of": logits_of,
     "triton_topk._averaged": averaged,
     "triton_recall._name": name,

@@ -70,7 +70,11 @@ def ragged(rows: int = 4, dim: int = 128, softcap: float | None = None) -> None:
     queries = torch.zeros(1, KV_HEADS, rows, dim, dtype=torch.bfloat16, device=DEVICE)
     keys = queries.new_zeros(1, KV_HEADS * 64, dim)
     starts = torch.arange(0, KV_HEADS * 64, 64, device=DEVICE)
-    attend_ragged(queries, keys, keys, starts, starts + 40, 64, Softmax(0.1, softcap))
+    runs = starts, starts + 40, 64
+    attend_ragged(queries, keys, keys, *runs, Softmax(0.1, softcap))
+    attend_ragged(
+        queries, keys, keys, *runs, Softmax(0.1, softcap), queries.new_zeros(1, 1).float()
+    )
 
 
 def searched(rows: int = 4, dim: int = 128, *, known: bool = True) -> None:
