@@ -71,10 +71,9 @@ def ragged(rows: int = 4, dim: int = 128, softcap: float | None = None) -> None:
     keys = queries.new_zeros(1, KV_HEADS * 64, dim)
     starts = torch.arange(0, KV_HEADS * 64, 64, device=DEVICE)
     runs = starts, starts + 40, 64
-    attend_ragged(queries, keys, keys, *runs, Softmax(0.1, softcap))
-    attend_ragged(
-        queries, keys, keys, *runs, Softmax(0.1, softcap), queries.new_zeros(1, 1).float()
-    )
+    weights = torch.empty(1, KV_HEADS * 64, device=DEVICE)
+    for wanted in (None, weights):
+        attend_ragged(queries, keys, keys, *runs, Softmax(0.1, softcap), wanted)
 
 
 def searched(rows: int = 4, dim: int = 128, *, known: bool = True) -> None:
@@ -221,7 +220,8 @@ def test_nothing_spills(card: int, name: str, tmp_path: Path) -> None:
     compiled: dict[str, Any] = {}
 
     def keep(kernel: Any, grid: Any, args: Any, kwargs: Any) -> None:
-        compiled[kernel.fn.__name__] = RUN(kernel, *args, grid=grid, warmup=True, **kwargs)
+        name = f"{kernel.fn.__name__} {len(compiled)}"
+        compiled[name] = RUN(kernel, *args, grid=grid, warmup=True, **kwargs)
 
     with fake_cuda() as device:
         device.kernels = keep
