@@ -233,7 +233,8 @@ def write(given: Arguments) -> None:
 
 
 def multiply_packed(given: Arguments) -> None:
-    assert given.grid[1] == len(given.rows) and given.outputs == len(given.blocks)
+    assert given.count == len(given.rows) and given.outputs == len(given.blocks)
+    assert given.grid[0] * given.OUTPUTS >= given.outputs
     given.out.copy_(given.rows.float() @ _unpacked(given).T)
 
 
