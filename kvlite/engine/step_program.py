@@ -6,7 +6,9 @@ has to decide happens between programs, in `decode.Step`: more room, entries tha
 the recent ones are many, methods that settle or trim.
 """
 
+from collections.abc import Iterator
 from importlib.util import find_spec
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,6 +18,8 @@ from kvlite.engine.layer_program import LayerProgram
 from kvlite.engine.sampling import Sampler
 from kvlite.engine.sparse_attention import sparse_masks
 from kvlite.methods.layer_policy import LayerPolicy
+from kvlite.model.architectures import has_experts
+from kvlite.model.experts import experts_of, reads_in_place
 from kvlite.model.load import LoadedModel
 from kvlite.model.rotary import fixed_tables
 from kvlite.offload import Recall
@@ -36,7 +40,7 @@ def refusal(
         return "weights are streamed"
     if model.weights.name != "nf4" and (model.weights.stored or model.weights.name == "int8"):
         return f"products with {model.weights.name} weights may wait for the host"
-    if model.weights.keeps_experts_packed(model.shape.model_type):
+    if not all(map(reads_in_place, _experts(model))):
         return "experts are unpacked as a token chooses them"
     if not fixed_tables(model):
         return "the model's rotations change with the length"
@@ -48,6 +52,12 @@ def refusal(
         ),
         None,
     )
+
+
+def _experts(model: LoadedModel) -> Iterator[Any]:
+    """Modules that may wait for CUDA, which has their tokens' choice."""
+    if model.device.type == "cuda" and has_experts(model.shape.model_type):
+        yield from experts_of(model.module)
 
 
 def _layer_refusal(

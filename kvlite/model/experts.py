@@ -1,8 +1,8 @@
-"""Experts whose weights are packed: a matrix is unpacked while tokens go through its expert.
+"""How tokens go through a layer's experts, by functions that are registered with transformers.
 
-transformers holds all experts of a layer in one tensor a projection. Here a module is in its place
-that gives one expert's matrix at a time, and a function that is registered with transformers takes
-one expert after the other.
+transformers holds all experts of a layer in one tensor a projection. Where weights are packed, a
+module is in its place that gives one expert's matrix at a time, and one expert is taken after the
+other. On CUDA, kernels read what few tokens need in its place, packed or not.
 """
 
 from abc import ABC, abstractmethod
@@ -14,7 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-ONE_BY_ONE = "kvlite"
+from kvlite.ops.device import has_triton
+
+ONE_BY_ONE, TOGETHER = "kvlite", "kvlite together"
 # Experts without a gate have the second.
 PROJECTIONS = ("gate_up_proj", "up_proj", "down_proj")
 
@@ -67,11 +69,68 @@ def take_one_by_one(experts: Any) -> None:
     experts.config._experts_implementation = ONE_BY_ONE
 
 
+def take_few_in_place(module: nn.Module) -> None:
+    """Let kernels read the experts of few tokens where transformers would compute all experts
+    together, for which it may wait for the device."""
+    from transformers.integrations.moe import ExpertsInterface
+
+    ExpertsInterface.register(TOGETHER, _together)
+    for experts in experts_of(module):
+        if experts.config._experts_implementation == "grouped_mm":
+            experts.config._experts_implementation = TOGETHER
+
+
+def reads_in_place(experts: Any) -> bool:
+    """Whether kernels multiply few tokens by the weights of experts where they lie, and nothing
+    waits for the device."""
+    held = [getattr(experts, name) for name in PROJECTIONS if hasattr(experts, name)]
+    plain = all(isinstance(each, nn.Parameter) and has_triton(each.device) for each in held)
+    return plain and not hasattr(experts, "arriving")
+
+
+def _together(experts: Any, hidden: Tensor, chosen: Tensor, shares: Tensor) -> Tensor:
+    """As `_one_by_one`."""
+    from transformers.integrations.moe import grouped_mm_experts_forward
+
+    if _few(experts, chosen):
+        return _in_place(experts, hidden, chosen, shares)
+    out: Tensor = grouped_mm_experts_forward(experts, hidden, chosen, shares)
+    return out
+
+
+def _few(experts: Any, chosen: Tensor) -> bool:
+    """Whether few tokens share an expert, and kernels can read it."""
+    return chosen.numel() <= experts.num_experts and reads_in_place(experts)
+
+
+def _in_place(experts: Any, hidden: Tensor, chosen: Tensor, shares: Tensor) -> Tensor:
+    """As `_one_by_one`."""
+    each, size = chosen.flatten(), (*chosen.shape, -1)
+    if experts.has_gate:
+        made = experts._apply_gate(_products(experts, "gate_up_proj", hidden, each))
+    else:
+        made = experts.act_fn(_products(experts, "up_proj", hidden, each))
+    made = _products(experts, "down_proj", made, each)
+    if experts.has_post_expert_norm:
+        made = experts.post_expert_norm(made)
+    out: Tensor = (made.view(size) * shares[..., None]).sum(1)
+    return out.to(hidden.dtype)
+
+
+def _products(experts: Any, name: str, rows: Tensor, chosen: Tensor) -> Tensor:
+    """Rows by one matrix each, or by several, `(chosen, outputs)`."""
+    from kvlite.ops.triton_experts import multiply
+
+    weights = getattr(experts, name)
+    bias = getattr(experts, f"{name}_bias") if experts.has_bias else None
+    return multiply(rows, chosen, weights.mT if experts.is_transposed else weights, bias)
+
+
 def _one_by_one(experts: Any, hidden: Tensor, chosen: Tensor, shares: Tensor) -> Tensor:
     """What experts make of tokens `(n, hidden size)`; `chosen` are each token's, `(n, top k)`, and
     `shares` their weights. A module may have an own `arriving`, which says where each lies."""
     out = torch.zeros_like(hidden)
-    for expert, at in getattr(experts, "arriving", _in_place)(chosen):
+    for expert, at in getattr(experts, "arriving", _where_they_are)(chosen):
         _add(out, experts, expert, at, hidden, chosen, shares)
     return out
 
@@ -92,7 +151,7 @@ def _add(
     out.index_add_(0, rows, made.to(out.dtype))
 
 
-def _in_place(chosen: Tensor) -> Iterator[tuple[int, int]]:
+def _where_they_are(chosen: Tensor) -> Iterator[tuple[int, int]]:
     # For a plan one expert that is given all tokens takes as much as any.
     used = [0] if chosen.is_meta else chosen.unique().tolist()
     return zip(used, used, strict=True)

@@ -17,6 +17,7 @@ from kvlite.model.architectures import LANGUAGE_WEIGHTS, architecture
 from kvlite.model.attention_interface import ATTENTION, register_attention
 from kvlite.model.calibration import Calibration
 from kvlite.model.cpu import split_linears
+from kvlite.model.experts import take_few_in_place
 from kvlite.model.gemma import Carried
 from kvlite.model.grammar import Vocabulary
 from kvlite.model.hybrid import engine_layers
@@ -31,6 +32,7 @@ from kvlite.model.weights import (
     hush_bitsandbytes,
     keep_odd_sizes_unpacked,
 )
+from kvlite.ops.device import has_triton
 
 # Without trust_remote_code transformers would ask on the terminal whether to run a file's code.
 PLACE: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
@@ -70,6 +72,8 @@ class LoadedModel:
         own = architecture(self.shape.model_type)
         self.carried = Carried(self.module.model) if own.carries else None
         self.layers = Layers(engine_layers(self.module.model, self.carried, self.shape))
+        if has_triton(self.device):
+            take_few_in_place(self.module)
         if own.latent:
             for layer in self.layers.modules:
                 keep_latents(layer.self_attn, ATTENTION)

@@ -30,6 +30,8 @@ _has, _KEY = torch._C._dispatch_has_kernel_for_dispatch_key, torch._C.DispatchKe
 # These read numbers on the host, or make tensors of a size that depends on them.
 ASKING = ("_local_scalar_dense", "equal", "nonzero", "masked_select", "repeat_interleave.Tensor")
 ASKING += ("_unique2", "unique_consecutive", "bincount", "is_nonzero")
+# Where there is no kernel of its own for it, as of an RTX 4090.
+ASKING += ("_grouped_mm", "grouped_mm_fallback")
 # They take memory, or say that it is seen otherwise; nothing runs.
 NO_LAUNCH = ("empty", "new_empty", "resize_", "set_", "_unsafe_view", "lift_fresh", "record_stream")
 

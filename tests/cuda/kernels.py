@@ -246,6 +246,17 @@ def _unpacked(given: Arguments) -> Tensor:
     return torch.from_numpy(dequantize(given.blocks.numpy(), GGMLQuantizationType(given.KIND)))
 
 
+def multiply_experts(given: Arguments) -> None:
+    assert given.grid[0] == len(given.chosen) == given.each * len(given.rows)
+    assert (given.outputs, given.inputs) == given.weights.shape[1:]
+    matrices = given.weights[given.chosen].float()
+    rows = given.rows.repeat_interleave(given.each, 0).float()
+    made = (matrices @ rows[..., None])[..., 0]
+    if given.bias is not None:
+        made += given.bias[given.chosen].float()
+    given.out.copy_(made)
+
+
 TWINS: dict[str, Callable[[Arguments], None]] = {
     "triton_decode._attend_split": attend_split,
     "triton_decode.merge_splits": merge_splits,
@@ -264,6 +275,7 @@ TWINS: dict[str, Callable[[Arguments], None]] = {
     "triton_write._write": write,
     "triton_linear._multiply": multiply_packed,
     "triton_linear._unpack": unpack,
+    "triton_experts._multiply": multiply_experts,
 }
 
 

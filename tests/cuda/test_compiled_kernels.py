@@ -28,7 +28,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
 
-from kvlite.ops import triton_layer_ops
+from kvlite.ops import triton_experts, triton_layer_ops
 from kvlite.ops.triton_decode import attend_quantized
 from kvlite.ops.triton_linear import multiply, unpack
 from kvlite.ops.triton_pack import Segment
@@ -156,6 +156,17 @@ def linear(kind: str) -> None:
     unpack(packed, form, torch.empty(64, 4096, dtype=torch.bfloat16, device=DEVICE))
 
 
+def experts(sizes: tuple[int, int], each: int, *, transposed: bool = False) -> None:
+    """A token by those it chose, `(outputs, inputs)`: with gates, and back."""
+    chosen = torch.zeros(each, dtype=torch.int64, device=DEVICE)
+    for outputs, inputs in (sizes, (sizes[1], sizes[0] // 2)):
+        shape = (2, inputs, outputs) if transposed else (2, outputs, inputs)
+        weights = torch.zeros(shape, dtype=torch.bfloat16, device=DEVICE)
+        bias = weights.new_zeros(2, outputs) if transposed else None
+        rows = weights.new_zeros(1 if inputs == sizes[1] else each, inputs)
+        triton_experts.multiply(rows, chosen, weights.mT if transposed else weights, bias)
+
+
 WORK: dict[str, Callable[[], None]] = {
     "4 bits": lambda: attention(4, 4),
     "8 bits": lambda: attention(8, 8),
@@ -186,6 +197,8 @@ WORK: dict[str, Callable[[], None]] = {
     "layer": layer,
     "layer, Gemma 3": lambda: layer(256, 3840, gemma=True),
     **{kind: partial(linear, kind) for kind in FORMATS},
+    "experts, Qwen3-30B-A3B": lambda: experts((1536, 2048), 8),
+    "experts, gpt-oss-20b": lambda: experts((5760, 2880), 4, transposed=True),
 }
 
 
@@ -206,7 +219,7 @@ class Card(SimpleNamespace):
         return GPUTarget("cuda", self.capability, 32)
 
 
-@pytest.fixture(params=[86, 89, 120])
+@pytest.fixture(params=[86, 89, 90, 120])
 def card(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
     monkeypatch.setenv("TRITON_DEFAULT_FP_FUSION", "1")
     monkeypatch.setattr(triton.knobs.cache, "dir", str(CACHE / "triton"))

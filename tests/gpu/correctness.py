@@ -22,6 +22,7 @@ WORKERS = 4
 SUITES = (
     "tests/test_triton_layer_ops.py",
     "tests/test_triton_linear.py",
+    "tests/test_triton_experts.py",
     "tests/test_triton_attention.py",
     "tests/test_triton_ragged.py",
     "tests/test_triton_search.py",
