@@ -5,18 +5,22 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from filelock import FileLock, Timeout
 
 from kvlite.config.paths import data_folder
 from kvlite.config.settings import Settings
 from kvlite.errors import SettingError
+from kvlite.server.config import ServerConfig as ApiConfig
 
 from .web.guard import ServerConfig
+
+if TYPE_CHECKING:
+    from .openai_server import OpenAIServer
 
 _STYLE = Path(__file__).parent / "web" / "style.css"
 # Read when gradio is imported or starts: no analytics are sent, nor collected after every event.
@@ -29,15 +33,23 @@ _QUIET = {
 
 
 def serve(
-    settings: Settings, server_config: ServerConfig, *, tell: Callable[[str], None] = print
+    settings: Settings,
+    server_config: ServerConfig,
+    api_config: ApiConfig | None = None,
+    *,
+    tell: Callable[[str], None] = print,
 ) -> None:
     """Serve until someone interrupts, then keep the conversation in memory and end. The address, an
     error of loading the model, and what became of the conversations are given to `tell`.
 
-    Raises SettingError if others could come in without a password, no port is free, or another app
-    has the same conversations open.
+    Args:
+        api_config: how programs reach the same model by OpenAI's API; None if they cannot.
+
+    Raises SettingError if others could come in without a password or a key, no port is free, or
+    another app has the same conversations open.
     """
     server_config.require_password()
+    api = None if api_config is None else _openai_server(api_config)
     os.environ.update(_QUIET)
     for name in ("NO_PROXY", "no_proxy"):  # gradio sends itself a request to see that it is up
         others = os.environ.get(name, "")
@@ -45,7 +57,7 @@ def serve(
             filter(None, [others, "localhost", "127.0.0.1", server_config.host])
         )
     with _alone(data_folder()):
-        _serve(settings, server_config, tell)
+        _serve(settings, server_config, api, tell)
 
 
 def _alone(root: Path) -> AbstractContextManager[Any]:
@@ -66,7 +78,12 @@ def _alone(root: Path) -> AbstractContextManager[Any]:
         ) from None
 
 
-def _serve(settings: Settings, server_config: ServerConfig, tell: Callable[[str], None]) -> None:
+def _serve(
+    settings: Settings,
+    server_config: ServerConfig,
+    api: "OpenAIServer | None",
+    tell: Callable[[str], None],
+) -> None:
     from .engine.service import Service
     from .storage.store import drop_deleted
 
@@ -79,12 +96,15 @@ def _serve(settings: Settings, server_config: ServerConfig, tell: Callable[[str]
     with _interrupts(over):
         address = _launch(page, service, server_config)
         model = service.load(settings)
-        tell(f"kvlite is at {address} (Ctrl-C ends it)")
-        while not over.wait(1) and not model.shown.ended:
-            pass
-        if model.shown.error:
-            tell(f"{model.shown.error}: choose another model in the settings")
-        over.wait()
+        with nullcontext() if api is None else api.answering(service, model):
+            tell(f"kvlite is at {address} (Ctrl-C ends it)")
+            if api is not None:
+                tell(f"Programs find it at {api.address}")
+            while not over.wait(1) and not model.shown.ended:
+                pass
+            if model.shown.error:
+                tell(f"{model.shown.error}: choose another model in the settings")
+            over.wait()
         # First, or waiting work would begin once those who follow an answer have gone.
         tell(service.close() or "Ended; the conversations are kept.")
         service.uploads.clear()
@@ -92,6 +112,12 @@ def _serve(settings: Settings, server_config: ServerConfig, tell: Callable[[str]
         logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
         page.server.config.timeout_graceful_shutdown = 0
         page.close(verbose=False)
+
+
+def _openai_server(config: ApiConfig) -> "OpenAIServer":
+    from .openai_server import OpenAIServer
+
+    return OpenAIServer(config)
 
 
 def _page(service: Any, server_config: ServerConfig) -> Any:

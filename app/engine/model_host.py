@@ -11,7 +11,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from threading import Event
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psutil
 import torch
@@ -32,6 +32,9 @@ from ..storage.record import Record
 from ..storage.store import ConversationStore
 from .active_conversation import ActiveConversation
 
+if TYPE_CHECKING:
+    from kvlite.server.lent_model import LentModel
+
 ConversationTask = Callable[[ActiveConversation, Work], Any]
 # Characters of a text while there is no model.
 _LONGEST = 4_000_000
@@ -49,10 +52,12 @@ class ModelHost:
         text_limit: the most characters that can fit the model; None while there is none.
         holding: what the model holds while no conversation is in memory.
         active: the conversation in memory.
+        lent: what programs have of the model; None if they cannot use it.
     """
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
+        self.lent: LentModel | None = None
         self.runner: Runner | None = None
         self.text_limit: int | None = None
         self.holding = Holding(())
@@ -123,6 +128,8 @@ class ModelHost:
         load_transformers()
         find_model(settings.model, work.begin, work.cancel)
         self.set_aside(work)
+        if self.lent is not None:
+            self.lent.expect(settings, work)
         freed = ""
         if self.runner is not None:
             device, before = self.runner.model.device, self.held_bytes()
@@ -135,7 +142,15 @@ class ModelHost:
         self.holding = holding(runner.model)
         self.text_limit = text_limit(runner.model.tokenizer, runner.shape.max_context)
         self.runner, self.settings = runner, settings
+        if self.lent is not None:
+            self.lent.current.use(runner)
         return freed
+
+    def lend(self, lent: "LentModel") -> None:
+        """Let programs use the model, too, whichever it is."""
+        self.lent = lent
+        if self.runner is not None:
+            lent.current.use(self.runner)
 
     def set_aside(self, work: Work) -> None:
         """Write the conversation in memory to disk and free its memory."""
@@ -156,6 +171,8 @@ class ModelHost:
         if (now := self.holds(store, id)) is not None:
             return now
         self.set_aside(work)
+        if self.lent is not None:
+            self.lent.set_aside()
         record = store.record_or_new(id)
         session = Session(self.runner, self.settings)
         if record.changed:

@@ -328,6 +328,8 @@ class Service:
                 told.append(
                     f"The last answer is lost, as it cannot be written: {error.__cause__ or error}."
                 )
+            if self.model_host.lent is not None:
+                self.model_host.lent.current.release()
             for store in self._stores.values():
                 store.close()
 

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from kvlite.cli.first_start import with_first_model
-from kvlite.cli.options import with_resolved
+from kvlite.cli.options import ApiKey, keys_of, with_resolved
 from kvlite.cli.screen import console
 from kvlite.config.resolve import Resolved
 
@@ -33,6 +33,15 @@ def app(
         typer.Option("--share", help="a public address through gradio's servers; needs --auth"),
     ] = False,
     browser: Annotated[bool, typer.Option("--open", help="open it in the browser")] = False,
+    api_port: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            max=65535,
+            help="let programs use the model, too: OpenAI's API, as of kvlite serve, at this port",
+        ),
+    ] = None,
+    api_key: ApiKey = None,
     read_ahead: Annotated[
         bool,
         typer.Option(
@@ -52,16 +61,25 @@ def app(
 
       kvlite app --model Qwen/Qwen3-8B --vram 20GiB --open
 
+      kvlite app --api-port 8000
+
       kvlite app --host 0.0.0.0 --auth ann:secret --auth ben:other
     """
+    from kvlite.errors import SettingError
+    from kvlite.server.config import ServerConfig as ApiConfig
     from kvlite.web.hosts import plain_host
     from kvlite_app.web.guard import ServerConfig, parse_auth
 
     users = parse_auth(auth or (), os.environ.get("KVLITE_AUTH", ""))
     server = ServerConfig(plain_host(host), port, users, share, browser, read_ahead)
     server.require_password()
+    if api_key and api_port is None:
+        raise SettingError("--api-key is for programs: give --api-port, too, or leave it out")
+    api = None if api_port is None else ApiConfig(server.host, api_port, keys_of(api_key))
+    if api is not None:
+        api.require_key()
     screen = console()
     settings = with_first_model(resolved, screen).settings
     with screen.status("Starting"):
         from kvlite_app.serve import serve
-    serve(settings, server, tell=lambda said: screen.print(said))
+    serve(settings, server, api, tell=lambda said: screen.print(said))

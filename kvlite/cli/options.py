@@ -4,7 +4,7 @@ import inspect
 import json
 import os
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial, wraps
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
@@ -25,6 +25,14 @@ AsJson = Annotated[
     bool, typer.Option("--json", help="print JSON, an object a line, instead of text")
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="print nothing but results")]
+ApiKey = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="KEY",
+        help="a key that programs must have; may be repeated; KVLITE_API_KEY sets one that no list "
+        "of processes shows",
+    ),
+]
 
 _keyword = partial(inspect.Parameter, kind=inspect.Parameter.KEYWORD_ONLY)
 
@@ -80,6 +88,11 @@ def with_settings(command: Command, names: Collection[str] = OPTIONS) -> Command
 
 # For commands that need a model and have options of their own for the rest.
 with_model = partial(with_settings, names=("model", "device", "weights"))
+
+
+def keys_of(given: Sequence[str] | None) -> list[str]:
+    """All keys that programs may have: those given, and the environment's."""
+    return [*(given or ()), *filter(None, [os.environ.get("KVLITE_API_KEY")])]
 
 
 def as_flags(values: Mapping[str, Any]) -> list[str]:

@@ -1,12 +1,11 @@
 """`kvlite serve`: other programs ask the model, by OpenAI's API."""
 
-import os
 from dataclasses import replace
 from typing import Annotated
 
 import typer
 
-from kvlite.cli.options import with_resolved
+from kvlite.cli.options import ApiKey, keys_of, with_resolved
 from kvlite.cli.screen import console
 from kvlite.config.resolve import Resolved
 from kvlite.config.units import size_or_auto
@@ -23,14 +22,7 @@ def serve(
         str, typer.Option(help="address to serve on; any but this machine's own needs --api-key")
     ] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=1, max=65535)] = 8000,
-    api_key: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="KEY",
-            help="a key that requests must have; may be repeated; KVLITE_API_KEY sets one that no "
-            "list of processes shows",
-        ),
-    ] = None,
+    api_key: ApiKey = None,
     keep: Annotated[
         str,
         typer.Option(help="host memory for conversations that may go on; the rest go to disk"),
@@ -74,8 +66,7 @@ def serve(
     settings = resolved.settings if name is None else resolved.settings.replace({"model": name})
     if resolved.origins["max_new_tokens"].kind == "default":
         settings = settings.replace({"max_new_tokens": _LONGEST})
-    keys = [*(api_key or ()), *filter(None, [os.environ.get("KVLITE_API_KEY")])]
-    config = ServerConfig(plain_host(host), port, keys, requests=requests)
+    config = ServerConfig(plain_host(host), port, keys_of(api_key), requests=requests)
     config = replace(config, one_model=one_model, unload_after=60 * unload_after)
     config = replace(config, keep=_size("--keep", keep), keep_disk=_size("--keep-disk", keep_disk))
     config.require_key()

@@ -56,6 +56,11 @@ class Runner:
         return self.model.shape
 
     @property
+    def planned_for_one(self) -> bool:
+        """Whether caches take memory that was planned for one conversation alone."""
+        return self.model.device.type == "cuda"
+
+    @property
     def model_path(self) -> Path:
         """The folder of the safetensors in use."""
         return self.model.path

@@ -66,10 +66,14 @@ class Answering:
             begins, self._running, self._changed = not self._running, True, True
             self._count()
         if begins:
-            host = self._engine.submit(self._run, "Reading", failed=self._give_up)
-            host.on_show = self._moved
-            self._moved(host.shown)
+            self._queue()
         return request.work
+
+    def _queue(self) -> None:
+        """Have the engine come to this, after all that it was asked for before."""
+        host = self._engine.submit(self._run, "Reading", failed=self._give_up)
+        host.on_show = self._moved
+        self._moved(host.shown)
 
     def _moved(self, host: Shown) -> None:
         if host.before != self._before:
@@ -83,7 +87,9 @@ class Answering:
             each.work.show(before=self._before + len(self.going) + number)
 
     def _run(self, host: Work) -> None:
-        """Answer until there is nobody left."""
+        """Answer until there is nobody left. Whoever else waits for the engine has it once the
+        answers that are coming have come, and before others begin."""
+        self._changed = True
         while True:
             if host.cancel.is_set():
                 for each in (*self.waiting, *self.going):
@@ -92,9 +98,12 @@ class Answering:
             if (request := self._next()) is not None:
                 self._begin(request)
             with self._lock:
-                if not self.waiting and not self.going:
-                    self._running = False
-                    return
+                more = self._running = bool(self.waiting or self.going)
+            if not more:
+                return
+            if not self.going and self._engine.is_wanted:
+                self._queue()
+                return
             turns = [each.turn for each in self.going if each.turn is not None]
             if len(turns) > 1:
                 step_together(turns[0].model, turns)
@@ -108,7 +117,8 @@ class Answering:
             return None
         self._changed = False
         turns = [each.turn for each in self.going if each.turn is not None]
-        room = len(self.going) < MOST and (not self.going or self.has_room(turns))
+        room = len(self.going) < MOST and not self._engine.is_wanted
+        room = room and (not self.going or self.has_room(turns))
         for request in [*self.waiting]:
             if request.work.cancel.is_set() or (room and request.may_begin()):
                 with self._lock:

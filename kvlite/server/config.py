@@ -50,6 +50,12 @@ class ServerConfig:
         """Whether only this machine comes in."""
         return is_loopback(self.host)
 
+    @property
+    def address(self) -> str:
+        """Where OpenAI's clients find it."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"http://{host}:{self.port}/v1"
+
     def require_key(self) -> None:
         """Raises SettingError if others could come in without a key, or a key is none."""
         if any(not key.strip() or key != key.strip() or not key.isascii() for key in self.keys):

@@ -175,7 +175,7 @@ class Conversations:
         others = sorted(idle, key=_recent)
         short, places = SHORT_ONES - 1, len(others)
         total = now.nbytes + sum(each.nbytes for each in self.kept if each.busy and each is not now)
-        if _planned_for_one(self.runner):
+        if self.runner.planned_for_one:
             short, places = 0, int(count <= SHORT)
         for each in [each for each in others if each.is_short][short:]:
             self._drop(each)
@@ -281,13 +281,14 @@ class Conversations:
                 path.unlink(missing_ok=True)
         self._used = max((each.used for each in self.kept), default=0)
 
-    def close(self) -> None:
-        """Move what is in memory to disk, the last used first, as far as there is room."""
+    def set_aside(self) -> None:
+        """Leave memory: what is long goes to disk, the last used first, as far as there is room."""
         for each in sorted([*self.kept], key=_recent):
-            if each.talk is not None and not each.is_short:
+            if each.is_short:
+                self._drop(each)
+            elif each.talk is not None:
                 self._put_away(each)
         self._keep_within_disk()
-        self.kept = []
 
     def _left(self, path: Path) -> Kept:
         """A conversation in a file of an earlier server. Raises as `Snapshot`."""
@@ -315,11 +316,6 @@ def _goes_on(same: int, kept: Kept) -> bool:
     """Whether a prompt that has `same` tokens in common with a conversation goes on with it: it
     loses less than that."""
     return same >= _FEW and 2 * same >= len(kept.ids)
-
-
-def _planned_for_one(runner: Runner) -> bool:
-    """Whether caches take memory that was planned for one conversation alone."""
-    return runner.model.device.type == "cuda"
 
 
 def _recent(kept: Kept) -> int:

@@ -5,11 +5,41 @@ import socket
 
 import uvicorn
 
+from kvlite.errors import SettingError
+from kvlite.server.config import ServerConfig
 from kvlite.server.models import Models
 from kvlite.server.routes import make_app
 
 # Seconds in which clients must take the last of what they are sent, and then uvicorn's own.
 _PATIENCE, _UVICORNS = 1, 3
+# Connections that wait to be taken.
+_BACKLOG = 128
+
+
+def listen(config: ServerConfig, flag: str = "--port") -> socket.socket:
+    """A socket at the server's address.
+
+    Args:
+        flag: what sets the port.
+
+    Raises:
+        SettingError: it is taken, or of another machine.
+    """
+    host, port = config.host, config.port
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listening = socket.socket(family)
+    try:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind((host, port))
+        listening.listen(_BACKLOG)
+    except OSError as error:
+        listening.close()
+        said = error.strerror or error
+        raise SettingError(
+            f"--host {host} {flag} {port} cannot be served on ({said}): give another {flag}, or "
+            "end what has it"
+        ) from None
+    return listening
 
 
 class HttpServer(uvicorn.Server):

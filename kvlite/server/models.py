@@ -16,7 +16,6 @@ from kvlite.model.local_models import LocalModel, models_here
 from kvlite.model.source import lasting_name
 from kvlite.planner.fitting import plan_here
 from kvlite.planner.plan import refusal
-from kvlite.server.config import ServerConfig
 from kvlite.server.refusals import Refusal
 from kvlite.server.served_model import ServedModel
 from kvlite.server.state import ServerState
@@ -39,10 +38,9 @@ class Models:
         current: the one that is loaded, or was last; used where a request names none.
     """
 
-    def __init__(self, settings: Settings, config: ServerConfig) -> None:
-        self.state = ServerState(config)
-        names = [*dict.fromkeys([_short_name(settings.model), settings.model])]
-        self.first = self.current = ServedModel(names, settings, self.state)
+    def __init__(self, settings: Settings, state: ServerState) -> None:
+        self.state = state
+        self.first = self.current = ServedModel(names_of(settings.model), settings, state)
         self._served = dict[str, ServedModel]()
         self._here: Sequence[LocalModel] = ()
         self._looked = float("-inf")
@@ -109,7 +107,7 @@ class Models:
 
     def close(self) -> None:
         """End what is being done, and keep what was read."""
-        self.state.engine.close(lambda work: self.current.close(), _PATIENCE, _SAVING)
+        self.state.engine.close(lambda work: self.current.release(), _PATIENCE, _SAVING)
 
     async def _named(self, name: str | None) -> ServedModel:
         """Raises Refusal if it is not there, or cannot be run."""
@@ -213,10 +211,10 @@ def _cannot_be_run(name: str, reason: str) -> Refusal:
     return Refusal(f"a model cannot be run: {said}", 400, "model")
 
 
-def _short_name(model: str) -> str:
-    """What a model is called: the last part of a path, or a Hugging Face id."""
+def names_of(model: str) -> list[str]:
+    """What requests may call a model: the last part of a path, and what the setting says."""
     path = Path(model).expanduser()
-    return path.resolve().name if path.exists() else model
+    return [*dict.fromkeys([path.resolve().name if path.exists() else model, model])]
 
 
 async def _ended(work: Work) -> None:

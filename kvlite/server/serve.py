@@ -1,19 +1,16 @@
 """Serves the models of this machine."""
 
 import logging
-import socket
 import threading
 from collections.abc import Callable
 from contextlib import suppress
 
 from kvlite.config.settings import Settings
-from kvlite.errors import SettingError, Stopped
+from kvlite.errors import Stopped
 from kvlite.server.config import ServerConfig
-from kvlite.server.http_server import HttpServer
+from kvlite.server.http_server import HttpServer, listen
 from kvlite.server.models import Models
-
-# Connections that wait to be taken.
-_BACKLOG = 128
+from kvlite.server.state import ServerState
 
 
 def serve(settings: Settings, config: ServerConfig, *, tell: Callable[[str], None] = print) -> None:
@@ -24,13 +21,12 @@ def serve(settings: Settings, config: ServerConfig, *, tell: Callable[[str], Non
         KvliteError: the model cannot be loaded.
     """
     config.require_key()
-    listening = _listening(config.host, config.port)
+    listening = listen(config)
     _log_to_stderr()
     with listening:
-        models = Models(settings, config)
+        models = Models(settings, ServerState(config))
         model, loading = models.first, models.first.load()
-        host = f"[{config.host}]" if ":" in config.host else config.host
-        tell(f"kvlite serves {model.names[0]} at http://{host}:{config.port}/v1 (Ctrl-C ends it)")
+        tell(f"kvlite serves {model.names[0]} at {config.address} (Ctrl-C ends it)")
         server = HttpServer(models)
 
         def loaded() -> None:
@@ -46,23 +42,6 @@ def serve(settings: Settings, config: ServerConfig, *, tell: Callable[[str], Non
         failure = loading.failure
         if failure is not None and not isinstance(failure, Stopped):
             raise failure
-
-
-def _listening(host: str, port: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listening = socket.socket(family)
-    try:
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listening.bind((host, port))
-        listening.listen(_BACKLOG)
-    except OSError as error:
-        listening.close()
-        said = error.strerror or error
-        raise SettingError(
-            f"--host {host} --port {port} cannot be served on ({said}): give another --port, or "
-            "end what has it"
-        ) from None
-    return listening
 
 
 def _log_to_stderr() -> None:

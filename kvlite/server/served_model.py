@@ -15,6 +15,7 @@ from kvlite.conversation.conversation import Conversation
 from kvlite.conversation.metrics import Piece
 from kvlite.conversation.runner import Runner, open_runner
 from kvlite.conversation.turn import Turn
+from kvlite.errors import Stopped
 from kvlite.memory.device_budget import ERROR
 from kvlite.memory.free import free_bytes, release_memory
 from kvlite.model.source import lasting_name
@@ -180,6 +181,8 @@ class ServedModel:
                 if token is None:
                     break
                 yield token
+            if work.failure is not None and self.conversations is None:
+                raise Refusal("the model was unloaded: send this again", 503, code="unloaded")
             if work.failure is not None:
                 raise work.failure
         finally:
@@ -195,8 +198,8 @@ class ServedModel:
         if self.conversations is not None:
             self.conversations.store_idle()
 
-    def _load(self, work: Work) -> None:
-        runner = open_runner(self.settings, notify=work.begin, cancel=work.cancel)
+    def use(self, runner: Runner) -> None:
+        """Answer with a model that has been loaded; called by the engine's thread."""
         config, shared = self.state.config, self.state.folder
         name = hashlib.sha256(lasting_name(self.settings.model).encode()).hexdigest()[:16]
         conversations = Conversations(
@@ -208,24 +211,31 @@ class ServedModel:
         self.runner, self._max_context = runner, runner.shape.max_context
         self.planned = 0 if runner.plan is None else runner.plan.peak_bytes
 
+    def release(self) -> None:
+        """Let the model go, and keep what it has read on disk; called by the engine's thread."""
+        if self.conversations is not None:
+            self.conversations.set_aside()
+        self.conversations = self.runner = None
+
+    def _load(self, work: Work) -> None:
+        self.use(open_runner(self.settings, notify=work.begin, cancel=work.cancel))
+
     def _unload(self, work: Work) -> None:
-        if self.runner is None or self.conversations is None:
+        if self.runner is None:
             return
         device = self.runner.model.device
-        self.conversations.close()
-        self.conversations = self.runner = self.loading = None
+        self.release()
+        self.loading = None
         release_memory(device)
-
-    def close(self) -> None:
-        """Keep what was read; called by the engine's thread."""
-        if self.conversations is not None:
-            self.conversations.close()
 
     def _answers(
         self, ask: Ask, put: Callable[[Token], None], work: Work
     ) -> Generator[Turn | None]:
         """As `answering.Answer`."""
-        assert self.conversations is not None and self.runner is not None
+        if self.conversations is None or self.runner is None:
+            raise Stopped
+        if self.state.make_way is not None and self.runner.planned_for_one:
+            self.state.make_way(work)
         if ask.scored:
             scores = prompt_chances(self.runner.model, ask.ids, ask.top or 0, work.callbacks)
             put(Token(prompt=tuple(scores)))
@@ -253,8 +263,8 @@ class ServedModel:
     def _has_room(self, turns: Sequence[Turn]) -> bool:
         """Whether one more answer may begin beside those of these turns."""
         runner = self.ready()
-        if runner.model.device.type != "cpu" or runner.settings.vram != "auto":
-            return False  # planned for one
+        if runner.planned_for_one or runner.settings.vram != "auto":
+            return False
         weights = bytes_held(runner.model.tensors())
         planned = max((each.run_stats.planned or 0 for each in turns), default=0)
         held = max((each.cache.nbytes for each in turns), default=0)

@@ -1,7 +1,7 @@
 """What all models of a server share."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from kvlite.config.paths import data_folder
@@ -10,6 +10,7 @@ from kvlite.server.counters import Counters
 from kvlite.server.files import Files
 from kvlite.server.refusals import Refusal
 from kvlite.web.engine_thread import Engine
+from kvlite.web.work import Work
 
 
 class ServerState:
@@ -17,11 +18,20 @@ class ServerState:
 
     Attributes:
         folder: where conversations on disk are.
+        make_way: called by the engine's thread before an answer, where the device has room for one
+            conversation alone; None if nobody else has one.
     """
 
-    def __init__(self, config: ServerConfig) -> None:
+    def __init__(
+        self,
+        config: ServerConfig,
+        engine: Engine | None = None,
+        make_way: Callable[[Work], None] | None = None,
+    ) -> None:
+        """With a thread of its own, or the `engine` of the program that it is part of."""
         folder = config.folder or data_folder() / "server"
-        self.config, self.counters, self.engine = config, Counters(), Engine()
+        self.config, self.counters = config, Counters()
+        self.engine, self.make_way = engine or Engine(), make_way
         self.files, self.folder = Files(folder / "files"), folder / str(config.port)
         self._ending = False
         self._waits = set[asyncio.Timeout]()

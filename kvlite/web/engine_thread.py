@@ -63,6 +63,11 @@ class Engine:
         work.cancel.set()
         work.do()
 
+    @property
+    def is_wanted(self) -> bool:
+        """Whether something waits for what is being done now to end."""
+        return bool(self._waiting)
+
     def close(
         self,
         last: Task | None = None,

@@ -58,6 +58,15 @@ def test_what_cannot_be_served_is_refused_at_once(
     refused(["serve", *args], words)
 
 
+def test_an_api_beside_the_app_needs_its_port_and_key(refused: Refused) -> None:
+    refused(["app", "--api-key", "secret"], "--api-key is for programs: give --api-port")
+    others = ["app", "--host", "0.0.0.0", "--auth", "ann:secret", "--api-port", "8000"]
+    refused(others, "--host 0.0.0.0 lets others in: give --api-key")
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port = listening.getsockname()[1]
+        refused(["app", "--api-port", port], f"--api-port {port} cannot be served on")
+
+
 def test_a_port_that_is_taken_is_said(kvlite: Run, tiny_folder: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:
         port = listening.getsockname()[1]

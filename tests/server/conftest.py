@@ -69,7 +69,7 @@ def serving(settings: Settings, config: ServerConfig, *, loaded: bool = True) ->
     """A server in this process, on any free port."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
         port = listening.getsockname()[1]
-        models = Models(settings, config)
+        models = Models(settings, ServerState(config))
         loading = models.first.load()
         if loaded:
             loading.wait()

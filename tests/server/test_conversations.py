@@ -141,7 +141,7 @@ def test_the_least_recently_used_go_to_disk_and_come_back(
     held[0].path.write_bytes(b"damaged")
     ids = [*held[0].ids, 5]
     assert Asked(pool, ids).read == len(ids)
-    pool.close()
+    pool.set_aside()
 
 
 def test_another_server_goes_on_with_what_was_kept(tiny_folder: Path, tmp_path: Path) -> None:
@@ -151,7 +151,7 @@ def test_another_server_goes_on_with_what_was_kept(tiny_folder: Path, tmp_path: 
     Asked(pool, ids_of(20, 9))
     one = pool.kept[0].nbytes
     pool.keep_disk = 5 * one // 2
-    pool.close()
+    pool.set_aside()
     (tmp_path / "9.kv").write_bytes(b"none")
     (tmp_path / "x.kv").write_bytes(b"none")
     later = Conversations(runner, 1 << 30, 1 << 30, tmp_path)
@@ -186,7 +186,7 @@ def test_a_gpu_has_one_long_conversation_and_a_short_one(
     tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pool = Conversations(kvlite.load(str(tiny_folder), **GIVEN), 1 << 30, 1 << 30, tmp_path)
-    monkeypatch.setattr(conversations, "_planned_for_one", lambda runner: True)
+    monkeypatch.setattr(kvlite.Runner, "planned_for_one", True)
 
     def here() -> list[bool]:
         return [each.is_short for each in pool.kept if each.talk is not None]

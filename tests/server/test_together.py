@@ -129,6 +129,24 @@ def test_one_joins_one_leaves_and_one_for_which_memory_is_short_waits(
     assert len(refused) < 3  # again when the vanished one has ended, not at every token
 
 
+def test_who_else_waits_for_the_engine_comes_between_answers(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many requests there are."""
+    monkeypatch.setattr(answering, "MOST", 1)
+    bodies: list[Any] = [{"messages": said(f"n {at}"), "max_tokens": 5} for at in range(4)]
+    answer, before, seen = conversations.answer_prompt, server.state.counters.answered, list[int]()
+
+    def first_is_begun(*args: Any, **given: Any) -> Any:
+        monkeypatch.setattr(conversations, "answer_prompt", answer)
+        server.state.engine.submit(lambda work: seen.append(server.state.counters.answered), "")
+        return answer(*args, **given)
+
+    monkeypatch.setattr(conversations, "answer_prompt", first_is_begun)
+    made = asyncio.run(at_once(server, bodies, held(server)))
+    assert len(made) == 4 and seen == [before + 1]
+
+
 def test_no_more_than_some_begin(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(answering, "MOST", 2)
     bodies: list[Any] = [{"messages": said(f"n {at}"), "max_tokens": 5} for at in range(5)]
