@@ -11,7 +11,7 @@ from kvlite.errors import KvliteError, SettingError
 from kvlite.web.work import Work
 
 from .conversation_view import BEGUN, ENDED, ConversationView, Updates
-from .engine.read_ahead import keep_up
+from .engine.read_ahead import keep_up, refusal
 from .engine.service import Service
 from .layout import ANSWER_TAB, SETTINGS_TAB, Parts
 from .samples import DOCUMENT, EXAMPLES, QUESTION, sample_document
@@ -82,8 +82,7 @@ class ConversationEvents:
         """Send what is in the box, to a new conversation where none is shown yet."""
         id = id or self.service.store(owner_of(request)).new().id
         view = self._view(request, id, start, query)
-        text = _text_of(said)
-        files = [str(file) for file in (said or {}).get("files") or []]
+        text, files = _text_of(said), _files_of(said)
         if not text and not files:
             return self._refused(view, SettingError("Type a message first."))
         return self._do(view, lambda: self.service.say(view.owner, id, text, files), empty=True)
@@ -95,9 +94,8 @@ class ConversationEvents:
         out of it again; the box stays as it is. What is wrong is said once it is sent."""
         id = id or self.service.store(owner_of(request)).new().id
         view = self._view(request, id, start, query)
-        files = [str(file) for file in (said or {}).get("files") or []]
         try:
-            work = keep_up(self.service, view.owner, id, files)
+            work = keep_up(self.service, view.owner, id, _files_of(said))
         except (KvliteError, OSError):
             work = None
         if work is None:
@@ -217,6 +215,8 @@ class ConversationEvents:
                 updates = view.begun()
             else:
                 updates = view.idle(status=status, refill=not _typed(said))
+                if refusal(work) is not None:
+                    updates |= view.without_refused(_text_of(said), _files_of(said))
         except (KvliteError, OSError) as error:
             updates = view.unreadable(error)
         return self._if_shown(view, updates)
@@ -310,6 +310,10 @@ def _number_at(shown: History, index: Any) -> int:
 
 def _text_of(said: dict[str, Any] | None) -> str:
     return str((said or {}).get("text") or "").strip()
+
+
+def _files_of(said: dict[str, Any] | None) -> list[str]:
+    return [str(file) for file in (said or {}).get("files") or []]
 
 
 def _typed(said: dict[str, Any] | None) -> bool:

@@ -1,5 +1,6 @@
 """What the page shows of a conversation."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -77,7 +78,10 @@ class ConversationView:
     @property
     def history(self) -> History:
         """The messages shown now, without the answer that is coming."""
-        return history(self.service.shown(self.owner, self.id), self.store, self.start)
+        record, work = self.service.shown(self.owner, self.id), self.under_way
+        ahead = work is not None and work.request.ahead is not None
+        reading = work.request.documents if work is not None and ahead else ()
+        return history(record, self.store, self.start, reading)
 
     def opened(self, *, empty: bool = False, refill: bool = True) -> Updates:
         """Its end, and what is done for it; arguments are those of `idle`."""
@@ -122,6 +126,12 @@ class ConversationView:
             parts.earlier: gr.Button(visible=False),
             parts.go_on: gr.Button(visible=False),
         }
+
+    def without_refused(self, text: str, files: Sequence[str]) -> Updates:
+        """The box with what is in it, but for files that could not be read, which are gone."""
+        left = [each for each in files if Path(each).is_file()]
+        box = gr.MultimodalTextbox(**_IDLE, value={"text": text, "files": left})
+        return {self.parts.box: box}
 
     def unreadable(self, error: Exception) -> Updates:
         """Why it cannot be shown."""

@@ -1,5 +1,6 @@
 """Documents in the box, which are read while their question is typed."""
 
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,7 +15,8 @@ if TYPE_CHECKING:
 
 
 def keep_up(service: "Service", owner: str, id: str, files: Sequence[str]) -> Work | None:
-    """Read the files that are in the box, and forget those that were taken out of it.
+    """Read the files that are in the box, and forget those that were taken out of it. If one could
+    not be read, none of those that came with it was, and its error stays in sight.
 
     Returns:
         What does so; None if there is nothing to do, or an answer is on its way.
@@ -25,12 +27,19 @@ def keep_up(service: "Service", owner: str, id: str, files: Sequence[str]) -> Wo
     ahead, busy = service.ahead.get((owner, id)), service.under_way(owner, id)
     if busy is not None and busy is not ahead:
         return None
+    failure = None if ahead is None else refusal(ahead)
+    if failure is not None:
+        ahead = None
+        del service.ahead[owner, id]
     before = () if ahead is None else ahead.request.ahead or ()
     if ahead is not None and not {*before} <= {*files}:
         return _take_back(service, owner, id, ahead, files)
     if not service.reads_ahead or {*files} <= {*before}:
         return None
-    return service.say(owner, id, "", files, ahead=True)
+    work = service.say(owner, id, "", files, ahead=True)
+    if failure is not None:
+        work.note(str(failure))
+    return work
 
 
 def _take_back(service: "Service", owner: str, id: str, ahead: Work, files: Sequence[str]) -> Work:
@@ -61,18 +70,29 @@ def known(ahead: Work | None, files: Sequence[str]) -> tuple[str, ...]:
     if ahead is None or isinstance(ahead.failure, Stopped):
         return ()
     found = tuple(each for each in ahead.request.ahead or () if each in files)
-    if found and isinstance(ahead.failure, KvliteError):
-        raise ahead.failure
+    if found and (failure := refusal(ahead)) is not None:
+        raise failure
     return found
 
 
-def wait_for(ahead: Work, work: Work) -> None:
+def refusal(work: Work | None) -> KvliteError | None:
+    """Why documents could not be read ahead, if they could not."""
+    if work is None or work.request.ahead is None or isinstance(work.failure, Stopped):
+        return None
+    return work.failure if isinstance(work.failure, KvliteError) else None
+
+
+def wait_for(ahead: Work, work: Work) -> float:
     """Wait until documents are read, and show how far they are as what is done first.
+
+    Returns:
+        The seconds that took.
 
     Raises:
         Stopped: `work` was cancelled, which ends their reading.
         KvliteError: they cannot be read.
     """
+    begun = time.monotonic()
     for shown in ahead.follow():
         if work.cancel.is_set():
             ahead.cancel.set()
@@ -80,3 +100,4 @@ def wait_for(ahead: Work, work: Work) -> None:
             work.show(title=shown.title, done=shown.done, total=shown.total, since=shown.since)
     if ahead.failure is not None:
         raise ahead.failure
+    return time.monotonic() - begun

@@ -86,7 +86,7 @@ class Service:
         if work is None:
             return replace(record, draft="")
         request = work.request
-        waiting = [*record.waiting, *(Path(file).name for file in request.files)]
+        waiting = [*record.waiting, *request.documents]
         above = record.said[: request.above]
         return replace(record, said=above, draft=request.text, waiting=list(dict.fromkeys(waiting)))
 
@@ -138,23 +138,25 @@ class Service:
         documents = list[Document]()
         unread = [self.uploads.own(owner, file) for file in files if file not in read]
         self.model_host.require_fits(text)
+        reading_s = 0.0
 
         def opened(work: Work) -> None:
+            nonlocal reading_s
             if before is not None:
-                wait_for(before, work)
+                reading_s = wait_for(before, work)
             ocr = self.settings_of(owner, id).ocr
             for file in [*unread]:
                 documents.append(self.uploads.read(file, work, self.model_host, ocr=ocr))
 
         def task(now: ActiveConversation, work: Work) -> None:
-            reading_s = 0.0
+            nonlocal reading_s
             if documents:
                 names = ", ".join(document.name for document in documents)
                 work.begin(f"Reading {names}")
                 now.record.name_after(names)
                 begun = time.monotonic()
                 if now.session.read(documents, work.callbacks):
-                    reading_s = time.monotonic() - begun
+                    reading_s += time.monotonic() - begun
                 if not ahead:  # it may yet be sent elsewhere
                     self.uploads.remove([*read, *unread])
                 unread.clear()
@@ -167,7 +169,8 @@ class Service:
                 now.answer(work, now.session.say(text), reading_s)
                 now.record.draft = ""
 
-        request = WorkRequest(text, len(self.record(owner, id).said), unread)
+        names = tuple(Path(file).name for file in files)
+        request = WorkRequest(text, len(self.record(owner, id).said), unread, names)
         if ahead:
             request = replace(request, ahead=(*read, *unread))
         first = opened if unread or before is not None else None

@@ -1,6 +1,6 @@
 """A conversation as the page's chat shows it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,8 +40,14 @@ class History:
         return list(dict.fromkeys(filter(None, self.keys)))
 
 
-def history(record: Record, store: ConversationStore, start: int = 0) -> History:
-    """What was said, each answer with its account below it, without the first `start` messages."""
+def history(
+    record: Record, store: ConversationStore, start: int = 0, reading: Collection[str] = ()
+) -> History:
+    """What was said, each answer with its account below it, without the first `start` messages.
+
+    Args:
+        reading: those of the documents that wait for a message that are not read yet.
+    """
     number = before = sum(each.role == "user" for each in record.said[:start])
     shown, keys = History([], [], [], before), keys_of(record.said)
     for said, key in zip(record.said[start:], keys[start:], strict=True):
@@ -52,8 +58,11 @@ def history(record: Record, store: ConversationStore, start: int = 0) -> History
             shown.add(_answer(said.text, store.account(record.id, key)), number, key)
     if record.draft:
         shown.add(_question(record.draft, record.waiting), number + 1)
-    elif record.waiting:
-        shown.add([_notice(f"Read: {', '.join(record.waiting)}", "")], number)
+        return shown
+    read = [each for each in record.waiting if each not in reading]
+    for told, names in (("Read", read), ("Reading", reading)):
+        if names:
+            shown.add([_notice(f"{told}: {', '.join(names)}", "")], number)
     return shown
 
 

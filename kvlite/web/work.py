@@ -27,6 +27,7 @@ class WorkRequest:
         text: the message; "" where an earlier one is answered, or none is.
         above: how many of the conversation's messages stay; None for all.
         files: paths of the message's files, until they are read.
+        documents: names of all its files.
         branch: the one to switch to, counted from 1.
         check: whether the last answer is checked.
         ahead: paths of files that are read for a message to come; None for other work.
@@ -35,6 +36,7 @@ class WorkRequest:
     text: str = ""
     above: int | None = None
     files: list[str] = field(default_factory=list)
+    documents: tuple[str, ...] = ()
     branch: int | None = None
     check: bool = False
     ahead: tuple[str, ...] | None = None

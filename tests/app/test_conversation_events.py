@@ -21,7 +21,7 @@ from kvlite_app.form import Models
 from kvlite_app.layout import Parts
 from kvlite_app.storage.store import ConversationStore
 from tests.app.conftest import upload
-from tests.app.test_service import A, B, blocked, no_room, stops
+from tests.app.test_service import HERONS, A, B, blocked, no_room, stops
 
 TAB: Any = gr.Request(session_hash="tab")
 
@@ -152,6 +152,39 @@ def test_what_is_dropped_is_read_while_the_box_stays_as_it_is(events: Conversati
     ended(events, A)
     assert events.service.record("", A).said[0].documents == ("a.txt",)
     assert events.read_ahead(A, 0, "", said(""), TAB) == nothing
+
+
+@pytest.mark.long
+def test_a_document_is_not_said_to_be_read_before_it_is(events: ConversationEvents) -> None:
+    file, go = upload(events.service, "a.txt", HERONS), blocked(events.service)
+    begun = events.read_ahead(A, 0, "", said("", file), TAB)
+    assert "'Reading: a.txt'" in str(begun[events.parts.chat])
+    asked = events.say(A, 0, "", said("Where do they live?", file), TAB)
+    assert "'About a.txt'" in str(asked[events.parts.chat])
+    work = events.service.work_for("", A)
+    go.set()
+    ended(events, A)
+    now = events.service.model_host.active
+    assert work is not None and now is not None and now.reading_s > 0
+    assert now.figures is not None and now.session.last is not None
+    assert now.figures.first_token_s == now.session.last.time_to_first_token_s + now.reading_s
+
+
+@pytest.mark.long
+def test_what_cannot_be_read_leaves_the_box_and_others_are_read(events: ConversationEvents) -> None:
+    picture = upload(events.service, "photo.png", b"\x89PNG")
+    file = upload(events.service, "a.txt", HERONS)
+    events.read_ahead(A, 0, "", said("Where", picture, file), TAB)
+    ended(events, A)
+    view = events.ended(A, 0, ENDED, said("Where do", picture, file), TAB)
+    assert "photo.png is not in a format kvlite reads" in view[events.parts.status]
+    assert box(events, view)["value"] == {"text": "Where do", "files": [file]}
+    begun = events.read_ahead(A, 0, "", said("Where do", file), TAB)
+    assert "'Reading: a.txt'" in str(begun[events.parts.chat])
+    ended(events, A)
+    view = events.ended(A, 0, ENDED, said("Where do", file), TAB)
+    assert "photo.png is not in a format" in view[events.parts.status]
+    assert "'Read: a.txt'" in str(view[events.parts.chat])
 
 
 @pytest.mark.long
