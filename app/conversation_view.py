@@ -10,6 +10,7 @@ import gradio as gr
 from kvlite.web.work import Work
 
 from .engine.service import Service
+from .engine.tuning import TUNED
 from .layout import Parts
 from .sidebar_events import listing_of
 from .storage.record import Record
@@ -125,6 +126,7 @@ class ConversationView:
             parts.box: gr.MultimodalTextbox(**box | (_EMPTY if empty else {})),
             parts.earlier: gr.Button(visible=False),
             parts.go_on: gr.Button(visible=False),
+            parts.tune: gr.Button(visible=False),
         }
 
     def without_refused(self, text: str, files: Sequence[str]) -> Updates:
@@ -189,8 +191,10 @@ class ConversationView:
             parts.chosen: record.questions,
             parts.model: self.service.model_name,
             parts.go_on: gr.Button(visible=ended in _CUT),
+            parts.tune: gr.Button(visible=bool(record.documents)),
             parts.answer: html,
             parts.difference: self.difference(),
+            **parts.tuning.updates(record.documents, self.store.account(self.id, TUNED)),
         }
 
     def _unanswered(self, record: Record) -> dict[str, Any]:

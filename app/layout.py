@@ -11,6 +11,7 @@ from .form import ANSWER, FIRST, FOLDED, Models, control, shown_values
 from .models_tab import MODELS_TAB, ModelsTab
 from .priorities import PRIORITIES, about, priority_of
 from .samples import EXAMPLES
+from .tuning_section import TuningSection
 from .views.listing import ACTIONS, MENU_HTML
 
 # Characters that may be pasted before gradio makes a document of them.
@@ -84,9 +85,11 @@ class Parts:
             self.name,
             self.model,
             self.go_on,
+            self.tune,
             self.chosen,
             self.answer,
             self.difference,
+            *self.tuning.view,
         ]
 
     def _conversations(self) -> None:
@@ -147,6 +150,7 @@ class Parts:
             )
             self.later = gr.Button("\u203a", elem_id="later", **small)
             self.go_on = gr.Button("Continue", elem_id="continue", **small)
+            self.tune = gr.Button("Tune for this document", elem_id="tune", **small)
         self.status = gr.HTML(elem_id="status", padding=False)
         # What a script clicks when files come into the box, or are taken out of it.
         self.keep_up = gr.Button("Read ahead", elem_id="keep-up", visible="hidden")
@@ -198,6 +202,8 @@ class Parts:
                 elem_id="plan-tokens",
             )
             self.phases = gr.HTML(elem_id="phases", padding=False)
+        with gr.Accordion("Tune for a document", open=False, elem_id="tuning") as self.tunes:
+            self.tuning = TuningSection()
         for title, names in FOLDED.items():
             with gr.Accordion(title, open=False):
                 controls(*names)

@@ -9,7 +9,7 @@ from .conversation_events import ConversationEvents
 from .engine.live import Live
 from .engine.service import Service
 from .form import Models
-from .layout import Parts
+from .layout import SETTINGS_TAB, Parts
 from .models_tab import MODELS_TAB, ModelsEvents
 from .priorities import DECIDES
 from .settings_events import SettingsEvents
@@ -29,6 +29,7 @@ from .web.scripts import (
     OPENED,
     SAVE_AS_FILE,
     TITLED,
+    TUNED,
     UNFOLDED,
 )
 from .web.validation import ValidatedPage
@@ -91,7 +92,14 @@ class _Wiring:
         for script in (NAMED, KEPT_UP):
             parts.box.change(None, [parts.box], None, js=script)
         parts.model.click(lambda: gr.Tabs(selected=MODELS_TAB), None, [parts.side], **_AT_ONCE)
-        parts.model.click(None, None, None, js=BESIDE)
+        parts.tune.click(
+            lambda: (gr.Tabs(selected=SETTINGS_TAB), gr.Accordion(open=True)),
+            None,
+            [parts.side, parts.tunes],
+            **_AT_ONCE,
+        ).then(None, None, None, js=TUNED)
+        for button in (parts.model, parts.tune):
+            button.click(None, None, None, js=BESIDE)
         gr.on([parts.here.change, parts.name.change], None, [parts.here, parts.name], js=TITLED)
 
     def _conversation(self) -> None:
@@ -116,6 +124,7 @@ class _Wiring:
             (parts.branches.input, events.switch, [*shown, parts.branches]),
             (parts.former.click, events.former, shown),
             (parts.later.click, events.later, shown),
+            (parts.tuning.begin.click, events.tune, [*shown, *parts.tuning.asked]),
         ):
             self._follow(event(act, inputs, [*parts.view, parts.side, parts.takes], **_WORK))
         parts.box.stop(events.stop, [here], None, **_AT_ONCE)
@@ -212,6 +221,9 @@ class _Wiring:
         self.page.load(events.profiles, None, [profiles], **_AT_ONCE)
         taken = profiles.input(events.take, [profiles, *ordered], [*ordered, applied], **_WORK)
         taken.then(**estimate)
+        tuning = parts.tuning
+        used = tuning.use.click(events.use_tuned, [parts.here], [tuning.used], **_WORK)
+        used.then(events.profiles, None, [profiles], **_AT_ONCE).then(**self.fill_controls)
         named = [parts.profile_name, *ordered]
         parts.save_profile.click(events.save, named, [profiles, applied], **_WORK)
         parts.delete_profile.click(events.remove, [profiles], [profiles], **_WORK)

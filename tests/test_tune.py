@@ -1,6 +1,8 @@
 """Tuning measures what the benches measure, of the user's own document."""
 
+from dataclasses import replace
 from pathlib import Path
+from threading import Event
 
 import pytest
 
@@ -11,7 +13,7 @@ from kvlite.bench.questions import ask
 from kvlite.bench.task import measure
 from kvlite.bench.tune import AFTER, LEAST_TOKENS, Tune
 from kvlite.conversation.runner import Runner, load
-from kvlite.errors import SettingError
+from kvlite.errors import SettingError, Stopped
 from tests.cli.conftest import model_of
 
 TOKENS = 260
@@ -60,6 +62,17 @@ def test_rows_are_those_of_the_benches(runner: Runner, tmp_path: Path) -> None:
         assert row.lost == pytest.approx(measured.kl, abs=1e-6)
         assert (row.known, row.budget) == (measured.agreement, measured.budget)
     assert any(row.lost for row in facts) and any(row.lost for row in passages)
+
+
+def test_it_ends_at_once_when_cancelled(runner: Runner, tmp_path: Path) -> None:
+    tune = replace(task(tmp_path), cancel=Event())
+    fact, passage = (run for _, run in tune.work(runner)[:2])
+    rows = iter(fact())
+    next(rows)
+    tune.cancel.set()  # type: ignore[union-attr]
+    for rest in (rows, passage()):
+        with pytest.raises(Stopped):
+            next(iter(rest))
 
 
 def test_a_document_too_short_is_refused(runner: Runner, tmp_path: Path) -> None:

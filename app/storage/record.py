@@ -72,6 +72,12 @@ class Record:
         return self.name or "New conversation"
 
     @property
+    def documents(self) -> list[str]:
+        """Names of the documents that were read, each once."""
+        said = [name for each in self.said for name in each.documents]
+        return list(dict.fromkeys([*said, *self.waiting]))
+
+    @property
     def questions(self) -> int:
         """How many messages the user sent."""
         return sum(each.role == "user" for each in self.said)

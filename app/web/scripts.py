@@ -108,6 +108,11 @@ BESIDE = """() => {
   if (!side?.classList.contains('open')) side?.querySelector('.toggle-button')?.click();
   return [];
 }"""
+# What tunes the settings, in sight.
+TUNED = """() => {
+  requestAnimationFrame(() => document.getElementById('tuning')?.scrollIntoView());
+  return [];
+}"""
 # Sent to the page with a name, it saves a text as a file without leaving the machine.
 SAVE_AS_FILE = """(text, name) => {
   if (!text) return [text, name];

@@ -15,6 +15,7 @@ from kvlite.cache import KVCache
 from kvlite.engine.batch import run_together
 from kvlite.engine.decode import Step
 from kvlite.engine.prefill import Prefill
+from kvlite.errors import require_uncancelled
 from kvlite.methods.full import Full
 from kvlite.methods.layer_policy import LayerPolicy
 from kvlite.model.load import LoadedModel
@@ -24,7 +25,9 @@ _FULL = Full()
 
 def step_together(model: LoadedModel, branches: Sequence[Branch], tokens: Sequence[int]) -> None:
     """One decode step for each branch, which gets its next logits; if one recalls while answering,
-    it alone."""
+    it alone. Raises Stopped if one was cancelled."""
+    for each in branches:
+        require_uncancelled(each.cancel)
     ids = torch.tensor(tokens, device=model.device).split(1)
     steps = [
         Step(model, branch.cache, token, branch.policies, branch.recall)

@@ -5,6 +5,7 @@ import json
 import os
 import platform
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,10 @@ import torch
 import transformers
 
 import kvlite
+from kvlite.bench.prose import digest
+from kvlite.bench.task import Task
+from kvlite.config.paths import data_folder
+from kvlite.config.settings import Settings
 from kvlite.errors import SettingError
 from kvlite.methods import parse_method
 from kvlite.model.calibration import find_calibration
@@ -121,6 +126,30 @@ def _flat(values: Any, name: str = "") -> dict[str, Any]:
     for key, value in values.items():
         flat.update(_flat(value, f"{name}.{key}" if name else key))
     return flat
+
+
+def opened(task: Task[Any], settings: Settings, model: Path, out: Path | None = None) -> RunFolder:
+    """The folder that a task's rows go to.
+
+    Args:
+        model: the folder of the model's safetensors.
+        out: a new one in the user's data folder by default, or if the task resumes the one of the
+            same configuration.
+
+    Raises:
+        SettingError: as `RunFolder`.
+    """
+    options = {**task.options(), "device": settings.device, "weights": settings.weights}
+    config = configuration(task.name, options, settings.model, model)
+    name = digest(json.dumps(config)) if task.resumes else ""
+    path = out or run_folder(task.name, name)
+    return RunFolder(path, config, task.row.KEY, task.row.defaults())
+
+
+def run_folder(command: str, name: str = "") -> Path:
+    """The folder of a run in the user's data folder; a new one if it has no name."""
+    now = datetime.now().strftime("%Y-%m-%d-%H%M%S")
+    return data_folder() / "bench" / f"{command}-{name or now}"
 
 
 def configuration(

@@ -7,6 +7,7 @@ from functools import lru_cache, partial
 from itertools import product
 from math import inf
 from pathlib import Path
+from threading import Event
 from typing import Any, ClassVar
 
 from kvlite.bench.batch_decode import answers, surprise
@@ -165,15 +166,21 @@ def ask(
     return work
 
 
-def read(model: LoadedModel, case: Case, question: str, choices: Sequence[Choice]) -> list[Branch]:
+def read(
+    model: LoadedModel,
+    case: Case,
+    question: str,
+    choices: Sequence[Choice],
+    cancel: Event | None = None,
+) -> list[Branch]:
     """Read a prompt as one turn, so that what is kept is chosen with the question in view; or, if
     the question is "unknown", the context first and then the question in a turn of its own.
 
     Args:
-        choices: that need one host store at most (see `parties`).
+        choices, cancel: as in `read_turns`.
     """
     turns = [case.prompt] if question == KNOWN else [case.context, case.question]
-    return read_turns(model, turns, choices, reserve=case.new_tokens)
+    return read_turns(model, turns, choices, reserve=case.new_tokens, cancel=cancel)
 
 
 def _rows(

@@ -8,6 +8,7 @@ from itertools import chain
 from math import log
 from random import Random
 from statistics import median
+from threading import Event
 from time import perf_counter
 from typing import Any, ClassVar
 
@@ -22,6 +23,7 @@ from kvlite.bench.prose import digest
 from kvlite.bench.questions import UNKNOWN, read
 from kvlite.bench.rows import Cells, Curve, Key, label, tallies
 from kvlite.bench.task import Task, Work
+from kvlite.bench.tune_grid import BUDGETS, KV_BITS, METHODS, MOST_LOST, RECALL, TOKENS
 from kvlite.config.settings import Settings
 from kvlite.config.units import readable
 from kvlite.conversation.runner import Runner
@@ -47,10 +49,12 @@ class Tune(Task[TuneRow]):
     """Choices measured on a user's document.
 
     Attributes:
-        file: the document.
+        file: the document, or its name.
         tokens: the longest part of it to read at a time.
         budgets: shares of what is read, such as "6%".
         most_lost: nats a token that the recommended settings may lose.
+        text: its text; read from it if empty.
+        cancel: ends what is measured, once set.
         choices: what is compared, once the model is known.
     """
 
@@ -61,13 +65,15 @@ class Tune(Task[TuneRow]):
     resumes: ClassVar = True
 
     file: str
-    tokens: int
-    methods: list[str]
-    budgets: list[str]
-    kv_bits: list[str]
-    recall: list[str]
-    recall_bits: list[str]
-    most_lost: float
+    tokens: int = TOKENS
+    methods: list[str] = field(default_factory=lambda: [*METHODS])
+    budgets: list[str] = field(default_factory=lambda: [*BUDGETS])
+    kv_bits: list[str] = field(default_factory=lambda: [*KV_BITS])
+    recall: list[str] = field(default_factory=lambda: [*RECALL])
+    recall_bits: list[str] = field(default_factory=lambda: [Settings.recall_bits])
+    most_lost: float = MOST_LOST
+    text: str = ""
+    cancel: Event | None = None
     choices: list[Choice] = field(init=False, default_factory=list)
 
     def __post_init__(self) -> None:
@@ -76,12 +82,12 @@ class Tune(Task[TuneRow]):
             if parse_budget(text).share is None:
                 raise SettingError(f"--budget {text} is no share of a text: give one, such as 6%")
         self._choices(1_000_000)
-        self.text = read_document(self.file).text
+        self.text = self.text or read_document(self.file).text
 
     def options(self) -> dict[str, Any]:
         """What decides the rows."""
         given = super().options()
-        del given["choices"], given["most lost"]
+        del given["choices"], given["most lost"], given["cancel"]
         return {**given, "text": digest(self.text)}
 
     def work(self, runner: Runner) -> list[Work[TuneRow]]:
@@ -106,9 +112,13 @@ class Tune(Task[TuneRow]):
             place = part * _GOLDEN % 1
             prepare = partial(_hidden, tokenizer, self.text, length, place, part)
             fact = Recipe(self.name, "fact", length, place, part, prepare)
-            work.append((_keys("fact", part, shared), partial(_fact, model, fact, shared)))
+            work.append(
+                (_keys("fact", part, shared), partial(_fact, model, fact, shared, self.cancel))
+            )
             start = int(place * (len(ids) - length - AFTER))
-            ((_, run),) = fidelity(model, ids, self.choices, starts={length: [start]}, after=AFTER)
+            ((_, run),) = fidelity(
+                model, ids, self.choices, starts={length: [start]}, after=AFTER, cancel=self.cancel
+            )
             work.append((_keys("passage", part, shared), partial(_passage, part, run)))
         return work
 
@@ -170,12 +180,15 @@ def _hidden(tokenizer: Any, text: str, length: int, depth: float, seed: int) -> 
 
 
 def _fact(
-    model: LoadedModel, recipe: Recipe, shared: Sequence[Sequence[Choice]]
+    model: LoadedModel,
+    recipe: Recipe,
+    shared: Sequence[Sequence[Choice]],
+    cancel: Event | None,
 ) -> Iterator[TuneRow]:
     """How much of a surprise a fact's number is, asked for in a turn of its own."""
     case, whole = recipe.case(model.tokenizer), 0.0
     for group in shared:
-        branches = read(model, case, UNKNOWN, group)
+        branches = read(model, case, UNKNOWN, group, cancel)
         nats = surprise(model, branches, case.forced, case.at_keys)
         # What the full cache holds needs no recall, so it is in the first group.
         whole = next((n for n, b in zip(nats, branches, strict=True) if b.choice.is_full), whole)

@@ -5,6 +5,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from kvlite.bench.tune_grid import (
+    BUDGETS,
+    KV_BITS,
+    METHODS,
+    MINUTES,
+    MOST_LOST,
+    NAME,
+    RECALL,
+    TOKENS,
+)
 from kvlite.cli.bench.commands import KVBits, Methods, Recall, RecallBits
 from kvlite.cli.bench.run import Json, Out
 from kvlite.cli.console import output, say
@@ -13,34 +23,32 @@ from kvlite.cli.options import as_flags, with_model
 from kvlite.cli.screen import console
 from kvlite.config.paths import config_folder, require_writable
 from kvlite.config.profiles import Profiles
-from kvlite.config.settings import EMBEDDED_MODEL, Settings
+from kvlite.config.settings import Settings
 
 if TYPE_CHECKING:
     from kvlite.bench.advice import Advice
-
-NAME = "tuned"
 
 
 @with_model
 def tune(
     settings: Settings,
     file: Annotated[str, typer.Argument(help="the document")],
-    minutes: Annotated[float, typer.Option(min=0.01, help="how long it may take")] = 10,
+    minutes: Annotated[float, typer.Option(min=0.01, help="how long it may take")] = MINUTES,
     tokens: Annotated[
         int, typer.Option(min=200, help="of the document to read at a time, at most")
-    ] = 6000,
-    methods: Methods = [str(Settings.method), "snapkv"],
+    ] = TOKENS,
+    methods: Methods = [*METHODS],
     budgets: Annotated[
         list[str],
         typer.Option("--budget", help="a share of what is read, such as 6%; may be repeated"),
-    ] = ["3%", "6%", "12%", "25%"],
-    kv_bits: KVBits = ["16", "4"],
-    recall: Recall = ["off", str(Settings.recall_entries)],
+    ] = [*BUDGETS],
+    kv_bits: KVBits = [*KV_BITS],
+    recall: Recall = [*RECALL],
     recall_bits: RecallBits = [Settings.recall_bits],
     lost: Annotated[
         float,
         typer.Option(min=0, help="nats a token that may be lost beside the full cache"),
-    ] = 0.1,
+    ] = MOST_LOST,
     save: Annotated[str, typer.Option(help="the profile's name")] = NAME,
     force: Annotated[
         bool, typer.Option("--force", help=f"overwrite a profile of that name; {NAME} always is")
@@ -92,10 +100,9 @@ def tune(
 def _save(
     found: "Advice", profiles: Profiles, name: str, settings: Settings, as_json: bool
 ) -> None:
-    from kvlite.model.source import lasting_name
+    from kvlite.bench.advice import profile_of
 
-    own = {} if settings.model == EMBEDDED_MODEL else {"model": lasting_name(settings.model)}
-    values = {**own, **found.values}
+    values = profile_of(found.values, settings.model)
     saved = profiles.save(name, values, force=True, note=found.reason)
     if as_json:
         return

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from kvlite.cli.bench.run import Json, run_folder
+from kvlite.cli.bench.run import Json
 from kvlite.cli.console import print_json, write
 from kvlite.cli.opening import load_by
 from kvlite.cli.options import with_settings
@@ -65,6 +65,7 @@ def lm_eval(
     def reads(tokenizer: Any, max_context: int) -> int:
         return min(max(tokens or (TOKENS,)), max_context - settings.max_new_tokens)
 
+    from kvlite.bench.folder import run_folder
     from kvlite.conversation.runner import TOKENS, open_runner
 
     runner = load_by(partial(open_runner, settings, reads=reads), screen)

@@ -1,10 +1,8 @@
 """One run of the bench: open the folder and the model, keep every row, report."""
 
-import json
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
-from datetime import datetime
 from math import inf
 from pathlib import Path
 from time import monotonic
@@ -44,7 +42,7 @@ def run(
         All rows.
     """
     begun = monotonic()
-    from kvlite.bench.folder import RunFolder, configuration
+    from kvlite.bench.folder import machine, opened
     from kvlite.bench.report import COMMAND
     from kvlite.bench.task import measure
     from kvlite.conversation.runner import open_runner
@@ -55,15 +53,12 @@ def run(
     choose_device(settings.device)
     with screen.status("Loading the model") as status:
         model = find_model(settings.model, status.update)
-        options = {**task.options(), "device": settings.device, "weights": settings.weights}
-        config = configuration(task.name, options, settings.model, model)
-        path, row = out or _folder(task, config), task.row
-        folder = RunFolder(path, config, row.KEY, row.defaults())
+        folder = opened(task, settings, model, out)
         runner = open_runner(settings, status.update)
     work = task.work(runner)
     total = sum(len(keys) for keys, _ in work)
     folder.begin()
-    (path / COMMAND).write_text(f"kvlite {shlex.join(sys.argv[1:])}\n", encoding="utf-8")
+    (folder.path / COMMAND).write_text(f"kvlite {shlex.join(sys.argv[1:])}\n", encoding="utf-8")
     stopped = False
     with reading_bar(screen, task.title) as bar:
 
@@ -80,8 +75,8 @@ def run(
                 show()
         except KeyboardInterrupt:
             stopped = True
-    rows = [row(**each) for each in folder.rows]
-    _report(task, folder, rows, config["machine"], total, as_json)
+    rows = [task.row(**each) for each in folder.rows]
+    _report(task, folder, rows, machine(), total, as_json)
     if stopped:
         command = [*sys.argv[1:], *([] if out else ["--out", str(folder.path)])]
         screen.print(
@@ -128,18 +123,3 @@ def _print_table(lines: "Sequence[Cells]", machine: Mapping[str, str]) -> None:
     for line in lines:
         table.add_row(*line.values())
     output().print(table)
-
-
-def _folder(task: "Task[Any]", config: Mapping[str, Any]) -> Path:
-    """A new folder, or if the task resumes the one of this configuration."""
-    from kvlite.bench.prose import digest
-
-    return run_folder(task.name, digest(json.dumps(config)) if task.resumes else "")
-
-
-def run_folder(command: str, name: str = "") -> Path:
-    """The folder of a run in the user's data folder; a new one if it has no name."""
-    from kvlite.config.paths import data_folder
-
-    now = datetime.now().strftime("%Y-%m-%d-%H%M%S")
-    return data_folder() / "bench" / f"{command}-{name or now}"
