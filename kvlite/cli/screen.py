@@ -180,7 +180,7 @@ def ending_on_signals() -> Iterator[None]:
 
 @contextmanager
 def unechoed() -> Iterator[None]:
-    """Hide what is typed while the block runs; the next prompt gets it."""
+    """Hide what is typed while the block runs; the next prompt gets it, even after Ctrl-C."""
     try:
         import termios
     except ImportError:  # Windows
@@ -192,7 +192,7 @@ def unechoed() -> Iterator[None]:
     keyboard = sys.stdin.fileno()
     before = termios.tcgetattr(keyboard)
     quiet = [*before]
-    quiet[3] &= ~termios.ECHO
+    quiet[3] = quiet[3] & ~termios.ECHO | termios.NOFLSH
     termios.tcsetattr(keyboard, termios.TCSANOW, quiet)
     try:
         yield

@@ -199,6 +199,25 @@ def test_interrupts(roomy: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.long
+def test_lines_typed_while_an_answer_comes_follow_it(roomy: Path, tmp_path: Path) -> None:
+    """Also if Ctrl-C ends it, with which terminals drop what was typed unless they are told."""
+    with playing(roomy, tmp_path, LONG) as player:
+        player.sees(HINT)
+        player.type("One")
+        player.sees("tokens/s")
+        player.type("Two")
+        player.type("/metrics")
+        player.child.sendintr()
+        player.sees("interrupted; the part is kept", "Two", "tokens/s")
+        player.child.sendintr()
+        player.sees("interrupted; the part is kept", "You ended it; what had come was kept.")
+        player.sees_prompt()
+        player.type("/exit")
+        assert player.ends() == 0
+    assert said(tmp_path) == ["One", "Two", "/metrics", "/exit"]
+
+
+@pytest.mark.long
 def test_twice_while_answering_quits(roomy: Path, tmp_path: Path) -> None:
     """The second one does not wait for a token."""
     code = """
