@@ -9,6 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import kvlite
+from kvlite.conversation.session import Session
+from kvlite.documents import Document
+from kvlite.engine.callbacks import Callbacks
 from kvlite.errors import ContextError, Stopped
 from kvlite.model.text_limit import require_fits, text_limit, text_limit_of, tokenized
 
@@ -96,6 +99,15 @@ def test_whoever_cancels_does_not_wait_for_the_tokenizer(smollm: kvlite.Runner) 
         tokenized(encode, smollm.tokenizer, text, 8192, cancel)
     over.set()
     assert tokenized(lambda: [3], smollm.tokenizer, text, 8192, threading.Event()) == [3]
+
+
+def test_a_document_behind_another_is_not_counted_once_cancelled(smollm: kvlite.Runner) -> None:
+    session, cancel = Session(smollm, smollm.settings), threading.Event()
+    session.waiting = [Document("a.txt", "Herons.", ())]
+    cancel.set()
+    with pytest.raises(Stopped):
+        session.read([Document("b.txt", "A word. " * 2_000, ())], Callbacks(cancel=cancel))
+    assert len(session.waiting) == 1
 
 
 def test_errors_of_the_tokenizer_come_back(smollm: kvlite.Runner) -> None:

@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 from kvlite.config.settings import Settings
@@ -160,7 +161,7 @@ class Session:
         """
         text = all_of(documents)
         if self.waiting:
-            self._require_room(text)
+            self._require_room(text, callbacks.cancel)
             read = False
         else:
             read = self.talk.read_ahead(text, callbacks=callbacks)
@@ -177,9 +178,9 @@ class Session:
             self.waiting = [each for each in self.waiting if each not in going]
             self.talk.documents = tuple(each for each in self.talk.documents if each not in going)
 
-    def _require_room(self, text: str) -> None:
+    def _require_room(self, text: str, cancel: Event | None) -> None:
         most, seen = self.runner.shape.max_context, self.talk.cache.seen
-        new = tokens_of(self.runner.tokenizer, text, most)
+        new = tokens_of(self.runner.tokenizer, text, most, cancel)
         if seen + new >= most:
             raise ContextError(
                 f"{new:,} more tokens do not fit this model, which was trained for {most:,}, of "

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate, chain
+from threading import Event
 from typing import Any
 
 from kvlite.documents import Document, whole_characters
@@ -276,11 +277,12 @@ def _require_harmless(tokenizer: Any, values: Sequence[Any]) -> None:
         )
 
 
-def tokens_of(tokenizer: Any, text: str, max_context: int) -> int:
+def tokens_of(tokenizer: Any, text: str, max_context: int, cancel: Event | None = None) -> int:
     """How many tokens a text has, without the template.
 
     Raises:
         ContextError: more than the model was trained for.
+        Stopped: `cancel` was set.
     """
     encode = partial(text_tokens, tokenizer, text, first=True)
-    return len(tokenized(encode, tokenizer, text, max_context))
+    return len(tokenized(encode, tokenizer, text, max_context, cancel))
