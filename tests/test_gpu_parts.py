@@ -9,7 +9,7 @@ from tests.gpu import __main__ as program
 from tests.gpu.parts import PARTS
 from tests.gpu.report import BEGIN, END, written_into
 
-SLOW = ("equality", "methods", "suites", "long_documents", "quantized_weights")
+SLOW = ("equality", "methods", "suites", "long_documents", "quantized_weights", "other_weights")
 
 
 @pytest.mark.cases(3)

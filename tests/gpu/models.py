@@ -16,7 +16,7 @@ from kvlite.model.load import LoadedModel
 from kvlite.model.making import meta_module
 from kvlite.model.shape import shape_of
 from kvlite.model.weights import PLAIN, Weights
-from tests.conftest import SIZES, IntegerTokenizer, made_up_calibration
+from tests.conftest import EXPERTS, SIZES, IntegerTokenizer, made_up_calibration
 
 GIB = 2**30
 
@@ -28,6 +28,7 @@ class Place:
     Attributes:
         large, small: sizes of the models, as transformers' LlamaConfig has them; the small one is
             written to a folder and loaded from it.
+        experts: likewise, as Qwen3MoeConfig has them.
         short, long, longest: tokens read.
         budget: entries a KV head keeps.
         cap: bytes of the device that may be taken, as on a card of 24 GB.
@@ -38,6 +39,7 @@ class Place:
     dtype: torch.dtype
     large: dict[str, Any]
     small: dict[str, Any]
+    experts: dict[str, Any]
     short: int
     long: int
     longest: int
@@ -48,7 +50,12 @@ class Place:
 
     def large_model(self) -> LoadedModel:
         """Random weights in the large shape."""
-        return random_model(self.large, self.device, self.dtype)
+        return random_model(transformers.LlamaConfig(**self.large), self.device, self.dtype)
+
+    def experts_model(self) -> LoadedModel:
+        """Likewise, with many small experts."""
+        config = transformers.Qwen3MoeConfig(**self.experts)
+        return random_model(config, self.device, self.dtype)
 
     def runner(self, model: LoadedModel, **settings: Any) -> Runner:
         """Answers of a model, greedily and of full length."""
@@ -77,6 +84,19 @@ LLAMA_1B = {
     "num_hidden_layers": 16,
     "tie_word_embeddings": True,
 }
+# Qwen3-30B-A3B, of which a card of 24 GB has room for a quarter in bfloat16.
+QWEN_MOE = {
+    "vocab_size": 151_936,
+    "hidden_size": 2048,
+    "moe_intermediate_size": 768,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 4,
+    "head_dim": 128,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "max_position_embeddings": 262_144,
+}
 
 
 def on_a_card() -> Place:
@@ -86,6 +106,7 @@ def on_a_card() -> Place:
         torch.bfloat16,
         large=LLAMA_8B,
         small=LLAMA_1B,
+        experts=QWEN_MOE,
         short=8192,
         long=32_768,
         longest=131_072,
@@ -102,6 +123,7 @@ def rehearsal() -> Place:
         torch.float32,
         large=SIZES,
         small=SIZES,
+        experts={**SIZES, **EXPERTS, "head_dim": 16},
         short=64,
         long=128,
         longest=256,
@@ -112,10 +134,9 @@ def rehearsal() -> Place:
     )
 
 
-def random_model(sizes: dict[str, Any], device: torch.device, dtype: torch.dtype) -> LoadedModel:
-    """A Llama whose weights nobody trained."""
+def random_model(config: Any, device: torch.device, dtype: torch.dtype) -> LoadedModel:
+    """A model whose weights nobody trained."""
     register_attention()
-    config = transformers.LlamaConfig(**sizes)
     module = meta_module(config, dtype, attention=ATTENTION).to_empty(device=device)
     torch.manual_seed(0)
     for name, parameter in module.named_parameters():
@@ -141,7 +162,8 @@ def random_model(sizes: dict[str, Any], device: torch.device, dtype: torch.dtype
 
 def save_random(sizes: dict[str, Any], folder: Path, device: torch.device) -> None:
     """A folder that `kvlite.load` opens: random weights in bfloat16, and a tokenizer of numbers."""
-    random_model(sizes, device, torch.bfloat16).module.save_pretrained(folder)
+    config = transformers.LlamaConfig(**sizes)
+    random_model(config, device, torch.bfloat16).module.save_pretrained(folder)
     words = {str(number): number for number in range(sizes["vocab_size"])}
     tokenizer = transformers.PreTrainedTokenizerFast(
         tokenizer_object=Tokenizer(WordLevel(words, unk_token="0")), eos_token="2"

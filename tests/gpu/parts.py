@@ -16,6 +16,7 @@ PARTS: dict[str, Part] = {
         speed.attention,
         speed.products,
         speed.speed,
+        speed.other_weights,
         speed.graphs,
         speed.kernels,
         speed.beside_transformers,

@@ -10,9 +10,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from kvlite.cache.segment import bytes_held
 from kvlite.engine.cuda_graph import GraphDecoder
 from kvlite.engine.sampling import Sampler
 from kvlite.model.load import LoadedModel
+from kvlite.model.packing import pack_linears
 from kvlite.ops.attention import attend, attend_ragged
 from kvlite.ops.blocks import FORMATS
 from kvlite.ops.softmax import Softmax
@@ -141,6 +143,31 @@ def speed(place: Place) -> Iterator[Row]:
     for length in (place.short, place.long):
         for way in WAYS:
             yield attempted({"tokens": length, **way}, partial(measured, length, way))
+
+
+def other_weights(place: Place) -> Iterator[Row]:
+    """What does a token take with weights in 4 bits as GGUF files have them, and with experts?"""
+    bandwidth = measured_bandwidth(place)
+
+    def measured(kind: str) -> Row:
+        model = place.experts_model() if kind == "experts" else place.large_model()
+        if kind == "4 bits":
+            pack_linears(model.module.model.layers, place.dtype)
+        weights = bytes_held(model.tensors())
+        if kind == "experts":
+            stacks = sum(each.nbytes for each in model.module.parameters() if each.dim() == 3)
+            config = model.module.config
+            weights -= stacks - stacks * config.num_experts_per_tok // config.num_experts
+        row: Row = {"GiB that a token reads": weights / 2**30}
+        for _ in range(2):  # the first warms up
+            runner = place.runner(model, method="full", recall="off")
+            said = answered(place, runner.conversation(), place.tokens(place.short))
+        with patch.object(GraphDecoder, "step", lambda *_, **__: None):
+            plain = answered(place, runner.conversation(), place.tokens(place.short))
+        return {**row, **figures(said, weights, bandwidth), "without graphs, ms": plain.between_ms}
+
+    for kind in ("4 bits", "experts"):
+        yield attempted({"weights": kind}, partial(measured, kind))
 
 
 def graphs(place: Place) -> Iterator[Row]:
