@@ -17,8 +17,8 @@ Q6_K, Q8_0 = tl.constexpr(FORMATS["Q6_K"].number), tl.constexpr(FORMATS["Q8_0"].
 SIZE = tl.constexpr(GROUP)
 # What products are multiplied by until they are summed up, so that inputs may be large.
 SMALL = tl.constexpr(2.0**-60)
-# Outputs, threads of a product's program, and groups of inputs that are unpacked at once.
-OUTPUTS, THREADS, GROUPS = 4, 128, 8
+# Outputs and rows of a program, its threads when it multiplies, and groups that it unpacks at once.
+OUTPUTS, ROWS, THREADS, GROUPS = 4, 4, 128, 8
 
 
 def multiply(rows: Tensor, blocks: Tensor, form: BlockFormat) -> Tensor:
@@ -31,16 +31,17 @@ def multiply(rows: Tensor, blocks: Tensor, form: BlockFormat) -> Tensor:
     count = len(rows)
     out = rows.new_empty(count, outputs)
     together = min(OUTPUTS, 1 << outputs.bit_length() - 1)
+    lines = min(ROWS, 1 << (count - 1).bit_length())
     # Triton launches on the current device, which need not be the one of this layer.
     with torch.cuda.device_of(blocks):
-        _multiply[(-(-outputs // together),)](
+        _multiply[-(-outputs // together), -(-count // lines)](
             rows.contiguous(),
             blocks,
             out,
             outputs,
             count,
             **_constants(form, width),
-            ROWS=1 << (count - 1).bit_length(),
+            ROWS=lines,
             OUTPUTS=together,
             UNITS=THREADS,
             num_warps=THREADS // 32,
@@ -93,15 +94,15 @@ def _multiply(
     OUTPUTS: tl.constexpr,
     UNITS: tl.constexpr,
 ):
-    """Products of `count` rows, of `ROWS` at most, with some outputs. A unit is what a thread takes
-    of an output at once."""
+    """Products of some of `count` rows with some outputs. A unit is what a thread takes of an
+    output at once."""
     # Units of a block.
     PARTS: tl.constexpr = (16 if KIND == Q6_K else 8) if INPUTS > SIZE else 4
     total: tl.constexpr = WIDTH // NBYTES * PARTS
     # The last program begins early enough to end with the last output.
     first = tl.minimum(tl.program_id(0) * OUTPUTS, outputs - OUTPUTS)
     own = tl.arange(0, OUTPUTS)[None, :, None]
-    row = tl.arange(0, ROWS)[:, None, None]
+    row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)[:, None, None]
     lines = blocks + first.to(tl.int64) * WIDTH
     inputs = rows + tl.minimum(row, count - 1) * (WIDTH // NBYTES * INPUTS)
     sums = tl.zeros([ROWS, OUTPUTS, UNITS], tl.float32)
@@ -122,7 +123,8 @@ def _multiply(
         else:
             sums += _of_q4(x, block, part, real, EVEN, HIGH, LEAST)
     made = tl.sum(sums, axis=2) * (1 / SMALL)
-    row, own = tl.arange(0, ROWS)[:, None], first + tl.arange(0, OUTPUTS)[None, :]
+    row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)[:, None]
+    own = first + tl.arange(0, OUTPUTS)[None, :]
     tl.store(out + row * outputs + own, made.to(out.dtype.element_ty), mask=row < count)
 
 
@@ -209,10 +211,10 @@ def _of_q6_k(x, block, part, real, EVEN: tl.constexpr):
 def _dot(x, real, EVEN: tl.constexpr, words, AT: tl.constexpr, BITS: tl.constexpr):
     """The sum of `SMALL * code * x` over 4 inputs from `x` on, and that of `x`; a code has `BITS`
     bits from `AT` on in each byte of words."""
+    whole = _four(x, real, EVEN)
     total, sum_x = 0.0, 0.0
     for i in tl.static_range(4):
-        own = tl.load(x + i) if EVEN else tl.load(x + i, mask=real, other=0.0)
-        own = own.to(tl.float32)
+        own = whole[i].to(tl.float32)
         # Only the bits of a float's fraction will do.
         if AT + 8 * i + BITS <= 23:
             total += _by_code(own, words, AT + 8 * i, BITS)
@@ -220,6 +222,33 @@ def _dot(x, real, EVEN: tl.constexpr, words, AT: tl.constexpr, BITS: tl.constexp
             total += _by_code(own, words >> 16, AT + 8 * i - 16, BITS)
         sum_x += own
     return total, sum_x
+
+
+@triton.jit
+def _four(x, real, EVEN: tl.constexpr):
+    """4 inputs from `x` on; those of 16 bits at once."""
+    if x.dtype.element_ty.primitive_bitwidth == 16:
+        word = _loaded(x.to(tl.pointer_type(tl.uint64)), real, EVEN)
+        four = (
+            word.to(tl.uint16).to(x.dtype.element_ty, bitcast=True),
+            (word >> 16).to(tl.uint16).to(x.dtype.element_ty, bitcast=True),
+            (word >> 32).to(tl.uint16).to(x.dtype.element_ty, bitcast=True),
+            (word >> 48).to(tl.uint16).to(x.dtype.element_ty, bitcast=True),
+        )
+    else:
+        four = (
+            _loaded(x, real, EVEN),
+            _loaded(x + 1, real, EVEN),
+            _loaded(x + 2, real, EVEN),
+            _loaded(x + 3, real, EVEN),
+        )
+    return four
+
+
+@triton.jit
+def _loaded(at, real, EVEN: tl.constexpr):
+    """What lies at some places, 0 unless it is real."""
+    return tl.load(at) if EVEN else tl.load(at, mask=real, other=0)
 
 
 @triton.jit

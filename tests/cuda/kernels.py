@@ -235,6 +235,7 @@ def write(given: Arguments) -> None:
 def multiply_packed(given: Arguments) -> None:
     assert given.count == len(given.rows) and given.outputs == len(given.blocks)
     assert given.grid[0] * given.OUTPUTS >= given.outputs
+    assert given.grid[1] * given.ROWS >= given.count
     given.out.copy_(given.rows.float() @ _unpacked(given).T)
 
 
