@@ -92,7 +92,7 @@ class PackedWeights(nn.Module):
 class PackedLinear(nn.Module):
     """A linear layer of packed weights that takes the place of a plain one."""
 
-    def __init__(self, weight: PackedWeights, bias: nn.Parameter | None = None) -> None:
+    def __init__(self, weight: PackedWeights, bias: Tensor | None = None) -> None:
         super().__init__()
         self.weight, self.bias = weight, bias
 

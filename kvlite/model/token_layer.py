@@ -4,7 +4,7 @@ A step through transformers' module spends more time on calls than on products. 
 products are joined by as few calls as can be.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from kvlite.model.attention_interface import Attender
+from kvlite.model.packed_linear import PackedLinear, PackedWeights
 from kvlite.ops import layer_ops
 from kvlite.ops.device import has_triton
 from kvlite.ops.layer_ops import ACTIVATIONS, Norm
@@ -138,11 +139,8 @@ class _Together:
 
     def __init__(self, modules: list[Any]) -> None:
         self.products = [module.forward for module in modules]
-        if len(modules) > 1 and _plain(*modules):
-            weight = _joined([module.weight for module in modules])
-            biases = [module.bias for module in modules if module.bias is not None]
-            bias = _joined(biases) if biases else None
-            self.products = [partial(F.linear, weight=weight, bias=bias)]
+        if len(modules) > 1 and (_plain(*modules) or _packed_alike(*modules)):
+            self.products = [_product_of_all(modules)]
 
     def __call__(self, x: Tensor, sizes: list[int] | None) -> list[Tensor]:
         """What each gives; what comes as one in parts of these sizes, or in halves."""
@@ -158,6 +156,25 @@ def _plain(*modules: nn.Module) -> bool:
         type(each) is nn.Linear and each.weight.is_cuda and "forward" not in vars(each)
         for each in modules
     )
+
+
+def _packed_alike(*modules: nn.Module) -> bool:
+    """Whether these have packed weights on CUDA, of one format."""
+    packed = [each.weight for each in modules if isinstance(each, PackedLinear)]
+    alike = len({each.form for each in packed}) == 1 and len(packed) == len(modules)
+    return alike and all(each.blocks.is_cuda for each in packed)
+
+
+def _product_of_all(modules: list[Any]) -> Callable[[Tensor], Tensor]:
+    """What gives what each of some linear layers gives, one after the other."""
+    biases = [module.bias for module in modules if module.bias is not None]
+    bias = _joined(biases) if biases else None
+    weights = [module.weight for module in modules]
+    if isinstance(weights[0], nn.Parameter):
+        return partial(F.linear, weight=_joined(weights), bias=bias)
+    blocks = _joined([weight.blocks for weight in weights])
+    whole = PackedWeights(blocks, weights[0].form, weights[0].dtype)
+    return PackedLinear(whole, bias).forward
 
 
 def _joined(parameters: Sequence[nn.Parameter]) -> Tensor:

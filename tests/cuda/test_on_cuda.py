@@ -224,7 +224,8 @@ def test_a_conversation_is_that_of_a_cpu(
 
 @pytest.mark.long
 def test_packed_weights_give_what_they_give_on_a_cpu(tmp_path: Path) -> None:
-    """A token by the kernel, many by weights that it unpacked; nothing waits for them."""
+    """A token by the kernel, in four products a layer, many by weights that it unpacked; nothing
+    waits for them."""
     model = make_tiny("llama", **SIZES).model
     pack_linears(model.module.model.layers, torch.float32)
     expected = two_turns(model, tmp_path / "cpu.kv", method="full")
@@ -239,6 +240,7 @@ def test_packed_weights_give_what_they_give_on_a_cpu(tmp_path: Path) -> None:
         device.forget()
         reading.step(token)
         assert not device.waits
+        assert device.launches["triton_linear._multiply"] == 4 * len(model.layers)
 
 
 def sinking(device: str, weights: str = "", dtype: torch.dtype = torch.float32) -> LoadedModel:
