@@ -7,6 +7,7 @@ from types import ModuleType
 
 import pytest
 import torch
+from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from kvlite.model.experts import experts_of, take_few_in_place
 from tests.conftest import make_tiny
@@ -48,6 +49,29 @@ def test_each_pair_is_a_product(kernel: ModuleType, dtype: torch.dtype, transpos
                 expected += bias[chosen].double()
             given = [each.to(DEVICE) for each in (rows, chosen, weights)]
             found = kernel.multiply(*given, None if bias is None else bias.to(DEVICE))
+            assert found.dtype == dtype
+            near(found, expected, NEAR[dtype])
+
+
+@pytest.mark.cases(2)
+@pytest.mark.parametrize("dtype", NEAR)
+def test_mxfp4_is_unpacked_as_transformers_does_it(kernel: ModuleType, dtype: torch.dtype) -> None:
+    """Every byte, in the place of every number of a group."""
+    random = torch.Generator().manual_seed(0)
+    for experts, outputs, groups in ((4, 18, 3), (2, 5, 17)):
+        sizes = experts, outputs, groups
+        blocks = torch.randint(256, (*sizes, 16), generator=random).byte()
+        scales = torch.randint(100, 130, sizes, generator=random).byte()
+        chosen = torch.randint(experts, (4,), generator=random)
+        chosen[2] = chosen[0]
+        bias = torch.randn(experts, outputs, generator=random).to(dtype)
+        unpacked = convert_moe_packed_tensors(blocks, scales, dtype=torch.float64)
+        for each in (2, 1):
+            rows = torch.randn(4 // each, groups * 32, generator=random).to(dtype)
+            own = rows.double().repeat_interleave(each, 0)
+            expected = (own[:, None] @ unpacked[chosen])[:, 0] + bias[chosen]
+            given = [each.to(DEVICE) for each in (rows, chosen, blocks, scales, bias)]
+            found = kernel.multiply_mxfp4(*given)
             assert found.dtype == dtype
             near(found, expected, NEAR[dtype])
 

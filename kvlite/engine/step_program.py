@@ -22,6 +22,7 @@ from kvlite.model.architectures import has_experts
 from kvlite.model.experts import experts_of, reads_in_place
 from kvlite.model.load import LoadedModel
 from kvlite.model.rotary import fixed_tables
+from kvlite.model.weights import MXFP4
 from kvlite.offload import Recall
 from kvlite.offload.kv.recall_program import RecallClock, recall_refusal
 
@@ -38,7 +39,8 @@ def refusal(
         return "triton is not installed"
     if model.layers.passing is not None:
         return "weights are streamed"
-    if model.weights.name != "nf4" and (model.weights.stored or model.weights.name == "int8"):
+    waits = model.weights.stored or model.weights.name == "int8"
+    if waits and model.weights.name not in ("nf4", MXFP4):
         return f"products with {model.weights.name} weights may wait for the host"
     if not all(map(reads_in_place, _experts(model))):
         return "experts are unpacked as a token chooses them"

@@ -34,6 +34,14 @@ class PackedExperts(nn.Module, ABC):
     def __getitem__(self, expert: int) -> Tensor:
         """One expert's matrix, unpacked, as transformers would have it."""
 
+    def in_place(self, transposed: bool) -> bool:
+        """Whether it has `products`; `transposed` are matrices `(inputs, outputs)`."""
+        return False
+
+    def products(self, rows: Tensor, chosen: Tensor, bias: Tensor | None) -> Tensor:
+        """As `ops.triton_experts.multiply`."""
+        raise NotImplementedError
+
 
 def pack_experts(module: nn.Module, packed: Callable[[Tensor], PackedExperts]) -> None:
     """Replace, in place, the tensors of all experts within `module` by what `packed` makes of them,
@@ -84,8 +92,13 @@ def reads_in_place(experts: Any) -> bool:
     """Whether kernels multiply few tokens by the weights of experts where they lie, and nothing
     waits for the device."""
     held = [getattr(experts, name) for name in PROJECTIONS if hasattr(experts, name)]
-    plain = all(isinstance(each, nn.Parameter) and has_triton(each.device) for each in held)
-    return plain and not hasattr(experts, "arriving")
+    return (
+        not hasattr(experts, "arriving")
+        and has_triton(next(experts.parameters()).device)
+        and all(
+            isinstance(each, nn.Parameter) or each.in_place(experts.is_transposed) for each in held
+        )
+    )
 
 
 def _together(experts: Any, hidden: Tensor, chosen: Tensor, shares: Tensor) -> Tensor:
@@ -123,12 +136,16 @@ def _products(experts: Any, name: str, rows: Tensor, chosen: Tensor) -> Tensor:
 
     weights = getattr(experts, name)
     bias = getattr(experts, f"{name}_bias") if experts.has_bias else None
+    if isinstance(weights, PackedExperts):
+        return weights.products(rows, chosen, bias)
     return multiply(rows, chosen, weights.mT if experts.is_transposed else weights, bias)
 
 
 def _one_by_one(experts: Any, hidden: Tensor, chosen: Tensor, shares: Tensor) -> Tensor:
     """What experts make of tokens `(n, hidden size)`; `chosen` are each token's, `(n, top k)`, and
     `shares` their weights. A module may have an own `arriving`, which says where each lies."""
+    if _few(experts, chosen):
+        return _in_place(experts, hidden, chosen, shares)
     out = torch.zeros_like(hidden)
     for expert, at in getattr(experts, "arriving", _where_they_are)(chosen):
         _add(out, experts, expert, at, hidden, chosen, shares)

@@ -11,6 +11,8 @@ from torch import Tensor
 
 # Outputs and inputs that a program has in registers at once; and where neighbors are outputs.
 TILE, TILE_OF_COLUMNS = (8, 512), (64, 64)
+# Likewise outputs and groups of inputs with a scale of their own.
+PACKED_TILE = 8, 16
 
 
 def multiply(rows: Tensor, chosen: Tensor, weights: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -42,6 +44,41 @@ def multiply(rows: Tensor, chosen: Tensor, weights: Tensor, bias: Tensor | None 
             num_warps=4,
         )
     return out
+
+
+def multiply_mxfp4(
+    rows: Tensor, chosen: Tensor, blocks: Tensor, scales: Tensor, bias: Tensor | None = None
+) -> Tensor:
+    """As `multiply`, by weights as `model.mxfp4` has them.
+
+    Args:
+        blocks: `(experts, outputs, inputs / 32, 16)` uint8.
+        scales: `(experts, outputs, inputs / 32)` uint8.
+    """
+    pairs, (_, outputs, groups) = len(chosen), scales.shape
+    out = rows.new_empty(pairs, outputs)
+    # The two numbers that belong to a byte are read as one.
+    pair, number = _NUMBERS[rows.element_size()]
+    with torch.cuda.device_of(rows):
+        _multiply_mxfp4[pairs, triton.cdiv(outputs, PACKED_TILE[0])](
+            rows.contiguous().view(pair),
+            chosen,
+            blocks,
+            scales,
+            bias,
+            out,
+            pairs // len(rows),
+            outputs,
+            groups,
+            NUMBER=number,
+            OUTPUTS=PACKED_TILE[0],
+            GROUPS=PACKED_TILE[1],
+            num_warps=4,
+        )
+    return out
+
+
+_NUMBERS = {2: (torch.int32, tl.uint16), 4: (torch.int64, tl.uint32)}
 
 
 @triton.jit
@@ -78,3 +115,58 @@ def _multiply(
     if bias is not None:
         made += tl.load(bias + expert * outputs + own, mask=real, other=0.0).to(tl.float32)
     tl.store(out + pair * outputs + own, made.to(out.dtype.element_ty), mask=real)
+
+
+@triton.jit
+def _multiply_mxfp4(
+    rows,
+    chosen,
+    blocks,
+    scales,
+    bias,
+    out,
+    each,
+    outputs,
+    groups,
+    NUMBER: tl.constexpr,
+    OUTPUTS: tl.constexpr,
+    GROUPS: tl.constexpr,
+):
+    """Some outputs of one pair."""
+    pair = tl.program_id(0).to(tl.int64)
+    own = tl.program_id(1) * OUTPUTS + tl.arange(0, OUTPUTS)
+    real = own < outputs
+    expert = tl.load(chosen + pair)
+    lines = (expert * outputs + own)[:, None] * groups
+    row = rows + pair // each * groups * 16
+    byte = tl.arange(0, 16)[None, None, :]
+    sums = tl.zeros([OUTPUTS, GROUPS], tl.float32)
+    for first in range(0, groups, GROUPS):
+        group = first + tl.arange(0, GROUPS)[None, :]
+        there = real[:, None] & (group < groups)
+        at = (lines + group)[:, :, None] * 16 + byte
+        codes = tl.load(blocks + at, mask=there[:, :, None], other=0).to(tl.uint16)
+        # Asked for by every output alike, so that a thread has what belongs to its codes.
+        at = tl.broadcast_to(group[:, :, None] * 16 + byte, (OUTPUTS, GROUPS, 16))
+        x = tl.load(row + at, mask=there[:, :, None], other=0)
+        low, high = _number(x, NUMBER, out), _number(x >> NUMBER.primitive_bitwidth, NUMBER, out)
+        products = _e2m1(codes) * low + _e2m1(codes >> 4) * high
+        scale = tl.load(scales + lines + group, mask=there, other=0).to(tl.int32) << 23
+        sums += tl.sum(products, axis=2) * scale.to(tl.float32, bitcast=True)
+    made = tl.sum(sums, axis=1) * 16384.0
+    if bias is not None:
+        made += tl.load(bias + expert * outputs + own, mask=real, other=0.0).to(tl.float32)
+    tl.store(out + pair * outputs + own, made.to(out.dtype.element_ty), mask=real)
+
+
+@triton.jit
+def _number(bits, NUMBER: tl.constexpr, out):
+    """The number that the lowest bits are."""
+    return bits.to(NUMBER).to(out.dtype.element_ty, bitcast=True).to(tl.float32)
+
+
+@triton.jit
+def _e2m1(codes):
+    """A 2^14th of what the lowest four bits stand for: as a float16 they lack its exponent's offset
+    alone."""
+    return (((codes & 8) << 12) | ((codes & 7) << 9)).to(tl.float16, bitcast=True).to(tl.float32)

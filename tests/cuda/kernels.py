@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from gguf.constants import GGMLQuantizationType
 from gguf.quants import dequantize
 from torch import Tensor
+from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from kvlite.cache.quantized import packed_codes, rounded, unpacked_codes
 
@@ -250,9 +251,19 @@ def _unpacked(given: Arguments) -> Tensor:
 def multiply_experts(given: Arguments) -> None:
     assert given.grid[0] == len(given.chosen) == given.each * len(given.rows)
     assert (given.outputs, given.inputs) == given.weights.shape[1:]
-    matrices = given.weights[given.chosen].float()
-    rows = given.rows.repeat_interleave(given.each, 0).float()
-    made = (matrices @ rows[..., None])[..., 0]
+    _multiply_experts(given, given.weights[given.chosen].float(), given.rows)
+
+
+def multiply_mxfp4(given: Arguments) -> None:
+    assert given.grid[0] == len(given.chosen) == given.each * len(given.rows)
+    assert (given.outputs, given.groups) == given.scales.shape[1:]
+    packed = given.blocks[given.chosen], given.scales[given.chosen]
+    matrices = convert_moe_packed_tensors(*packed, dtype=torch.float32).mT
+    _multiply_experts(given, matrices, given.rows.view(given.out.dtype))
+
+
+def _multiply_experts(given: Arguments, matrices: Tensor, rows: Tensor) -> None:
+    made = (matrices @ rows.repeat_interleave(given.each, 0).float()[..., None])[..., 0]
     if given.bias is not None:
         made += given.bias[given.chosen].float()
     given.out.copy_(made)
@@ -277,6 +288,7 @@ TWINS: dict[str, Callable[[Arguments], None]] = {
     "triton_linear._multiply": multiply_packed,
     "triton_linear._unpack": unpack,
     "triton_experts._multiply": multiply_experts,
+    "triton_experts._multiply_mxfp4": multiply_mxfp4,
 }
 
 

@@ -4,6 +4,7 @@ two devices at once, no waiting for the device, and no more launches than there 
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from kvlite.model.load import LoadedModel
 from kvlite.model.packing import pack_linears
 from kvlite.model.quantizing import quantize_experts
 from kvlite.model.token_layer import TokenLayer
-from kvlite.model.weights import Weights
+from kvlite.model.weights import MXFP4, Weights
 from kvlite.offload import HostKVStore, Recall
 from kvlite.offload.weights.leaving import off_device
 from tests.conftest import make_tiny
@@ -251,14 +252,20 @@ def sinking(device: str, weights: str = "", dtype: torch.dtype = torch.float32) 
     for layer in model.layers:
         layer.self_attn.sinks.data.copy_(torch.randn(8, generator=random).mul(2).to(device))
     if weights:
-        model.weights = Weights(weights, dtype)
+        model.weights = Weights(weights, dtype, stored=weights == MXFP4)
         quantize_experts(model.module, model.weights)
+    for name, packed in model.module.named_parameters() if weights == MXFP4 else ():
+        if packed.dtype == torch.uint8:  # as files would have it
+            low, high = (119, 124) if name.endswith("scales") else (0, 256)
+            drawn = torch.randint(low, high, packed.shape, generator=random)
+            packed.data.copy_(drawn.byte().to(device))
     return model
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("weights", ["", "int8"])
-@pytest.mark.parametrize("given", WAYS, ids=str)
+@pytest.mark.parametrize(
+    ("given", "weights"), zip(WAYS, cycle(["", MXFP4, "int8"]), strict=False), ids=str
+)
 def test_learned_sinks_are_those_of_a_cpu(
     given: dict[str, Any], weights: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -273,16 +280,17 @@ WITH_EXPERTS = ["mixtral", "qwen3-moe", "glm4-moe", "gemma4-moe", "deepseek-v2",
 
 
 @pytest.mark.cases(2)
-@pytest.mark.parametrize("name", ["gpt-oss", *WITH_EXPERTS])
+@pytest.mark.parametrize("name", ["gpt-oss", MXFP4, *WITH_EXPERTS])
 def test_nothing_waits_for_sinks_or_experts(cuda: FakeCuda, name: str) -> None:
     """Their weights are read where they lie, by the numbers that are on the device."""
-    if name == "gpt-oss":
-        model = sinking("cuda", dtype=torch.bfloat16)
-    else:
+    if name in WITH_EXPERTS:
         model = make_tiny(name, "cuda", torch.bfloat16).model
+    else:
+        model = sinking("cuda", name if name == MXFP4 else "", torch.bfloat16)
     launched_by_a_program(cuda, read(model, "spans"))
-    with_experts = len([*experts_of(model.module)])
-    assert cuda.launches["triton_experts._multiply"] == 2 * with_experts > 0
+    kernel = "_multiply_mxfp4" if name == MXFP4 else "_multiply"
+    products = 2 * len([*experts_of(model.module)])
+    assert cuda.launches[f"triton_experts.{kernel}"] == products > 0
 
 
 def test_where_memory_is_not_mapped_recall_waits_once_a_layer() -> None:
