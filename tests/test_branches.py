@@ -325,6 +325,7 @@ def test_what_was_read_ahead_is_forgotten(llama: Tiny, name: str) -> None:
         talk.forget_ahead()  # of nothing
         assert said(talk, OTHER) == said(fresh, OTHER)
         same(talk, fresh)
+        assert talk.context.turn is not None and talk.context.turn.ahead == (0, 0.0)
 
 
 def test_undone_it_can_be_asked_otherwise_about_what_was_read(llama: Tiny) -> None:

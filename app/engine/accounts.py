@@ -38,10 +38,9 @@ def account_of(
     """The account of an answer that has just ended, as plain values: `before` is what the cache
     held when the question had been read, `reading_s` the time that reading its documents took."""
     since_enter = replace(metrics, time_to_first_token_s=metrics.time_to_first_token_s + reading_s)
-    read = [f"Reading the documents took {reading_s:.1f} s of that."] if reading_s else []
     account: dict[str, Any] = {
         "brief": brief(since_enter, _LONGER),
-        "told": [*told(since_enter, _LONGER), *read],
+        "told": [*told(since_enter, _LONGER)],
         "facts": [*_facts(since_enter)],
         "ledger": metrics.to_json(),
         "question": first_words(session.messages[-1].text),

@@ -93,7 +93,7 @@ class _Source:
         cache = KVCache(layers, before.seen, before.reconstructed, states=states)
         own, given_up = Context(model), [*context.oom_policy.taken]
         own.resume(cache, store, [*context.token_ids], [], context.notes, given_up)
-        own.told = {*context.told}
+        own.told, own.ahead = {*context.told}, context.ahead
         return own
 
 

@@ -36,6 +36,7 @@ class Context:
         turn: the last one.
         checkpoints: those that hold anything, the oldest first.
         notes: for the next answer, about what was read before it.
+        ahead: for the next answer, how many tokens were read before it, and in how many seconds.
         told: all notes so far; some are said once.
     """
 
@@ -49,6 +50,7 @@ class Context:
         self.checkpoints: list[Checkpoint] = []
         self._pending_ids: list[int] = []
         self.notes: tuple[str, ...] = ()
+        self.ahead = (0, 0.0)
         self.told: set[str] = set()
         self._answer: Generator[Piece] | None = None
 
@@ -150,7 +152,7 @@ class Context:
         return again
 
     def read(self, turn: Turn, callbacks: Callbacks) -> None:
-        """Read a turn. If it has no answer, its notes go to the next one that has."""
+        """Read a turn. If it has no answer, its notes and its time go to the next one that has."""
         self._close()
         gives_back = turn.store is not None and turn.store.bits is None
         if turn.turn_config.loses and not gives_back:
@@ -161,6 +163,10 @@ class Context:
         self.turn = turn
         turn.notes = tuple(dict.fromkeys([*self.notes, *turn.notes]))
         self.notes = () if turn.answers else turn.notes
+        turn.ahead, self.ahead = self.ahead, (0, 0.0)
+        if not turn.answers:
+            tokens, seconds = turn.ahead
+            self.ahead = tokens + len(turn.ids), seconds + turn.run_stats.read_s
         self.told.update(turn.notes)
         if turn.store is not None or not turn.config.ignores_recall:
             self.store = turn.store
@@ -246,6 +252,7 @@ class Context:
             self.store = None
         self.token_ids = [*ids[: known.seen]]
         self._pending_ids, self.notes = [*known.pending_ids], known.notes
+        self.ahead = (0, 0.0)
         # A copy may be of another branch than the cache was on.
         self._forget(0 if known.alone else known.seen)
         return True

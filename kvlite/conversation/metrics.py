@@ -54,6 +54,8 @@ class GenerationMetrics:
         budget: entries allowed, mean over KV heads and layers.
         prompt_tokens: tokens read for this answer.
         again_tokens: tokens of an earlier answer that were read again with them.
+        ahead_tokens, ahead_s: tokens that were read before that, as a document is for several
+            questions, and the seconds that took.
         seen_tokens: tokens read and generated in the whole conversation.
         kept_entries_mean: entries held, mean over layers and KV heads.
         kv_bytes: the cache's storage for keys and values.
@@ -98,6 +100,8 @@ class GenerationMetrics:
     budget: int
     prompt_tokens: int
     again_tokens: int
+    ahead_tokens: int = 0
+    ahead_s: float = 0.0
     seen_tokens: int
     generated_tokens: int
     kept_entries_mean: float
@@ -151,7 +155,11 @@ class GenerationMetrics:
             every = self.layers + self.recurrent_layers
             size += f" in {self.layers} of {every} layers, states {readable(self.state_bytes)}"
         again = f" and {self.again_tokens:,} again" if self.again_tokens else ""
-        parts = [f"read {self.prompt_tokens:,} tokens{again}", held, size, *self._recalled]
+        read = f"read {self.prompt_tokens:,} tokens{again}"
+        if self.ahead_tokens:
+            before = f"read {self.ahead_tokens:,} tokens in {self.ahead_s:.1f} s"
+            read = f"{before}, then {self.prompt_tokens:,}{again}"
+        parts = [read, held, size, *self._recalled]
         if self.streamed_bytes:
             parts.append(f"brought {readable(self.streamed_bytes)} of weights")
         parts.append(f"peak {readable(self.peak_bytes)}{self._planned}")
@@ -273,6 +281,8 @@ def told(metrics: GenerationMetrics, longer: str = _LONGER) -> Iterator[str]:
         f"{metrics.prefill_tokens_per_s:,.0f} a second; "
         f"the first token came after {metrics.time_to_first_token_s:.1f} s."
     )
+    if metrics.ahead_tokens:
+        yield f"Before that, {metrics.ahead_tokens:,} tokens were read in {metrics.ahead_s:.1f} s."
     speed = f", {metrics.decode_tokens_per_s:.1f} a second" if metrics.generated_tokens > 1 else ""
     ended = _ENDS[metrics.finish_reason][2].format(longer=longer)
     yield f"Answered {metrics.generated_tokens:,} tokens{speed}. {ended}".rstrip()

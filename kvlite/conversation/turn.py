@@ -64,6 +64,7 @@ class Turn:
         pending_ids: a token that was generated and has not entered the cache.
         step: its decode step, if memory ran out in the middle of it.
         together: the most turns that took a decode step together, this one included.
+        ahead: tokens that were read for it before, and in how many seconds.
         failure: as of `GenerationMetrics`.
     """
 
@@ -100,6 +101,7 @@ class Turn:
         self.prompt: PromptState | None = None
         self.step: Step | None = None
         self.together = 1
+        self.ahead = (0, 0.0)
         self.failure = ""
         self.graphs: GraphDecoder | None = None
         self.speculation: Speculation | None = None
@@ -370,6 +372,8 @@ class Turn:
             budget=self.turn_config.budget,
             prompt_tokens=len(self.ids),
             again_tokens=len(self.again),
+            ahead_tokens=self.ahead[0],
+            ahead_s=self.ahead[1],
             seen_tokens=cache.seen,
             full_kv_bytes=model.shape.full_kv_bytes(cache.seen, itemsize),
             score_bytes_to_host=None if backend is None else backend.host_transfer.to_host,

@@ -36,19 +36,21 @@ class Choice:
 
 @dataclass
 class Usage:
-    """Tokens of a request, and the ledger of its last answer.
+    """Tokens of a request, and the ledger of its last answer, with the reading of all of them.
 
     Attributes:
         model: its name.
         prompt: tokens of the prompt.
         fresh: those of them that were read for the first answer.
         generated: tokens of all answers.
+        first_s: seconds until the first token of the first answer.
     """
 
     model: str
     prompt: int
     fresh: int | None = None
     generated: int = 0
+    first_s: float = 0.0
     metrics: GenerationMetrics | None = None
 
     def add(self, token: Token) -> None:
@@ -57,12 +59,14 @@ class Usage:
         self.metrics = token.piece.metrics
         if self.fresh is None:
             self.fresh = self.metrics.prompt_tokens
+            self.first_s = self.metrics.time_to_first_token_s
         self.generated += token.piece.token_id is not None
 
     def join(self, other: "Usage") -> None:
         """Count what another prompt of the same request cost; its tokens are counted already."""
         self.metrics = other.metrics or self.metrics
         if other.fresh is not None:
+            self.first_s = self.first_s or other.first_s
             self.fresh = (self.fresh or 0) + other.fresh
         self.generated += other.generated
 
@@ -84,7 +88,8 @@ class Usage:
         known = 0 if self.fresh is None else max(0, self.prompt - self.fresh)
         ledger = None
         if self.metrics is not None:
-            ledger = {**self.metrics.to_json(), "model": self.model}  # not where it lies
+            read = {"prompt_tokens": self.fresh, "time_to_first_token_s": self.first_s}
+            ledger = {**self.metrics.to_json(), **read, "model": self.model}  # not where it lies
         return {
             "prompt_tokens": self.prompt,
             "completion_tokens": self.generated,

@@ -1,6 +1,7 @@
 """`kvlite ask` with several questions: the document is read once, answers come together."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,8 @@ def test_each_answer_is_that_of_one_question(kvlite: Run, model: Path, text: Pat
         one = kvlite("ask", text, question, "--model", model, *FLAGS, "--json").json()
         assert one["answer"] == each["answer"]
         assert each["prompt_tokens"] < 40 < one["prompt_tokens"]
+        assert each["ahead_tokens"] + each["prompt_tokens"] == one["prompt_tokens"]
+        assert each["ahead_s"] == made[0]["ahead_s"] > 0 == one["ahead_tokens"]
 
 
 def test_as_text_in_their_order(kvlite: Run, model: Path, text: Path) -> None:
@@ -31,6 +34,7 @@ def test_as_text_in_their_order(kvlite: Run, model: Path, text: Path) -> None:
     starts = [line for line in lines if line[:3] in ("1. ", "2. ", "3. ")]
     assert starts == ["1. Who sat?", "2. Who lay by the door?", "3. Where?"]
     assert done.err.count("stopped at the length limit") == 3
+    assert len(re.findall(r"read \d+ tokens in \d+\.\d s, then \d+ ·", done.err)) == 3
 
 
 def test_one_that_does_not_fit_leaves_the_others(kvlite: Run, model: Path, text: Path) -> None:
