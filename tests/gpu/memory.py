@@ -53,11 +53,11 @@ def out_of_memory(place: Place) -> Iterator[Row]:
     if place.device.type != "cuda":
         yield {"skipped": "a CPU's memory cannot be taken away"}
         return
-    model = place.large_model()
     total = torch.cuda.get_device_properties(place.device).total_memory
 
     def squeezed(spare: int) -> Row:
-        talk = place.runner(model, method="full", max_new_tokens=256).conversation()
+        model = place.large_model()
+        talk = place.runner(model, method="full", max_new_tokens=32).conversation()
         said, metrics = 0, None
         try:
             for piece in talk.stream_tokens(place.tokens(place.short), ignore_eos=True):

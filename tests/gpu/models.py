@@ -14,8 +14,10 @@ from kvlite.conversation.runner import Runner
 from kvlite.model.attention_interface import ATTENTION, register_attention
 from kvlite.model.load import LoadedModel
 from kvlite.model.making import meta_module
+from kvlite.model.packed_linear import PackedLinear, PackedWeights
 from kvlite.model.shape import shape_of
 from kvlite.model.weights import PLAIN, Weights
+from kvlite.ops.blocks import BlockFormat
 from tests.conftest import EXPERTS, SIZES, IntegerTokenizer, made_up_calibration
 
 GIB = 2**30
@@ -138,6 +140,7 @@ def random_model(config: Any, device: torch.device, dtype: torch.dtype) -> Loade
     """A model whose weights nobody trained."""
     register_attention()
     module = meta_module(config, dtype, attention=ATTENTION).to_empty(device=device)
+    module.tie_weights()
     torch.manual_seed(0)
     for name, parameter in module.named_parameters():
         if "norm" in name:
@@ -169,3 +172,16 @@ def save_random(sizes: dict[str, Any], folder: Path, device: torch.device) -> No
         tokenizer_object=Tokenizer(WordLevel(words, unk_token="0")), eos_token="2"
     )
     tokenizer.save_pretrained(folder)
+
+
+def pack_at_random(module: Any, form: BlockFormat, dtype: torch.dtype) -> None:
+    """Let linear layers have blocks of a format, of small scales and codes that mean nothing."""
+    for part in [*module.modules()]:
+        for name, child in [*part.named_children()]:
+            if type(child) is not torch.nn.Linear:
+                continue
+            size = child.out_features, child.in_features // form.inputs, form.nbytes
+            packed = torch.randint(256, size, dtype=torch.uint8, device=child.weight.device)
+            halves = 2 if form.has_least else 1
+            packed[:, :, : 2 * halves].view(torch.float16)[:] = 2.0**-10
+            setattr(part, name, PackedLinear(PackedWeights(packed.flatten(1), form, dtype)))
