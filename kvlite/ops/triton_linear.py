@@ -185,7 +185,7 @@ def _of_q4_k(x, block, part, real, EVEN: tl.constexpr, HIGH: tl.constexpr):
         else:
             by, sum_x = _dot(x + 32 * group, real, EVEN, pair, 4 * (group % 2), 4)
         scaled += _byte(steps[group // 4], group % 4) * by
-        offset += _byte(offsets[group // 4], group % 4) * (sum_x * SMALL)
+        offset += _by_code(sum_x, offsets[group // 4], 8 * (group % 4), 6)
     return _half(block) * scaled - _half(block + 2) * offset
 
 
@@ -211,51 +211,49 @@ def _of_q6_k(x, block, part, real, EVEN: tl.constexpr):
 def _dot(x, real, EVEN: tl.constexpr, words, AT: tl.constexpr, BITS: tl.constexpr):
     """The sum of `SMALL * code * x` over 4 inputs from `x` on, and that of `x`; a code has `BITS`
     bits from `AT` on in each byte of words."""
-    whole = _four(x, real, EVEN)
-    total, sum_x = 0.0, 0.0
-    for i in tl.static_range(4):
-        own = whole[i].to(tl.float32)
-        # Only the bits of a float's fraction will do.
-        if AT + 8 * i + BITS <= 23:
-            total += _by_code(own, words, AT + 8 * i, BITS)
-        else:
-            total += _by_code(own, words >> 16, AT + 8 * i - 16, BITS)
-        sum_x += own
-    return total, sum_x
+    a, b, c, d = _four(x, real, EVEN)
+    total = _by_code(a, words, AT, BITS)
+    total += _by_code(b, words, AT + 8, BITS)
+    total += _by_code(c, words, AT + 16, BITS)
+    total += _by_code(d, words, AT + 24, BITS)
+    return total, a + b + c + d
+
+
+@triton.jit
+def _by_code(x, words, AT: tl.constexpr, BITS: tl.constexpr):
+    """`SMALL * code * x`, of codes with `BITS` bits from `AT` on."""
+    # Only the bits of a float's fraction will do.
+    behind: tl.constexpr = 0 if AT + BITS <= 23 else 16
+    at: tl.constexpr = AT - behind
+    code = ((words >> behind) & (((1 << BITS) - 1) << at)).to(tl.float32, bitcast=True)
+    return code * (x * (SMALL * 2.0 ** (149 - at)))
 
 
 @triton.jit
 def _four(x, real, EVEN: tl.constexpr):
-    """4 inputs from `x` on; those of 16 bits at once."""
-    if x.dtype.element_ty.primitive_bitwidth == 16:
-        word = _loaded(x.to(tl.pointer_type(tl.uint64)), real, EVEN)
-        four = (
-            word.to(tl.uint16).to(x.dtype.element_ty, bitcast=True),
-            (word >> 16).to(tl.uint16).to(x.dtype.element_ty, bitcast=True),
-            (word >> 32).to(tl.uint16).to(x.dtype.element_ty, bitcast=True),
-            (word >> 48).to(tl.uint16).to(x.dtype.element_ty, bitcast=True),
-        )
+    """4 inputs from `x` on, as float32; those of 16 bits are loaded at once."""
+    kind: tl.constexpr = x.dtype.element_ty
+    if kind.primitive_bitwidth == 16:
+        both = _loaded(x.to(tl.pointer_type(tl.uint64)), real, EVEN)
+        a, b = _two(both.to(tl.uint32), kind)
+        c, d = _two((both >> 32).to(tl.uint32), kind)
     else:
-        four = (
-            _loaded(x, real, EVEN),
-            _loaded(x + 1, real, EVEN),
-            _loaded(x + 2, real, EVEN),
-            _loaded(x + 3, real, EVEN),
-        )
-    return four
+        a, b = _loaded(x, real, EVEN), _loaded(x + 1, real, EVEN)
+        c, d = _loaded(x + 2, real, EVEN), _loaded(x + 3, real, EVEN)
+    return a.to(tl.float32), b.to(tl.float32), c.to(tl.float32), d.to(tl.float32)
+
+
+@triton.jit
+def _two(word, KIND: tl.constexpr):
+    """The two numbers of 16 bits in a word."""
+    low, high = word.to(tl.uint16), (word >> 16).to(tl.uint16)
+    return low.to(KIND, bitcast=True), high.to(KIND, bitcast=True)
 
 
 @triton.jit
 def _loaded(at, real, EVEN: tl.constexpr):
     """What lies at some places, 0 unless it is real."""
     return tl.load(at) if EVEN else tl.load(at, mask=real, other=0)
-
-
-@triton.jit
-def _by_code(x, words, AT: tl.constexpr, BITS: tl.constexpr):
-    """`SMALL * code * x`."""
-    code = (words & (((1 << BITS) - 1) << AT)).to(tl.float32, bitcast=True)
-    return code * (x * (SMALL * 2.0 ** (149 - AT)))
 
 
 @triton.jit
