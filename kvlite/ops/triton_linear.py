@@ -18,33 +18,39 @@ SIZE = tl.constexpr(GROUP)
 # What products are multiplied by until they are summed up, so that inputs may be large.
 SMALL = tl.constexpr(2.0**-60)
 # Outputs and rows of a program, its threads when it multiplies, and groups that it unpacks at once.
-OUTPUTS, ROWS, THREADS, GROUPS = 4, 4, 128, 8
+OUTPUTS, ROWS, THREADS, GROUPS = 4, 4, 64, 8
 
 
 def multiply(rows: Tensor, blocks: Tensor, form: BlockFormat) -> Tensor:
     """`rows @ weight.T`, `(n, outputs)`, of a few rows `(n, inputs)`.
 
     Args:
+        rows: from a multiple of 8 bytes on.
         blocks: `(outputs, bytes of one)` uint8, from a multiple of 4 bytes on.
     """
-    outputs, width = blocks.shape
-    count = len(rows)
+    count, (outputs, width) = len(rows), blocks.shape
     out = rows.new_empty(count, outputs)
+    parts = 4 if form.inputs == GROUP else 16 if form.name == "Q6_K" else 8
+    units = width // form.nbytes * parts
     together = min(OUTPUTS, 1 << outputs.bit_length() - 1)
-    lines = min(ROWS, 1 << (count - 1).bit_length())
+    at_once = min(ROWS, 1 << (count - 1).bit_length())
+    # All of the threads have something to do each time, where sizes allow it.
+    threads = min(THREADS, units & -units)
+    threads = threads if threads >= 32 else THREADS
     # Triton launches on the current device, which need not be the one of this layer.
     with torch.cuda.device_of(blocks):
-        _multiply[-(-outputs // together), -(-count // lines)](
+        _multiply[-(-outputs // together), -(-count // at_once)](
             rows.contiguous(),
             blocks,
             out,
             outputs,
             count,
             **_constants(form, width),
-            ROWS=lines,
+            PARTS=parts,
+            ROWS=at_once,
             OUTPUTS=together,
-            UNITS=THREADS,
-            num_warps=THREADS // 32,
+            UNITS=threads,
+            num_warps=threads // 32,
         )
     return out
 
@@ -90,14 +96,13 @@ def _multiply(
     LEAST: tl.constexpr,
     INPUTS: tl.constexpr,
     NBYTES: tl.constexpr,
+    PARTS: tl.constexpr,
     ROWS: tl.constexpr,
     OUTPUTS: tl.constexpr,
     UNITS: tl.constexpr,
 ):
     """Products of some of `count` rows with some outputs. A unit is what a thread takes of an
-    output at once."""
-    # Units of a block.
-    PARTS: tl.constexpr = (16 if KIND == Q6_K else 8) if INPUTS > SIZE else 4
+    output at once, of which a block has `PARTS`."""
     total: tl.constexpr = WIDTH // NBYTES * PARTS
     # The last program begins early enough to end with the last output.
     first = tl.minimum(tl.program_id(0) * OUTPUTS, outputs - OUTPUTS)
