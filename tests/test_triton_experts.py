@@ -10,6 +10,7 @@ import torch
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from kvlite.model.experts import experts_of, take_few_in_place
+from kvlite.model.quantizing import NF4Experts
 from tests.conftest import make_tiny
 from tests.interpreted import DEVICE, kernels
 
@@ -74,6 +75,23 @@ def test_mxfp4_is_unpacked_as_transformers_does_it(kernel: ModuleType, dtype: to
             found = kernel.multiply_mxfp4(*given)
             assert found.dtype == dtype
             near(found, expected, NEAR[dtype])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_nf4_is_unpacked_as_bitsandbytes_does_it(kernel: ModuleType, dtype: torch.dtype) -> None:
+    """More blocks than share a scale of their scales, and no multiple of them."""
+    random = torch.Generator().manual_seed(0)
+    whole = torch.randn(3, 27, 640, generator=random) * torch.rand(3, 27, 1, generator=random)
+    experts = NF4Experts(whole.to(DEVICE), torch.float32)
+    assert experts.in_place(False) and not experts.in_place(True)
+    unpacked = torch.stack([experts[expert].cpu().double() for expert in range(3)])
+    chosen = torch.tensor([2, 0, 2, 1])
+    for each in (2, 1):
+        rows = torch.randn(4 // each, 640, generator=random).to(dtype)
+        own = rows.double().repeat_interleave(each, 0)
+        found = experts.products(rows.to(DEVICE), chosen.to(DEVICE), None)
+        assert found.dtype == dtype
+        near(found, (unpacked[chosen] @ own[..., None])[..., 0], NEAR[dtype])
 
 
 def near(found: torch.Tensor, expected: torch.Tensor, far: float = 1e-5) -> None:

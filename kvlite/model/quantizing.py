@@ -5,7 +5,7 @@ Sources: as in `model.weights`. bitsandbytes rounds; numbers are those it gives 
 """
 
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from math import ceil, prod
 from typing import Any
 
@@ -64,6 +64,16 @@ def _quantized(linear: nn.Linear, weights: Weights) -> nn.Module:
     return quantized
 
 
+@cache
+def _levels(device: torch.device) -> Tensor:
+    """What the 16 codes of nf4 stand for, `(16,)` float32."""
+    import bitsandbytes
+
+    functions: Any = bitsandbytes.functional
+    levels: Tensor = functions.get_4bit_type("nf4", device)
+    return levels
+
+
 class NF4Experts(PackedExperts):
     """Experts in nf4, with double quantization.
 
@@ -111,6 +121,17 @@ class NF4Experts(PackedExperts):
         codes = self.codes[expert][:, None]
         matrix: Tensor = ops.dequantize_4bit(codes, sizes, BLOCK, "nf4", self.size, self.dtype)
         return matrix
+
+    def in_place(self, transposed: bool) -> bool:
+        """As of `PackedExperts`."""
+        return not transposed and self.size[1] % BLOCK == 0
+
+    def products(self, rows: Tensor, chosen: Tensor, bias: Tensor | None) -> Tensor:
+        """As of `PackedExperts`."""
+        from kvlite.ops.triton_experts import multiply_nf4
+
+        packed = self.codes, self.scales, self.nested, self.offsets
+        return multiply_nf4(rows, chosen, packed, (_levels(rows.device), self.table), bias)
 
 
 class Int8Experts(PackedExperts):

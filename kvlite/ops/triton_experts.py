@@ -12,7 +12,7 @@ from torch import Tensor
 # Outputs and inputs that a program has in registers at once; and where neighbors are outputs.
 TILE, TILE_OF_COLUMNS = (8, 512), (64, 64)
 # Likewise outputs and groups of inputs with a scale of their own.
-PACKED_TILE = 8, 16
+MXFP4_TILE, NF4_TILE = (8, 16), (8, 8)
 
 
 def multiply(rows: Tensor, chosen: Tensor, weights: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -60,7 +60,7 @@ def multiply_mxfp4(
     # The two numbers that belong to a byte are read as one.
     pair, number = _NUMBERS[rows.element_size()]
     with torch.cuda.device_of(rows):
-        _multiply_mxfp4[pairs, triton.cdiv(outputs, PACKED_TILE[0])](
+        _multiply_mxfp4[pairs, triton.cdiv(outputs, MXFP4_TILE[0])](
             rows.contiguous().view(pair),
             chosen,
             blocks,
@@ -71,8 +71,45 @@ def multiply_mxfp4(
             outputs,
             groups,
             NUMBER=number,
-            OUTPUTS=PACKED_TILE[0],
-            GROUPS=PACKED_TILE[1],
+            OUTPUTS=MXFP4_TILE[0],
+            GROUPS=MXFP4_TILE[1],
+            num_warps=4,
+        )
+    return out
+
+
+def multiply_nf4(
+    rows: Tensor,
+    chosen: Tensor,
+    packed: tuple[Tensor, Tensor, Tensor, Tensor],
+    tables: tuple[Tensor, Tensor],
+    bias: Tensor | None = None,
+) -> Tensor:
+    """As `multiply`, by weights `(experts, outputs, inputs)` in nf4; inputs are a multiple of 64.
+
+    Args:
+        packed: codes `(experts, numbers / 2)` and scales `(experts, numbers / 64)` uint8, the
+            scales' scales `(experts, ceil(numbers / 64 / 256))` and offsets `(experts,)` float32.
+        tables: what codes and scales stand for, `(16,)` and `(256,)` float32.
+    """
+    pairs, groups = len(chosen), rows.shape[1] // 64
+    outputs = packed[1].shape[1] // groups
+    out = rows.new_empty(pairs, outputs)
+    pair, number = _NUMBERS[rows.element_size()]
+    with torch.cuda.device_of(rows):
+        _multiply_nf4[pairs, triton.cdiv(outputs, NF4_TILE[0])](
+            rows.contiguous().view(pair),
+            chosen,
+            *packed,
+            *tables,
+            bias,
+            out,
+            pairs // len(rows),
+            outputs,
+            groups,
+            NUMBER=number,
+            OUTPUTS=NF4_TILE[0],
+            GROUPS=NF4_TILE[1],
             num_warps=4,
         )
     return out
@@ -154,6 +191,56 @@ def _multiply_mxfp4(
         scale = tl.load(scales + lines + group, mask=there, other=0).to(tl.int32) << 23
         sums += tl.sum(products, axis=2) * scale.to(tl.float32, bitcast=True)
     made = tl.sum(sums, axis=1) * 16384.0
+    if bias is not None:
+        made += tl.load(bias + expert * outputs + own, mask=real, other=0.0).to(tl.float32)
+    tl.store(out + pair * outputs + own, made.to(out.dtype.element_ty), mask=real)
+
+
+@triton.jit
+def _multiply_nf4(
+    rows,
+    chosen,
+    codes,
+    scales,
+    nested,
+    offsets,
+    levels,
+    table,
+    bias,
+    out,
+    each,
+    outputs,
+    groups,
+    NUMBER: tl.constexpr,
+    OUTPUTS: tl.constexpr,
+    GROUPS: tl.constexpr,
+):
+    """Some outputs of one pair."""
+    pair = tl.program_id(0).to(tl.int64)
+    own = tl.program_id(1) * OUTPUTS + tl.arange(0, OUTPUTS)
+    real = own < outputs
+    expert = tl.load(chosen + pair)
+    blocks = outputs * groups
+    row = rows + pair // each * groups * 32
+    offset = tl.load(offsets + expert)
+    byte = tl.arange(0, 32)[None, None, :]
+    sums = tl.zeros([OUTPUTS, GROUPS], tl.float32)
+    for first in range(0, groups, GROUPS):
+        group = first + tl.arange(0, GROUPS)[None, :]
+        there = real[:, None] & (group < groups)
+        block = own[:, None] * groups + group
+        at = (expert * blocks + block)[:, :, None] * 32 + byte
+        both = tl.load(codes + at, mask=there[:, :, None], other=0).to(tl.int32)
+        # As in `_multiply_mxfp4`.
+        at = tl.broadcast_to(group[:, :, None] * 32 + byte, (OUTPUTS, GROUPS, 32))
+        x = tl.load(row + at, mask=there[:, :, None], other=0)
+        low, high = _number(x, NUMBER, out), _number(x >> NUMBER.primitive_bitwidth, NUMBER, out)
+        products = tl.load(levels + (both >> 4)) * low + tl.load(levels + (both & 15)) * high
+        scale = tl.load(scales + expert * blocks + block, mask=there, other=0).to(tl.int32)
+        wide = nested + expert * tl.cdiv(blocks, 256) + block // 256
+        size = tl.load(table + scale) * tl.load(wide, mask=there, other=0.0) + offset
+        sums += tl.sum(products, axis=2) * size
+    made = tl.sum(sums, axis=1)
     if bias is not None:
         made += tl.load(bias + expert * outputs + own, mask=real, other=0.0).to(tl.float32)
     tl.store(out + pair * outputs + own, made.to(out.dtype.element_ty), mask=real)

@@ -262,6 +262,18 @@ def multiply_mxfp4(given: Arguments) -> None:
     _multiply_experts(given, matrices, given.rows.view(given.out.dtype))
 
 
+def multiply_nf4(given: Arguments) -> None:
+    assert given.grid[0] == len(given.chosen) == given.each * len(given.rows)
+    codes, scales = given.codes[given.chosen].int(), given.scales[given.chosen].int()
+    numbers = (
+        given.levels[torch.stack([codes >> 4, codes & 15], -1)].flatten(1).unflatten(1, (-1, 64))
+    )
+    nested = given.nested[given.chosen].repeat_interleave(256, 1)[:, : scales.shape[1]]
+    sizes = given.table[scales] * nested + given.offsets[given.chosen][:, None]
+    matrices = (numbers * sizes[..., None]).view(len(codes), given.outputs, 64 * given.groups)
+    _multiply_experts(given, matrices, given.rows.view(given.out.dtype))
+
+
 def _multiply_experts(given: Arguments, matrices: Tensor, rows: Tensor) -> None:
     made = (matrices @ rows.repeat_interleave(given.each, 0).float()[..., None])[..., 0]
     if given.bias is not None:
@@ -289,6 +301,7 @@ TWINS: dict[str, Callable[[Arguments], None]] = {
     "triton_linear._unpack": unpack,
     "triton_experts._multiply": multiply_experts,
     "triton_experts._multiply_mxfp4": multiply_mxfp4,
+    "triton_experts._multiply_nf4": multiply_nf4,
 }
 
 

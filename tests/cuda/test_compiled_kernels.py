@@ -177,6 +177,18 @@ def mxfp4(dtype: torch.dtype) -> None:
         triton_experts.multiply_mxfp4(rows, chosen, blocks, blocks[..., 0].contiguous(), bias)
 
 
+def nf4(dtype: torch.dtype) -> None:
+    """As `experts`, of Qwen3-30B-A3B with weights in nf4."""
+    chosen = torch.zeros(8, dtype=torch.int64, device=DEVICE)
+    for outputs, inputs, each in ((1536, 2048, 8), (2048, 768, 1)):
+        codes = torch.zeros(2, outputs * inputs // 2, dtype=torch.uint8, device=DEVICE)
+        scales = codes[:, : outputs * inputs // 64].contiguous()
+        nested, table = torch.zeros(2, scales.shape[1] // 256, device=DEVICE), codes.new_zeros(256)
+        packed = codes, scales, nested, nested[:, 0].contiguous()
+        rows = torch.zeros(8 // each, inputs, dtype=dtype, device=DEVICE)
+        triton_experts.multiply_nf4(rows, chosen, packed, (table[:16].float(), table.float()))
+
+
 WORK: dict[str, Callable[[], None]] = {
     "4 bits": lambda: attention(4, 4),
     "8 bits": lambda: attention(8, 8),
@@ -211,6 +223,7 @@ WORK: dict[str, Callable[[], None]] = {
     "experts, gpt-oss-20b": lambda: experts((5760, 2880), 4, transposed=True),
     "experts, MXFP4": lambda: mxfp4(torch.bfloat16),
     "experts, MXFP4, float32": lambda: mxfp4(torch.float32),
+    "experts, nf4": lambda: nf4(torch.bfloat16),
 }
 
 

@@ -8,6 +8,7 @@ from itertools import cycle
 from pathlib import Path
 from typing import Any
 
+import bitsandbytes  # noqa: F401  # before there is a device that its kernels would be for
 import pytest
 import torch
 from torch import Tensor
@@ -280,15 +281,19 @@ WITH_EXPERTS = ["mixtral", "qwen3-moe", "glm4-moe", "gemma4-moe", "deepseek-v2",
 
 
 @pytest.mark.cases(2)
-@pytest.mark.parametrize("name", ["gpt-oss", MXFP4, *WITH_EXPERTS])
+@pytest.mark.parametrize("name", ["gpt-oss", MXFP4, "nf4", *WITH_EXPERTS])
 def test_nothing_waits_for_sinks_or_experts(cuda: FakeCuda, name: str) -> None:
     """Their weights are read where they lie, by the numbers that are on the device."""
-    if name in WITH_EXPERTS:
-        model = make_tiny(name, "cuda", torch.bfloat16).model
-    else:
+    if name in ("gpt-oss", MXFP4):
         model = sinking("cuda", name if name == MXFP4 else "", torch.bfloat16)
+    elif name == "nf4":
+        model = make_tiny("qwen3-moe", "cuda", torch.bfloat16, moe_intermediate_size=64).model
+        model.weights = Weights(name, torch.bfloat16)
+        quantize_experts(model.module, model.weights)
+    else:
+        model = make_tiny(name, "cuda", torch.bfloat16).model
     launched_by_a_program(cuda, read(model, "spans"))
-    kernel = "_multiply_mxfp4" if name == MXFP4 else "_multiply"
+    kernel = "_multiply" if name not in (MXFP4, "nf4") else f"_multiply_{name}"
     products = 2 * len([*experts_of(model.module)])
     assert cuda.launches[f"triton_experts.{kernel}"] == products > 0
 
