@@ -15,7 +15,7 @@ import psutil
 from kvlite.config.units import readable
 from kvlite.errors import SnapshotError
 
-_PART = re.compile(r"\..*\.(\d+)-[0-9a-f]{8}\.part", re.DOTALL)
+_PART = re.compile(r"\..*\.(\d+)-[0-9a-f]{8}\.part(\.\w+)?", re.DOTALL)
 
 
 @contextmanager
@@ -32,7 +32,7 @@ def replaced(path: Path, *, private: bool = False) -> Iterator[IO[bytes]]:
         OSError: it cannot be written; `path` is as it was.
     """
     target = Path(os.path.realpath(path))
-    part = target.with_name(f".{target.name}.{os.getpid()}-{secrets.token_hex(4)}.part")
+    part = target.with_name(part_name(target.name))
     try:
         sweep(target.parent)
         with part.open("xb") as file:
@@ -78,8 +78,13 @@ def replacing(path: Path, size: int) -> Iterator[IO[bytes]]:
         ) from error
 
 
+def part_name(name: str, suffix: str = "") -> str:
+    """A name for an unfinished file, which `sweep` removes once this program has ended."""
+    return f".{name}.{os.getpid()}-{secrets.token_hex(4)}.part{suffix}"
+
+
 def sweep(folder: Path) -> None:
-    """Remove unfinished files of programs that have ended."""
+    """Remove unfinished files of programs that have ended; raises OSError if there is no folder."""
     for file in folder.iterdir():
         match = _PART.fullmatch(file.name)
         if match is not None and not _writes(int(match[1]), file):

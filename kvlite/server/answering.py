@@ -48,12 +48,18 @@ class Answering:
         waiting: in the order in which they came.
         going: whose answers are coming.
         has_room: whether one more answer may begin beside those of these turns.
+        between: called between two tokens.
     """
 
-    def __init__(self, engine: Engine, has_room: Callable[[list[Turn]], bool]) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        has_room: Callable[[list[Turn]], bool],
+        between: Callable[[], None],
+    ) -> None:
         self.waiting: list[Request] = []
         self.going: list[Request] = []
-        self.has_room = has_room
+        self.has_room, self.between = has_room, between
         self._engine, self._lock = engine, threading.Lock()
         self._before = 0  # work of others, while the engine has not come to this
         self._running = self._changed = False
@@ -109,6 +115,7 @@ class Answering:
                 step_together(turns[0].model, turns)
             for each in [*self.going]:
                 self._go_on(each)
+            self.between()
 
     def _next(self) -> Request | None:
         """Take the first request that may begin now, or that nobody waits for any more."""

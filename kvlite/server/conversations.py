@@ -6,10 +6,12 @@ requests for a title, have places of their own and never take one of these.
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from kvlite.config.atomic_file import sweep
 from kvlite.config.paths import SUFFIX
 from kvlite.config.settings import Settings
 from kvlite.conversation.conversation import Conversation
@@ -245,12 +247,13 @@ class Conversations:
         return True
 
     def store_idle(self) -> bool:
-        """Write a long conversation to disk that has gone on since it was; whether there was one.
-        So it outlives a server that is killed."""
+        """Write the long conversation to disk that has been idle longest since it went on; whether
+        there was one. So it outlives a server that is killed."""
         idle = (each for each in self.kept if not each.busy and not each.is_short)
-        found = next((each for each in idle if each.talk is not None and each.changed), None)
-        if found is None or not self.keep_disk:
+        changed = [each for each in idle if each.talk is not None and each.changed]
+        if not changed or not self.keep_disk:
             return False
+        found = min(changed, key=lambda each: each.used)
         if not self._stored(found):
             found.changed = False  # not tried again before it goes on
         self._keep_within_disk()
@@ -271,6 +274,8 @@ class Conversations:
 
     def resume(self) -> None:
         """Find what an earlier server of this model left on disk; remove all else there."""
+        with suppress(OSError):
+            sweep(self.folder)
         for path in sorted(self.folder.glob(f"*{SUFFIX}")):
             try:
                 used, found = int(path.stem), self._left(path)

@@ -8,9 +8,10 @@ import asyncio
 import json
 import os
 import re
-import tempfile
+import shutil
 import time
 from collections.abc import AsyncGenerator, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from starlette.datastructures import Headers, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import Request
 
-from kvlite.config.atomic_file import replaced
+from kvlite.config.atomic_file import part_name, replaced, sweep
 from kvlite.conversation.library import entry_path
 from kvlite.conversation.snapshot import Snapshot
 from kvlite.documents import Document, read_apart
@@ -45,6 +46,8 @@ class Files:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._reading = asyncio.Semaphore(2)
+        with suppress(OSError):
+            sweep(folder)
 
     async def add(self, request: Request, limit: int, *, ocr: bool) -> dict[str, Any]:
         """Keep the document that a request sends; at most `limit` characters could fit the model.
@@ -72,15 +75,16 @@ class Files:
         name = os.path.basename((upload.filename or "").replace("\\", "/"))[:200] or "file"
         suffix = os.path.splitext(name)[1]
         suffix = suffix if _SUFFIX.fullmatch(suffix) else ""
-        with tempfile.NamedTemporaryFile(suffix=suffix, dir=self.folder) as file:
-            while piece := upload.file.read(1 << 20):
-                file.write(piece)
-            file.flush()
-            size = file.tell()
-            try:
-                document = read_apart(file.name, limit=limit, ocr=ocr)
-            except (ContextError, DocumentError) as error:
-                raise type(error)(str(error).replace(file.name, name)) from None
+        path = self.folder / part_name("upload", suffix)
+        try:
+            with path.open("xb") as file:
+                shutil.copyfileobj(upload.file, file)
+                size = file.tell()
+            document = read_apart(str(path), limit=limit, ocr=ocr)
+        except (ContextError, DocumentError) as error:
+            raise type(error)(str(error).replace(str(path), name)) from None
+        finally:
+            path.unlink(missing_ok=True)
         about = {
             "id": f"file-{uuid4().hex}",
             "object": "file",

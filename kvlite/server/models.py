@@ -92,7 +92,7 @@ class Models:
         while True:
             await asyncio.sleep(IDLE)
             model, now = self.current, self.state.counters.generated
-            if model.users or self.state.engine.current is not None or now != before:
+            if self.state.engine.current is not None or now != before:
                 before, since = now, time.monotonic()
             elif 0 < self.state.config.unload_after <= time.monotonic() - since:
                 await self._unload_idle(model)

@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+import time
 from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -27,6 +28,9 @@ from kvlite.server.refusals import Refusal
 from kvlite.server.state import ServerState
 from kvlite.web.work import Shown, Work
 
+# While others are answered, a conversation is put on disk after so many seconds, and so many times
+# as many as that took.
+_OFTEN, _SHARE = 2.0, 20
 # Seconds of silence after which a waiting client is told how far things are.
 BEAT = 5.0
 
@@ -90,8 +94,9 @@ class ServedModel:
         self.runner: Runner | None = None
         self.text_limit = self.users = self.planned = 0
         self.conversations: Conversations | None = None
-        self.answering = Answering(state.engine, self._has_room)
+        self.answering = Answering(state.engine, self._has_room, self._keep_some)
         self.loading: Work | None = None
+        self._keep_next = 0.0
 
     def load(self) -> Work:
         """Have it loaded."""
@@ -197,6 +202,14 @@ class ServedModel:
     def _keep(self, work: Work) -> None:
         if self.conversations is not None:
             self.conversations.store_idle()
+
+    def _keep_some(self) -> None:
+        """Now and then put a conversation on disk that nobody is answered in, as others may be for
+        hours."""
+        now = time.monotonic()
+        if self.conversations is not None and now >= self._keep_next:
+            self.conversations.store_idle()
+            self._keep_next = now + max(_OFTEN, _SHARE * (time.monotonic() - now))
 
     def use(self, runner: Runner) -> None:
         """Answer with a model that has been loaded; called by the engine's thread."""
