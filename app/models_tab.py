@@ -45,9 +45,10 @@ class ModelsTab:
                 elem_id="pull-name",
             )
             with gr.Row():
-                self.look = gr.Button("What it takes", size="sm", elem_id="look-model")
-                self.pull = gr.Button("Download", size="sm", elem_id="pull-model")
-                self.stop = gr.Button("Stop", size="sm", elem_id="stop-pull")
+                small: dict[str, Any] = {"size": "sm", "min_width": 60}
+                self.look = gr.Button("What it takes", elem_id="look-model", **small)
+                self.pull = gr.Button("Download", elem_id="pull-model", **small)
+                self.stop = gr.Button("Stop", elem_id="stop-pull", **small)
             self.pulled = gr.HTML(elem_id="model-pulled", padding=False)
 
 
@@ -73,7 +74,8 @@ class ModelsEvents:
         """The models, then what the plan says of each as it is known, then others that fit."""
         found = [each for each in models_here() if self._may_use(each)]
         verdicts = dict[str, str]()
-        yield self._choices(found, verdicts), gr.skip()
+        now = self.service.model_host.settings.model
+        yield self._choices(found, verdicts, value=now), gr.skip()
         for each in found:
             verdicts[each.name] = each.flaw or self._fit(each.name).line()
             yield self._choices(found, verdicts), gr.skip()
@@ -85,6 +87,9 @@ class ModelsEvents:
         """Load a model in place of the one there is: how far that is, and what came of it."""
         self._require_listed(name)
         host = self.service.model_host
+        if host.runner is not None and name == host.settings.model:
+            yield sentence_html(f"{_short(name)} is in use already.")
+            return
         work = self.service.load(host.settings.replace({"model": name}))
         for shown in work.follow():
             yield status_html(shown)
@@ -169,12 +174,12 @@ class ModelsEvents:
         if found.flaw:
             raise ModelError(f"{found.name} cannot be run: {found.flaw}")
 
-    def _choices(self, found: list[LocalModel], verdicts: dict[str, str]) -> Any:
+    def _choices(self, found: list[LocalModel], verdicts: dict[str, str], **changes: Any) -> Any:
         choices = [
             (" · ".join(_about(each, verdicts.get(each.name, "planning"))), each.name)
             for each in found
         ]
-        return gr.Radio(choices=choices)
+        return gr.Radio(choices=choices, **changes)
 
 
 def _about(model: LocalModel, verdict: str) -> tuple[str, ...]:

@@ -91,7 +91,7 @@ def _answer(text: str, account: Mapping[str, Any]) -> list[Message]:
         for each in account.get("sources", ())
     ]
     facts = [f"{name}: {value}" for name, value in account.get("facts", ())] or account["told"]
-    return [answered(text), _notice(account["brief"], "\n\n".join([*sources, *facts]))]
+    return [answered(text), _notice(account["brief"], "\n\n".join([*sources, "  \n".join(facts)]))]
 
 
 def answered(text: str) -> Message:

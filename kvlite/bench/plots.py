@@ -10,6 +10,7 @@ from typing import Any
 import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
+from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
@@ -175,6 +176,46 @@ def _heat_map(
     axis.tick_params(which="minor", length=0)
     axis.tick_params(length=2, labelbottom=True, labelleft=True)
     return image
+
+
+def draw_attention(
+    path: Path,
+    title: str,
+    layers: Sequence[Any],
+    length: int,
+    lines: Mapping[str, Sequence[int]],
+) -> None:
+    """Layer x position, as darker as more attention falls there; and how many entries take most of
+    it, beside the lines that methods would cut layers to.
+
+    Args:
+        layers: rows of `attention`, one a layer.
+        lines: entries of each layer, by method.
+    """
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(9, 0.6 + 0.13 * max(24, len(layers))), layout="constrained")
+        where, count = figure.subplots(1, 2)
+        grid = [[max(1e-5, share) for share in each.shares] for each in layers]
+        extent = (0, length, len(layers) - 0.5, -0.5)
+        norm = LogNorm(1e-4, 1)
+        image = where.imshow(grid, cmap="cividis", norm=norm, aspect="auto", extent=extent)
+        where.grid(visible=False)
+        where.set_xlabel("position (tokens)")
+        where.set_ylabel("layer")
+        figure.colorbar(image, ax=where, label="share of the last tokens' attention")
+        places = range(len(layers))
+        count.plot([each.needed for each in layers], places, color=FULL, label="90% of attention")
+        for (name, line), color in zip(lines.items(), COLORS, strict=False):
+            count.plot(line, places, "--", color=color, label=f"{name}, as many in all")
+        count.set_ylim(len(layers) - 0.5, -0.5)
+        count.set_xlim(left=0)
+        count.set_xlabel("entries")
+        for axis in (where, count):
+            axis.set_yticks(places[:: max(1, len(layers) // 10)])
+            axis.set_yticklabels([str(each.layer) for each in layers][:: max(1, len(layers) // 10)])
+        count.legend(fontsize=8)
+        figure.suptitle(title, fontsize=12)
+        figure.savefig(path)
 
 
 def _looks(methods: Sequence[str]) -> dict[str, dict[str, Any]]:

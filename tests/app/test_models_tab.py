@@ -47,6 +47,8 @@ def test_models_are_listed_with_what_the_plan_says_and_used(home: Path, service:
     assert "Qwen/Qwen3-0.6B" in [value for _, value in others.choices]
     assert text_of([*events.use("~/models/mine")][-1]) == "mine is in use."
     assert service.model_host.settings.model == "~/models/mine" and service.model_name == "mine"
+    assert text_of([*events.use("~/models/mine")][-1]) == "mine is in use already."
+    assert next(events.listing())[0].value == "~/models/mine"
     for name in ("/etc", None, "~/models/broken"):
         with pytest.raises(KvliteError, match=r"choose one|cannot be run"):
             [*events.use(name)]

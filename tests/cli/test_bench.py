@@ -37,6 +37,7 @@ GRIDS = {
         2 * 2 * (1 + 2 + 1),
     ),
     "memory": ("--tokens 200 --budget 60 --method snapkv", 3),
+    "attention": ("--tokens 200 --repeats 2", 2 * 4),
     "speed": ("--tokens 200 --budget 60 --method snapkv --repeats 1 --new-tokens 3", 1),
 }
 
@@ -67,7 +68,7 @@ def test_a_run_leaves_rows_a_table_and_plots(
     assert [json.loads(line) for line in (out / "rows.jsonl").open()] == report["rows"]
     config = json.loads((out / "config.json").read_text())
     assert (config["command"], config["model"]["name"]) == (command.split()[0], str(model))
-    if command != "speed":
+    if command not in ("attention", "speed"):
         methods = {row["method"] for row in report["rows"]}
         assert "full" in methods
         assert any(method.startswith("random") for method in methods)
@@ -243,7 +244,9 @@ def test_fidelity_of_a_users_text(kvlite: Run, model: Path, text: Path, tmp_path
 
 
 @pytest.mark.cases(1)
-@pytest.mark.parametrize("command", ["niah", "ruler", "turns", "fidelity", "memory", "speed"])
+@pytest.mark.parametrize(
+    "command", ["niah", "ruler", "turns", "fidelity", "memory", "speed", "attention"]
+)
 def test_help_has_examples_and_waits_for_no_library(command: str) -> None:
     code = (
         f"import atexit, sys; sys.argv = ['kvlite', 'bench', '{command}', '--help']; "

@@ -9,12 +9,11 @@ from typing import Annotated, Any
 import typer
 
 from kvlite.cli.bench.harness import lm_eval
+from kvlite.cli.bench.report import report
 from kvlite.cli.bench.run import Json, Out, run
-from kvlite.cli.console import print_json, say
-from kvlite.cli.opening import require_files, require_out
+from kvlite.cli.opening import require_files
 from kvlite.cli.options import Command, with_model
 from kvlite.config.settings import Settings
-from kvlite.errors import SettingError
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -346,35 +345,35 @@ def speed(
 
 
 @app.command()
-def report(
-    folder: Annotated[Path, typer.Argument(help="a run's folder, or one with several in it")],
-    out: Annotated[
-        Path | None, typer.Option(help="the page [default: report.html in that folder]")
-    ] = None,
+@with_model
+@measures("attention.Attention")
+def attention(
+    settings: Settings,
+    file: Annotated[
+        str,
+        typer.Argument(help="a document; - for standard input; else bundled prose"),
+    ] = "",
+    tokens: Annotated[int, typer.Option(min=100, help="of a part of the text")] = 2000,
+    repeats: Annotated[
+        int, typer.Option(min=1, help="parts of the text, from its beginning to its end")
+    ] = 3,
+    out: Out = None,
     as_json: Json = False,
 ) -> None:
-    """Make one page of HTML of runs: commands, tables, plots, and the layers of calibrated models.
+    """Show where the attention of the last tokens falls in each layer.
 
-    It needs no other file.
+    Counts the entries that take 90% of it, beside the lines to which pyramidkv and kvx would cut
+    the layers, had they as many entries altogether.
 
     Examples:
 
-      kvlite bench report run1
+      kvlite bench attention
 
-      kvlite bench report ~/.local/share/kvlite/bench --out all.html
+      kvlite bench attention report.pdf --tokens 6000
+
+      kvlite bench attention --repeats 5 --json
     """
-    from kvlite.bench.page import page, runs_in
-
-    if not folder.is_dir():
-        raise SettingError(f"{folder} is no folder: name one that `kvlite bench` has written")
-    path = out or folder / "report.html"
-    require_out(str(path))
-    found = runs_in(folder)
-    path.write_text(page(found), encoding="utf-8")
-    if as_json:
-        print_json({"path": str(path), "runs": [str(each.path) for each in found]})
-    else:
-        say(f"{len(found)} run{'' if len(found) == 1 else 's'} in {path}")
 
 
+app.command()(report)
 app.command("lm-eval")(lm_eval)

@@ -100,7 +100,7 @@ def _report(
     screen = console()
     lines = task.table(rows)
     write_table(folder.path, task.title, lines, machine, done=len(rows), total=total)
-    if rows and task.curves:
+    if rows and task.draws:
         if can_draw():
             task.draw(rows, folder.path)
         else:
