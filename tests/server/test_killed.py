@@ -94,7 +94,7 @@ def test_what_was_answered_outlives_kill_9_under_load(tmp_path: Path) -> None:
     kept, uploads = data / "server" / str(port), data / "server" / "files"
     data.mkdir()
     second = dict[str, list[Any]]()
-    with started(model, data, port) as (http, kill), ThreadPoolExecutor() as clients:
+    with ThreadPoolExecutor() as clients, started(model, data, port) as (http, kill):
         file = http.post("/v1/files", files={"file": ("birds.txt", b"Rails are shy.")}).json()["id"]
         counts = [0, 0]
         open_requests = [clients.submit(keep_asking, http, counts, at) for at in range(2)]
