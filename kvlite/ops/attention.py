@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from kvlite.ops.device import has_triton
 from kvlite.ops.softmax import Softmax
 
 ROW_BLOCK = 256
@@ -169,7 +170,7 @@ def attend_ragged(
 def attention_sums(q: Tensor, k: Tensor, lse: Tensor, softmax: Softmax) -> Tensor:
     """How much attention L queries paid to each of N entries, the last L of which are their own.
 
-    Formed anew from the log-sum-exp that `attend` returned, in blocks of rows.
+    Formed anew from the log-sum-exp that `attend` returned, in blocks of rows; on CUDA in tiles.
 
     Args:
         lse: `(batch, heads, L)` float32, of the queries over all they see.
@@ -178,6 +179,10 @@ def attention_sums(q: Tensor, k: Tensor, lse: Tensor, softmax: Softmax) -> Tenso
         Probabilities added up over queries, averaged over a KV head's query heads,
         `(batch, kv heads, N)` float32.
     """
+    if _sums_in_tiles(q):
+        from kvlite.ops import triton_sums
+
+        return triton_sums.attention_sums(q, k, lse, softmax)
     (batch, heads, length, _), (kv_heads, entries) = q.shape, k.shape[1:3]
     sums = torch.zeros(batch, kv_heads, entries, device=q.device)
     block = max(1, ELEMENTS_AT_ONCE // (batch * heads * entries))
@@ -197,7 +202,7 @@ def attention_sums(q: Tensor, k: Tensor, lse: Tensor, softmax: Softmax) -> Tenso
 def attention_peaks(q: Tensor, k: Tensor, lse: Tensor, softmax: Softmax) -> Tensor:
     """The most attention that any of L queries paid to each of N entries.
 
-    Formed anew from the log-sum-exp that `attend` returned, in blocks of rows.
+    Formed anew from the log-sum-exp that `attend` returned, in blocks of rows; on CUDA in tiles.
 
     Args:
         lse: `(batch, heads, L)` float32, of the queries over all they looked at.
@@ -206,6 +211,10 @@ def attention_peaks(q: Tensor, k: Tensor, lse: Tensor, softmax: Softmax) -> Tens
         The highest probability of any row and any query head of a KV head, `(batch, kv heads, N)`
         float32.
     """
+    if _sums_in_tiles(q):
+        from kvlite.ops import triton_sums
+
+        return triton_sums.attention_peaks(q, k, lse, softmax)
     (batch, heads, length, _), (kv_heads, entries) = q.shape, k.shape[1:3]
     peaks = torch.full((batch, kv_heads, entries), -torch.inf, device=q.device)
     block = max(1, ELEMENTS_AT_ONCE // (batch * heads * entries))
@@ -215,6 +224,11 @@ def attention_peaks(q: Tensor, k: Tensor, lse: Tensor, softmax: Softmax) -> Tens
         logits -= grouped(lse[:, :, rows, None], kv_heads)
         torch.maximum(peaks, logits.flatten(2, 3).amax(2), out=peaks)
     return peaks.exp_()
+
+
+def _sums_in_tiles(q: Tensor) -> bool:
+    """Whether `triton_sums` takes these; products of float32 would not fit into registers."""
+    return has_triton(q.device) and q.dtype != torch.float32 and q.shape[3] <= 256
 
 
 def grouped(q: Tensor, kv_heads: int) -> Tensor:

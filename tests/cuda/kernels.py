@@ -2,6 +2,7 @@
 of the kernel's arguments. Whoever writes a kernel adds its twin."""
 
 from collections.abc import Callable
+from math import e, log2
 from types import SimpleNamespace
 
 import torch
@@ -188,6 +189,24 @@ def weights_of(given: Arguments) -> None:
         given.weights[:, own] = shares.mean(1)
 
 
+def walk(given: Arguments) -> None:
+    """All queries as one split; the others have none."""
+    batch, _, length, dim = given.queries.shape
+    group = given.queries.float().view(batch, given.kv_heads, given.GROUP, length, dim)
+    logits = group @ given.keys.float().mT[:, :, None] * given.scale
+    if given.CAPPED:
+        logits = given.softcap * torch.tanh(logits / given.softcap)
+    logits -= given.lses.view(*logits.shape[:4], 1)
+    if given.CAUSAL:
+        seen = torch.ones(length, given.entries, dtype=torch.bool)
+        seen = seen.tril(given.entries - length)
+        found = logits.exp().where(seen, 0.0).sum((2, 3))
+    else:
+        found = logits.amax((2, 3)) * log2(e)
+    given.found.fill_(0.0 if given.CAUSAL else -torch.inf)
+    given.found[0] = found
+
+
 def norm(given: Arguments) -> None:
     x, out = given.x.float().view(-1, given.DIM), given.out
     if given.ADDS:
@@ -286,6 +305,7 @@ TWINS: dict[str, Callable[[Arguments], None]] = {
     "triton_decode.merge_splits": merge_splits,
     "triton_ragged._attend_split": attend_ragged,
     "triton_ragged._weights": weights_of,
+    "triton_sums._walk": walk,
     "triton_topk._logits_of": logits_of,
     "triton_topk._averaged": averaged,
     "triton_recall._name": name,

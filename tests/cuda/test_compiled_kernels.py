@@ -34,6 +34,7 @@ from kvlite.ops.triton_linear import multiply, unpack
 from kvlite.ops.triton_pack import Segment
 from kvlite.ops.triton_ragged import attend_ragged
 from kvlite.ops.triton_recall import Held, Wanted, bring_back
+from kvlite.ops.triton_sums import attention_peaks, attention_sums
 from kvlite.ops.triton_tell import tell
 from kvlite.ops.triton_topk import search
 from kvlite.ops.triton_write import write_token
@@ -74,6 +75,20 @@ def ragged(rows: int = 4, dim: int = 128, softcap: float | None = None) -> None:
     weights = torch.empty(1, KV_HEADS * 64, device=DEVICE)
     for wanted in (None, weights):
         attend_ragged(queries, keys, keys, *runs, Softmax(0.1, softcap), wanted)
+
+
+def summed(
+    rows: int = 4,
+    dim: int = 128,
+    softcap: float | None = None,
+    dtype: torch.dtype = torch.bfloat16,
+) -> None:
+    """What a chunk of a prompt looked at, and the most of it."""
+    queries = torch.zeros(1, KV_HEADS * rows, 64, dim, dtype=dtype, device=DEVICE)
+    keys = queries.new_zeros(1, KV_HEADS, ENTRIES, dim)
+    lse = torch.zeros(queries.shape[:3], device=DEVICE)
+    for sums in (attention_sums, attention_peaks):
+        sums(queries, keys, lse, Softmax(0.1, softcap))
 
 
 def searched(rows: int = 4, dim: int = 128, *, known: bool = True) -> None:
@@ -204,6 +219,9 @@ WORK: dict[str, Callable[[], None]] = {
     "4 bits, Gemma 2": lambda: attention(4, 4, rows=2, dim=256, softcap=50.0),
     "ragged": ragged,
     "ragged, Gemma 2": lambda: ragged(rows=2, dim=256, softcap=50.0),
+    "sums": summed,
+    "sums, dim 96, float16": lambda: summed(dim=96, dtype=torch.float16),
+    "sums, Gemma 2": lambda: summed(rows=2, dim=256, softcap=50.0),
     "search": searched,
     "search, dim 64": lambda: searched(dim=64),
     "search, dim 256": lambda: searched(rows=2, dim=256),
@@ -259,7 +277,7 @@ def card(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int
         (card, name)
         for card in (86, 89, 90, 120)
         for name in WORK
-        if card != 90 or name.startswith("experts")
+        if card != 90 or name.startswith(("experts", "sums"))
     ],
     indirect=["card"],
 )

@@ -25,6 +25,7 @@ SUITES = (
     "tests/test_triton_experts.py",
     "tests/test_triton_attention.py",
     "tests/test_triton_ragged.py",
+    "tests/test_triton_sums.py",
     "tests/test_triton_search.py",
     "tests/test_triton_recall.py",
     "tests/test_pinned.py",
