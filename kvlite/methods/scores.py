@@ -155,6 +155,10 @@ def window_scores(
     """
     import torch
 
+    from kvlite.ops.attention import sums_in_tiles
+
+    if weights is None and window.place == window.queries.device and sums_in_tiles(window.queries):
+        return _scores_in_tiles(head_group, window, over_queries, over_heads)
     batch, queried, count = window.queries.shape[:3]
     group, place = queried // window.kv_heads, window.place
     scores = torch.empty(batch, len(head_group.heads), head_group.used, device=place)
@@ -173,6 +177,23 @@ def window_scores(
             total /= count
         scores[:, head] = _reduce(total, over_heads)
     return scores
+
+
+def _scores_in_tiles(
+    head_group: KVHeadGroup, window: Window, over_queries: Reduce, over_heads: Reduce
+) -> Tensor:
+    """As `window_scores`, on CUDA: no row of attention is ever whole."""
+    from kvlite.ops.attention import attention_of, causal_lse, grouped
+    from kvlite.ops.heads import of_heads
+
+    heads, keys = head_group.heads, head_group.keys[:, :, : head_group.used]
+    queries = of_heads(grouped(window.queries, window.kv_heads), heads).flatten(1, 2)
+    softmax, highest = window.softmax.of_heads(heads, window.kv_heads), over_queries == "max"
+    lse = causal_lse(queries, keys, softmax)
+    scores = attention_of(queries, keys, lse, softmax, causal=True, highest=highest)
+    if over_queries == "mean":
+        scores /= queries.shape[2]
+    return _reduce(grouped(scores, len(heads)).transpose(1, 2), over_heads)
 
 
 def window_rows(head_group: KVHeadGroup, window: Window) -> Tensor:

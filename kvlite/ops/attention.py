@@ -179,10 +179,9 @@ def attention_sums(q: Tensor, k: Tensor, lse: Tensor, softmax: Softmax) -> Tenso
         Probabilities added up over queries, averaged over a KV head's query heads,
         `(batch, kv heads, N)` float32.
     """
-    if _sums_in_tiles(q):
-        from kvlite.ops import triton_sums
-
-        return triton_sums.attention_sums(q, k, lse, softmax)
+    if sums_in_tiles(q):
+        by_head = attention_of(q, k, lse, softmax, causal=True, highest=False)
+        return grouped(by_head, k.shape[1]).mean(2)
     (batch, heads, length, _), (kv_heads, entries) = q.shape, k.shape[1:3]
     sums = torch.zeros(batch, kv_heads, entries, device=q.device)
     block = max(1, ELEMENTS_AT_ONCE // (batch * heads * entries))
@@ -211,10 +210,9 @@ def attention_peaks(q: Tensor, k: Tensor, lse: Tensor, softmax: Softmax) -> Tens
         The highest probability of any row and any query head of a KV head, `(batch, kv heads, N)`
         float32.
     """
-    if _sums_in_tiles(q):
-        from kvlite.ops import triton_sums
-
-        return triton_sums.attention_peaks(q, k, lse, softmax)
+    if sums_in_tiles(q):
+        by_head = attention_of(q, k, lse, softmax, causal=False, highest=True)
+        return grouped(by_head, k.shape[1]).amax(2)
     (batch, heads, length, _), (kv_heads, entries) = q.shape, k.shape[1:3]
     peaks = torch.full((batch, kv_heads, entries), -torch.inf, device=q.device)
     block = max(1, ELEMENTS_AT_ONCE // (batch * heads * entries))
@@ -226,8 +224,39 @@ def attention_peaks(q: Tensor, k: Tensor, lse: Tensor, softmax: Softmax) -> Tens
     return peaks.exp_()
 
 
-def _sums_in_tiles(q: Tensor) -> bool:
-    """Whether `triton_sums` takes these; products of float32 would not fit into registers."""
+def attention_of(
+    q: Tensor, k: Tensor, lse: Tensor, softmax: Softmax, *, causal: bool, highest: bool
+) -> Tensor:
+    """What each of N entries got of L queries' attention, where `sums_in_tiles`.
+
+    Args:
+        lse: `(batch, heads, L)` float32, of the queries over all they looked at.
+        causal: whether the last L entries are the queries' own, else they see all.
+        highest: the highest probability, rather than their sum.
+
+    Returns:
+        `(batch, heads, N)` float32.
+    """
+    from kvlite.ops import triton_sums
+
+    return triton_sums.attention_of(q, k, lse, softmax, causal=causal, highest=highest)
+
+
+def causal_lse(q: Tensor, k: Tensor, softmax: Softmax) -> Tensor:
+    """Log-sum-exp `(batch, heads, L)` of the last L of N entries, each over itself and all before
+    it, in blocks of rows."""
+    batch, heads, length, dim = q.shape
+    block = max(1, ELEMENTS_AT_ONCE // (2 * batch * heads * dim))
+    before, parts = k.shape[2] - length, []
+    for rows in q.split(block, 2):
+        seen = k[:, :, : before + rows.shape[2]]
+        parts.append(softmax.with_sinks(*attend_causal(rows, seen, seen, softmax))[1])
+        before += rows.shape[2]
+    return torch.cat(parts, 2)
+
+
+def sums_in_tiles(q: Tensor) -> bool:
+    """Whether `attention_of` takes these; products of float32 would not fit into registers."""
     return has_triton(q.device) and q.dtype != torch.float32 and q.shape[3] <= 256
 
 

@@ -1,7 +1,7 @@
 """How much attention each entry got from many queries, on a CUDA device, without an n x n matrix.
 
-A program holds a tile of keys, walks over the queries of all query heads that see it, and forms
-their probabilities anew from the log-sum-exp, as the backward pass of FlashAttention-2 does (Dao,
+A program holds a tile of keys, walks over a query head's queries that see it, and forms their
+ probabilities anew from the log-sum-exp, as the backward pass of FlashAttention-2 does (Dao,
 2023, section 3.1). Products are of float16 or bfloat16 on tensor cores, summed in float32.
 """
 
@@ -20,29 +20,18 @@ _OPERANDS = {
 }
 
 
-def attention_sums(q: Tensor, k: Tensor, lse: Tensor, softmax: Softmax) -> Tensor:
-    """Attention added up; see `ops.attention.attention_sums`, whose arguments and result these
-    are."""
-    group = q.shape[1] // k.shape[1]
-    return _walked(q, k, lse, softmax, causal=True).sum(0).div_(group)
-
-
-def attention_peaks(q: Tensor, k: Tensor, lse: Tensor, softmax: Softmax) -> Tensor:
-    """The most attention; see `ops.attention.attention_peaks`, whose arguments and result these
-    are."""
-    return _walked(q, k, lse, softmax, causal=False).amax(0).exp2_()
-
-
-def _walked(q: Tensor, k: Tensor, lse: Tensor, softmax: Softmax, *, causal: bool) -> Tensor:
-    """What each split of the walk found, `(splits, batch, kv heads, N)` float32: sums of
-    probabilities if `causal`, else the binary logarithm of the highest."""
+def attention_of(
+    q: Tensor, k: Tensor, lse: Tensor, softmax: Softmax, *, causal: bool, highest: bool
+) -> Tensor:
+    """What each entry got of L queries' attention; see `ops.attention.attention_of`, whose
+    arguments and result these are."""
     (batch, heads, length, dim), (kv_heads, entries) = q.shape, k.shape[1:3]
     wide = max(16, 1 << (dim - 1).bit_length())
-    tile = max(16, min(128, (1 << 15) // (wide * k.element_size())))
+    tile = max(16, min(128, (1 << 14) // wide))
     step = max(16, tile // 2)
-    lines, tiles = batch * kv_heads, -(-entries // tile)
-    splits = splits_for(lines * tiles, heads // kv_heads * -(-length // step), q.device)
-    found = torch.empty(splits, batch, kv_heads, entries, dtype=torch.float32, device=q.device)
+    lines, tiles = batch * heads, -(-entries // tile)
+    splits = splits_for(lines * tiles, -(-length // step), q.device)
+    found = torch.empty(splits, batch, heads, entries, dtype=torch.float32, device=q.device)
     q, k = (each if each.stride(3) == 1 else each.contiguous() for each in (q, k))
     # Triton launches on the current device, which need not be the one of this layer.
     with torch.cuda.device_of(q):
@@ -53,12 +42,13 @@ def _walked(q: Tensor, k: Tensor, lse: Tensor, softmax: Softmax, *, causal: bool
             found,
             *q.stride()[:3],
             *k.stride()[:3],
-            kv_heads,
+            heads,
             length,
             entries,
             softmax.scale,
             softmax.softcap or 0.0,
             CAUSAL=causal,
+            HIGHEST=highest,
             CAPPED=softmax.softcap is not None,
             GROUP=heads // kv_heads,
             DIM=dim,
@@ -70,7 +60,9 @@ def _walked(q: Tensor, k: Tensor, lse: Tensor, softmax: Softmax, *, causal: bool
             num_warps=4,
             num_stages=2,
         )
-    return found
+    if highest:
+        return found.amax(0).exp2_()
+    return found[0] if splits == 1 else found.sum(0)
 
 
 def splits_for(programs: int, steps: int, device: torch.device) -> int:
@@ -82,7 +74,7 @@ def splits_for(programs: int, steps: int, device: torch.device) -> int:
     return max(1, min(wanted, -(-steps // LEAST_STEPS)))
 
 
-@triton.jit(do_not_specialize=["kv_heads", "length", "entries"])
+@triton.jit(do_not_specialize=["heads", "length", "entries"])
 def _walk(
     queries,
     keys,
@@ -94,12 +86,13 @@ def _walk(
     k_batch,
     k_head,
     k_row,
-    kv_heads,
+    heads,
     length,
     entries,
     scale,
     softcap,
     CAUSAL: tl.constexpr,
+    HIGHEST: tl.constexpr,
     CAPPED: tl.constexpr,
     GROUP: tl.constexpr,
     DIM: tl.constexpr,
@@ -113,10 +106,10 @@ def _walk(
     line = tl.program_id(0).to(tl.int64)
     first = tl.program_id(1) * TILE
     split, splits = tl.program_id(2), tl.num_programs(2)
-    batch, head = line // kv_heads, line % kv_heads
-    keys += batch * k_batch + head * k_head + first.to(tl.int64) * k_row
-    queries += batch * q_batch + head * GROUP * q_head
-    lses += line * GROUP * length
+    batch, head = line // heads, line % heads
+    keys += batch * k_batch + head // GROUP * k_head + first.to(tl.int64) * k_row
+    queries += batch * q_batch + head * q_head
+    lses += line * length
 
     own = tl.arange(0, TILE)
     rows = tl.arange(0, STEP)
@@ -130,19 +123,16 @@ def _walk(
     start = 0
     if CAUSAL:
         start = tl.maximum(0, first + length - entries) // STEP * STEP
-    ahead = first + own + length - entries
-    each = tl.cdiv(length - start, STEP)
-    part = tl.cdiv(GROUP * each, splits)
-    result = tl.full((TILE,), 0.0 if CAUSAL else -float("inf"), tl.float32)
-    for step in range(split * part, tl.minimum(split * part + part, GROUP * each)):
-        asking = (step // each).to(tl.int64)
-        at = start + step % each * STEP
+    seen_from = first + own + length - entries
+    part = tl.cdiv(tl.cdiv(length - start, STEP), splits) * STEP
+    start += split * part
+    result = tl.full((TILE,), -float("inf") if HIGHEST else 0.0, tl.float32)
+    for at in range(start, tl.minimum(start + part, length), STEP):
         real = at + rows < length
-        query = queries + asking * q_head + at.to(tl.int64) * q_row
-        query += rows[None, :] * q_row + channels[:, None]
+        query = queries + tl.cast(at, tl.int64) * q_row + rows[None, :] * q_row + channels[:, None]
         query = tl.load(query, mask=real[None, :] & inside[:, None], other=0.0).to(OPERAND)
         # Of a query that is not there no probability is left.
-        lse = tl.load(lses + asking * length + at + rows, mask=real, other=float("inf"))
+        lse = tl.load(lses + at + rows, mask=real, other=float("inf"))
         logit = tl.dot(key, query)
         if CAPPED:
             bent = tl.exp2(logit * (scale * (2 * LOG2E / softcap)))
@@ -151,9 +141,10 @@ def _walk(
             logit *= scale * LOG2E
         logit -= lse[None, :] * LOG2E
         if CAUSAL:
-            weight = tl.where(ahead[:, None] <= (at + rows)[None, :], tl.exp2(logit), 0.0)
-            result += tl.sum(weight, 1)
-        else:
+            logit = tl.where(seen_from[:, None] <= (at + rows)[None, :], logit, -float("inf"))
+        if HIGHEST:
             result = tl.maximum(result, tl.max(logit, 1))
+        else:
+            result += tl.sum(tl.exp2(logit), 1)
     found += (split * tl.num_programs(0) + line) * entries
     tl.store(found + first + own, result, mask=first + own < entries)

@@ -191,20 +191,17 @@ def weights_of(given: Arguments) -> None:
 
 def walk(given: Arguments) -> None:
     """All queries as one split; the others have none."""
-    batch, _, length, dim = given.queries.shape
-    group = given.queries.float().view(batch, given.kv_heads, given.GROUP, length, dim)
-    logits = group @ given.keys.float().mT[:, :, None] * given.scale
+    length, entries = given.length, given.entries
+    keys = given.keys.float().repeat_interleave(given.GROUP, 1)
+    logits = given.queries.float() @ keys.mT * given.scale
     if given.CAPPED:
         logits = given.softcap * torch.tanh(logits / given.softcap)
-    logits -= given.lses.view(*logits.shape[:4], 1)
+    logits -= given.lses[..., None]
     if given.CAUSAL:
-        seen = torch.ones(length, given.entries, dtype=torch.bool)
-        seen = seen.tril(given.entries - length)
-        found = logits.exp().where(seen, 0.0).sum((2, 3))
-    else:
-        found = logits.amax((2, 3)) * log2(e)
-    given.found.fill_(0.0 if given.CAUSAL else -torch.inf)
-    given.found[0] = found
+        ahead = torch.ones(length, entries, dtype=torch.bool).triu(entries - length + 1)
+        logits = logits.masked_fill(ahead, -torch.inf)
+    given.found.fill_(-torch.inf if given.HIGHEST else 0.0)
+    given.found[0] = logits.amax(2) * log2(e) if given.HIGHEST else logits.exp().sum(2)
 
 
 def norm(given: Arguments) -> None:

@@ -34,7 +34,7 @@ from kvlite.ops.triton_linear import multiply, unpack
 from kvlite.ops.triton_pack import Segment
 from kvlite.ops.triton_ragged import attend_ragged
 from kvlite.ops.triton_recall import Held, Wanted, bring_back
-from kvlite.ops.triton_sums import attention_peaks, attention_sums
+from kvlite.ops.triton_sums import attention_of
 from kvlite.ops.triton_tell import tell
 from kvlite.ops.triton_topk import search
 from kvlite.ops.triton_write import write_token
@@ -87,8 +87,9 @@ def summed(
     queries = torch.zeros(1, KV_HEADS * rows, 64, dim, dtype=dtype, device=DEVICE)
     keys = queries.new_zeros(1, KV_HEADS, ENTRIES, dim)
     lse = torch.zeros(queries.shape[:3], device=DEVICE)
-    for sums in (attention_sums, attention_peaks):
-        sums(queries, keys, lse, Softmax(0.1, softcap))
+    for causal, highest in ((True, False), (True, True), (False, True)):
+        softmax = Softmax(0.1, softcap)
+        attention_of(queries, keys, lse, softmax, causal=causal, highest=highest)
 
 
 def searched(rows: int = 4, dim: int = 128, *, known: bool = True) -> None:
