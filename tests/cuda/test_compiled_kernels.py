@@ -183,17 +183,17 @@ def experts(sizes: tuple[int, int], each: int, *, transposed: bool = False) -> N
         triton_experts.multiply(rows, chosen, weights.mT if transposed else weights, bias)
 
 
-def mxfp4(dtype: torch.dtype) -> None:
+def mxfp4() -> None:
     """As `experts`, of gpt-oss as it is published."""
     for outputs, each in ((5760, 4), (2880, 1)):
         blocks = torch.zeros(2, outputs, 90, 16, dtype=torch.uint8, device=DEVICE)
-        rows = torch.zeros(4 // each, 2880, dtype=dtype, device=DEVICE)
+        rows = torch.zeros(4 // each, 2880, dtype=torch.bfloat16, device=DEVICE)
         chosen = torch.zeros(4, dtype=torch.int64, device=DEVICE)
         bias = rows.new_zeros(2, outputs)
         triton_experts.multiply_mxfp4(rows, chosen, blocks, blocks[..., 0].contiguous(), bias)
 
 
-def nf4(dtype: torch.dtype) -> None:
+def nf4() -> None:
     """As `experts`, of Qwen3-30B-A3B with weights in nf4."""
     chosen = torch.zeros(8, dtype=torch.int64, device=DEVICE)
     for outputs, inputs, each in ((1536, 2048, 8), (2048, 768, 1)):
@@ -201,7 +201,7 @@ def nf4(dtype: torch.dtype) -> None:
         scales = codes[:, : outputs * inputs // 64].contiguous()
         nested, table = torch.zeros(2, scales.shape[1] // 256, device=DEVICE), codes.new_zeros(256)
         packed = codes, scales, nested, nested[:, 0].contiguous()
-        rows = torch.zeros(8 // each, inputs, dtype=dtype, device=DEVICE)
+        rows = torch.zeros(8 // each, inputs, dtype=torch.bfloat16, device=DEVICE)
         triton_experts.multiply_nf4(rows, chosen, packed, (table[:16].float(), table.float()))
 
 
@@ -240,9 +240,8 @@ WORK: dict[str, Callable[[], None]] = {
     **{kind: partial(linear, kind) for kind in FORMATS},
     "experts, Qwen3-30B-A3B": lambda: experts((1536, 2048), 8),
     "experts, gpt-oss-20b": lambda: experts((5760, 2880), 4, transposed=True),
-    "experts, MXFP4": lambda: mxfp4(torch.bfloat16),
-    "experts, MXFP4, float32": lambda: mxfp4(torch.float32),
-    "experts, nf4": lambda: nf4(torch.bfloat16),
+    "experts, MXFP4": mxfp4,
+    "experts, nf4": nf4,
 }
 
 
