@@ -18,7 +18,8 @@ from kvlite.offload.kv.transfer import KVTransfer, transfer_to
 HOST = torch.device("cpu")
 # Entries not in the index yet cannot be found, so that this many recent ones always stay.
 INDEXED_AT_ONCE = 16
-# Layers that grow get room for another eighth, so that they seldom have to.
+# Layers that grow get room for another eighth, so that they seldom have to; those in pinned memory
+# from the first, as it takes seconds to pin 16 GiB anew.
 SPARE = 8
 
 
@@ -208,11 +209,12 @@ class HostKVStore:
             layer.index = Index.of(keys, query_sq_sum, reserve)
         elif layer.window is None and layer.index is not None:
             layer.index = layer.index.extended(start, keys, reserve)
-        spare = layer.read // SPARE if self.spare and self.bits is None else 0
         if self.transfer is None:
             self.transfer = transfer_to(keys.device)
         waits = self.disk is not None or self.bits is not None  # they are read right after
         transfer = None if waits else self.transfer
+        before = layer.read if transfer is None else layer.read + new
+        spare = before // SPARE if self.spare and self.bits is None else 0
         with aside():
             layer.append(keys, values, positions, reserve, self.bits, spare, transfer)
         if self.disk is not None and layer.disk is None:
