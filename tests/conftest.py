@@ -1,5 +1,6 @@
 """Shared models: tiny random ones of every architecture, and the embedded one."""
 
+import gc
 import os
 import shutil
 import threading
@@ -406,6 +407,16 @@ def threads(request: pytest.FixtureRequest) -> None:
     """Tiny models are fastest on one thread; the embedded one gets all."""
     real = {"smollm", "tiny_folder"} & {*request.fixturenames} == {"smollm"}
     torch.set_num_threads((os.cpu_count() or 1) if real else 1)
+
+
+@pytest.fixture(scope="module")
+def quick_collections() -> Iterator[None]:
+    """Where memory runs out, gc looks only at what was made since: libraries hold a million
+    objects."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 @pytest.fixture(scope="session", params=sorted(ARCHITECTURES))

@@ -1,10 +1,8 @@
 """Memory that runs out when a test wants it to, and an account of what lives."""
 
-import gc
 import sys
 import weakref
 from collections.abc import Collection, Iterable, Iterator
-from contextlib import contextmanager
 from functools import cache, partial
 from typing import Any
 
@@ -101,14 +99,3 @@ def _site(func: Any) -> Site:
             lines.append(f"{file}:{frame.f_lineno}")
         frame = frame.f_back  # type: ignore[assignment]
     return tuple(lines)
-
-
-@contextmanager
-def quick_collections() -> Iterator[None]:
-    """Let gc look only at what is made within: libraries hold a million objects."""
-    gc.collect()
-    gc.freeze()
-    try:
-        yield
-    finally:
-        gc.unfreeze()

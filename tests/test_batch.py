@@ -23,7 +23,7 @@ from kvlite.model.load import LoadedModel
 from kvlite.offload import HostKVStore, Recall
 from kvlite.ops import numba_rows
 from tests.conftest import ARCHITECTURES, Tiny, make_tiny
-from tests.faults import Faults, quick_collections
+from tests.faults import Faults
 
 STEPS = 5
 
@@ -150,6 +150,7 @@ def steps_of(model: LoadedModel, talks: list[Talk]) -> list[Step]:
     return [talk.step(model, OOMPolicy(model.device, never_lossy=True)) for talk in talks]
 
 
+@pytest.mark.usefixtures("quick_collections")
 def test_memory_that_runs_out_once_changes_nothing(few: LoadedModel) -> None:
     """At whatever allocation of a step."""
     read = read_all(few, WAYS[:6])
@@ -159,7 +160,7 @@ def test_memory_that_runs_out_once_changes_nothing(few: LoadedModel) -> None:
         expected = run_together(few, steps)
     for at in range(0, faults.count, faults.count // 16):
         steps = steps_of(few, deepcopy(read))
-        with quick_collections(), Faults([at]) as fault:
+        with Faults([at]) as fault:
             made = run_together(few, steps)
         assert fault.failed == 1
         for ours, theirs in zip(made, expected, strict=True):

@@ -25,7 +25,7 @@ from kvlite.planner.forecast import Forecast
 from kvlite.planner.forecaster import Forecaster
 from tests.conftest import ARCHITECTURES, make_tiny
 
-CASES_EACH, LONGEST, CLOSE, UNDER = 6, 12, 0.01, 0.005
+CASES_EACH, LONGEST, CLOSE, UNDER = 6, 6, 0.01, 0.005
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,6 @@ from kvlite.methods.full import Full
 from kvlite.methods.layer_policy import layer_policies
 from kvlite.model.recurrent_states import require_states
 from tests.conftest import HYBRIDS, Tiny, make_tiny
-from tests.faults import quick_collections
 from tests.masked import masked_logits
 from tests.test_branches import FIRST, GIVEN, OTHER, SECOND, THIRD, heard, opened, said, same
 from tests.test_engine import positions, run
@@ -216,6 +215,7 @@ def test_reading_that_is_stopped_leaves_the_states(hybrid: Tiny) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.usefixtures("quick_collections")
 @pytest.mark.parametrize("name", ["full", "recall in 4 bits"])
 def test_where_memory_runs_out_states_are_right(hybrid: Tiny, name: str) -> None:
     """Chunks and steps are run again from the states before them."""
@@ -223,9 +223,8 @@ def test_where_memory_runs_out_states_are_right(hybrid: Tiny, name: str) -> None
     sites = straight[name].sites
     carried = [at for at, site in enumerate(sites) if "recurrent" in str(site)]
     assert carried
-    with quick_collections():
-        for at in [*carried[:: len(carried) // 5], *range(5, len(sites), len(sites) // 4)]:
-            survives(hybrid.model, name, straight[name], range(at, at + 1))
+    for at in [*carried[:: len(carried) // 5], *range(5, len(sites), len(sites) // 4)]:
+        survives(hybrid.model, name, straight[name], range(at, at + 1))
 
 
 @pytest.mark.cases(3)

@@ -2,7 +2,7 @@
 
 import gc
 import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -24,7 +24,7 @@ from kvlite.methods.layer_policy import layer_policies
 from kvlite.model.load import LoadedModel
 from tests.conftest import make_tiny
 
-from .faults import Faults, Site, quick_collections
+from .faults import Faults, Site
 from .test_packed import random_ids
 
 LOSSY = {oom_step.name for oom_step in OOM_STEPS if oom_step.lossy}
@@ -173,9 +173,8 @@ def survives(model: LoadedModel, name: str, straight: Straight, at: range) -> li
 
 
 @pytest.fixture(scope="module", autouse=True)
-def quick(straight: dict[str, Straight]) -> Iterator[None]:
-    with quick_collections():
-        yield
+def quick(straight: dict[str, Straight], quick_collections: None) -> None:
+    """Collections are, once what is compared with is there."""
 
 
 @pytest.mark.cases(1)

@@ -20,10 +20,12 @@ from kvlite.methods import parse_method
 from kvlite.methods.layer_policy import layer_policies
 from kvlite.model.calibration import find_calibration
 
-LENGTHS = [30, 500, 2000]
+# Also longer than a chunk that goes through a layer at once.
+LENGTHS = [30, pytest.param(2000, marks=pytest.mark.long)]
 
 
-def greedy(reference: Any, ids: list[int], count: int) -> list[int]:
+def greedy(reference: Any, ids: list[int], count: int) -> tuple[list[int], torch.Tensor]:
+    """What transformers says, and its logits after the prompt."""
     prompt = torch.tensor([ids])
     with torch.no_grad():
         out = reference.generate(
@@ -32,33 +34,25 @@ def greedy(reference: Any, ids: list[int], count: int) -> list[int]:
             max_new_tokens=count,
             do_sample=False,
             eos_token_id=None,
+            output_logits=True,
+            return_dict_in_generate=True,
         )
-    said: list[int] = out[0, len(ids) :].tolist()
-    return said
+    return out.sequences[0, len(ids) :].tolist(), out.logits[0]
 
 
-@pytest.mark.cases(1)
-@pytest.mark.parametrize("length", [*LENGTHS, pytest.param(7000, marks=pytest.mark.long)])
+@pytest.mark.parametrize("length", LENGTHS)
 def test_full_says_what_transformers_says(
     smollm: kvlite.Runner, smollm_reference: Any, prose: list[int], length: int
 ) -> None:
-    ids = prose[:length]
-    answer = smollm.generate(ids, max_new_tokens=64, ignore_eos=True, method="full")
-    assert answer.token_ids == greedy(smollm_reference, ids, 64)
-
-
-@pytest.mark.cases(1)
-@pytest.mark.parametrize("length", LENGTHS)
-def test_logits_are_transformers_logits(
-    smollm: kvlite.Runner, smollm_reference: Any, prose: list[int], length: int
-) -> None:
-    model, ids = smollm.model, torch.tensor([prose[:length]])
+    """Its logits after the prompt, and then token by token."""
+    model, ids = smollm.model, prose[:length]
     cache = smollm.conversation().cache
     policies = layer_policies(parse_method("full"), model.shape, length, length)
-    ours = prefill(model, cache, ids, policies)
-    with torch.no_grad():
-        theirs = smollm_reference(ids, logits_to_keep=1).logits[:, -1]
+    ours = prefill(model, cache, torch.tensor([ids]), policies)
+    said, theirs = greedy(smollm_reference, ids, 32)
     torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=0)
+    answer = smollm.generate(ids, max_new_tokens=32, ignore_eos=True, method="full")
+    assert answer.token_ids == said
 
 
 @pytest.mark.long
@@ -76,37 +70,29 @@ def test_a_second_turn_says_what_transformers_says(
             messages, tokenize=False, add_generation_prompt=True
         )
         ids = smollm.tokenizer.encode(rendered, add_special_tokens=False)
-        assert said == greedy(smollm_reference, ids, len(said))
+        assert said == greedy(smollm_reference, ids, len(said))[0]
         text = smollm.tokenizer.decode(said, skip_special_tokens=True)
         messages.append({"role": "assistant", "content": text})
     assert talk.messages == messages
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("method", ["snapkv", "kvx"])
-@pytest.mark.parametrize(
-    ("length", "budget"), [(2000, 144), pytest.param(7000, 512, marks=pytest.mark.long)]
-)
 def test_what_is_dropped_is_freed(
-    smollm: kvlite.Runner,
-    smollm_reference: Any,
-    prose: list[int],
-    length: int,
-    budget: int,
-    method: str,
+    smollm: kvlite.Runner, smollm_reference: Any, prose: list[int]
 ) -> None:
     """With a fourteenth of the entries: 8% of the bytes, 30% of transformers' peak."""
-    ids = prose[:length]
+    ids = prose[:2000]
     theirs = peak_over_weights(smollm_reference, lambda: run_reference(smollm_reference, ids, 1))
-    talk = smollm.conversation(method=method, budget=str(budget), recall="off")
-    with TensorMeter(smollm.model.module.parameters()) as meter:
-        weights = meter.live
-        talk.read(ids)
-        left = meter.live - weights
-    held = talk.cache.nbytes
-    assert 0 < held <= 0.08 * smollm.shape.full_kv_bytes(length, itemsize=4)
-    assert held <= left <= held + 4 * smollm.shape.vocab + 4096  # and the logits
-    assert held < meter.peak - weights <= 0.30 * theirs
+    for method in ("snapkv", "kvx"):
+        talk = smollm.conversation(method=method, budget="144", recall="off")
+        with TensorMeter(smollm.model.module.parameters()) as meter:
+            weights = meter.live
+            talk.read(ids)
+            left = meter.live - weights
+        held = talk.cache.nbytes
+        assert 0 < held <= 0.08 * smollm.shape.full_kv_bytes(len(ids), itemsize=4)
+        assert held <= left <= held + 4 * smollm.shape.vocab + 4096  # and the logits
+        assert held < meter.peak - weights <= 0.30 * theirs
 
 
 @pytest.mark.long

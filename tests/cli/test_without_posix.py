@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.test_model import write_gguf
+
 # Libraries come first: on Linux they use what is hidden from kvlite.
 HIDE = """
 import os, signal, sys
@@ -41,8 +43,11 @@ def test_the_machine_is_checked() -> None:
 
 @pytest.mark.long
 def test_a_model_in_one_file_is_converted_in_a_child_process(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: Path
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("KVLITE_CACHE", str(tmp_path))
-    done = run("ask", text, "Who sat?", "--max-tokens", 3)
+    monkeypatch.setenv("KVLITE_CACHE", str(tmp_path / "cache"))
+    write_gguf(tmp_path / "a.gguf")
+    (tmp_path / "a.txt").write_text("abcd")
+    done = run("ask", tmp_path / "a.txt", "cd", "--model", tmp_path / "a.gguf", "--max-tokens", 3)
     assert done.returncode == 0, done.stderr
+    assert [*(tmp_path / "cache").rglob("*.safetensors")]

@@ -4,40 +4,58 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch import Tensor
 
 from kvlite.bench.prose import bundled_prose
 from kvlite.config.settings import Settings
+from kvlite.model.load import LoadedModel
 from kvlite.server.config import ServerConfig
 from tests.server.conftest import Server, said, serving
 
-TEXT = f"{bundled_prose()[:26_000]}\n\nWhat is this about?"
+TEXT = f"{bundled_prose()[:13_000]}\n\nWhat is this about?"
+NEW, ANSWER = 64, 24
 
 
-def asked(server: Server, messages: list[Any]) -> tuple[str, int, dict[str, Any]]:
+@pytest.fixture
+def passed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many tokens went through the model, call by call."""
+    counts, embed = list[int](), LoadedModel.embed
+
+    def counted(model: LoadedModel, token_ids: Tensor) -> Tensor:
+        counts.append(token_ids.numel())
+        return embed(model, token_ids)
+
+    monkeypatch.setattr(LoadedModel, "embed", counted)
+    return counts
+
+
+def asked(server: Server, messages: list[Any]) -> tuple[str, int, int]:
+    """The answer, tokens of the prompt, and those that are said to have been read."""
     made = server.client.chat.completions.create(model="smollm2-135m", messages=messages)
     assert made.usage is not None
-    ledger = made.usage.model_dump()["kvlite"]
-    return made.choices[0].message.content or "", made.usage.prompt_tokens, ledger
+    read = made.usage.model_dump()["kvlite"]["prompt_tokens"]
+    return made.choices[0].message.content or "", made.usage.prompt_tokens, read
 
 
 @pytest.mark.long
-def test_a_long_chat_is_read_once(tmp_path: Path) -> None:
-    settings, config = Settings(max_new_tokens=24), ServerConfig(folder=tmp_path)
+def test_a_long_chat_is_read_once(tmp_path: Path, passed: list[int]) -> None:
+    settings, config = Settings(max_new_tokens=ANSWER), ServerConfig(folder=tmp_path)
+
+    def little(server: Server, messages: list[Any]) -> str:
+        """The answer, for which no more than what is new was read, as is said."""
+        passed.clear()
+        answer, _, read = asked(server, messages)
+        assert read <= NEW and sum(passed) <= 2 * (NEW + ANSWER)  # it is planned, too
+        return answer
+
     with serving(settings, config) as server:
-        answer, count, ledger = asked(server, said(TEXT))
-        assert ledger["prompt_tokens"] == count > 6000
-        whole = ledger["time_to_first_token_s"]
+        answer, count, read = asked(server, said(TEXT))
+        assert 3000 < count == read <= sum(passed)
         second = said(TEXT, answer, "And who wrote it?")
-        later, _, ledger = asked(server, second)
-        assert ledger["prompt_tokens"] <= 64 and ledger["time_to_first_token_s"] < whole / 10
+        later = little(server, second)
         asked(server, said("Give a short title for a chat about herons."))
-        _, _, ledger = asked(server, said(TEXT, answer, "And who wrote it?", later, "When?"))
-        assert ledger["prompt_tokens"] <= 64 and ledger["time_to_first_token_s"] < whole / 10
-        _, _, ledger = asked(server, said(TEXT.replace("about?", "not about?")))
-        assert ledger["prompt_tokens"] <= 64
-        again, _, _ = asked(server, second)
-        assert again == later
+        little(server, said(TEXT, answer, "And who wrote it?", later, "When?"))
+        little(server, said(TEXT.replace("about?", "not about?")))
+        assert little(server, second) == later
     with serving(settings, config) as server:
-        again, _, ledger = asked(server, second)
-        assert again == later
-        assert ledger["prompt_tokens"] <= 64 and ledger["time_to_first_token_s"] < whole / 10
+        assert little(server, second) == later
