@@ -155,7 +155,7 @@ def test_saved_profiles_are_read_again(tmp_path: Path, name: str, value: object)
             assert profiles.read("mine").values == ({} if found is None else {name: found})
 
 
-@many
+@settings(many, max_examples=200)
 @given(
     st.lists(
         st.one_of(

@@ -503,9 +503,9 @@ def test_a_profile_that_is_replaced_is_said_to_be(server: Server, visitor: Visit
 
 @pytest.mark.long
 def test_the_list_is_searched_renamed_exported_and_shortened(
-    tmp_path: Path, visitor: Visitor
+    tmp_path: Path, talker: Path, visitor: Visitor
 ) -> None:
-    with serving(tmp_path, "--max-tokens", "6") as server:
+    with serving(tmp_path, "--model", str(talker), "--max-tokens", "6") as server:
         page = visitor.open(server.address)
         send(page, "Where do herons live?")
         (answer,) = answered(page, 1)

@@ -23,7 +23,7 @@ from kvlite_app.web.uploading import Uploading
 
 pytestmark = pytest.mark.long
 MANY = settings(
-    max_examples=600,
+    max_examples=200,
     deadline=None,
     database=None,
     suppress_health_check=list(HealthCheck),

@@ -162,7 +162,7 @@ def test_a_click_while_the_stream_closes_is_answered(chromium: Any, counting: st
         button.click()
         expect(count).to_have_value(str(clicks))
         with suppress(TooLate):
-            page.wait_for_function("window.closing", timeout=10_000)
+            page.wait_for_function("window.closing", timeout=2_000)
     with page.expect_response(lambda response: "queue/join" in response.url):
         button.click()
     page.evaluate("window.letClose()")
