@@ -161,6 +161,21 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
             "use_double_wide_mlp": True,
         },
     ),
+    "llama4": (
+        "Llama4TextConfig",
+        {
+            "layer_types": ["chunked_attention", "full_attention"] * 2,
+            "no_rope_layers": [1, 0, 1, 0],
+            "attention_chunk_size": 24,
+            "floor_scale": 16,
+            "attn_scale": 0.5,
+            "head_dim": 16,
+            "intermediate_size_mlp": 80,
+            "interleave_moe_layer_step": 2,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+        },
+    ),
     "phi3": ("Phi3Config", {"sliding_window": None}),
     "phi3-sliding": ("Phi3Config", SLIDING),
     "phi3-partial": (

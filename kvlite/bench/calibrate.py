@@ -160,7 +160,10 @@ def _layers(
     share of attention to sinks and recent tokens."""
     shape = model.shape
     ids = torch.tensor([piece], device=model.device)
-    policies = [LayerPolicy(Probe(len(piece)), len(piece), window) for window in shape.windows]
+    policies = [
+        LayerPolicy(Probe(len(piece)), len(piece), window, aligned=shape.aligned)
+        for window in shape.windows
+    ]
     run = Prefill(model, model.empty_cache(), ids, policies)
     for index in range(shape.layers):
         view = run.read_layer(index).view(index)

@@ -1,7 +1,7 @@
 """How far next-token distributions move when a cache is cut, on real text."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 from math import inf
@@ -25,7 +25,6 @@ from kvlite.engine.prefill import Prefill
 from kvlite.engine.probe import Probe
 from kvlite.errors import SettingError
 from kvlite.methods.base import LayerView
-from kvlite.methods.layer_policy import LayerPolicy
 from kvlite.model.load import LoadedModel
 
 
@@ -237,7 +236,7 @@ def _truth(
     that falls on what each branch kept, from one pass."""
     probe = Probe(len(ids))
     most = whole.cache.seen + len(ids)
-    policies = [LayerPolicy(probe, most, policy.window) for policy in whole.policies]
+    policies = [replace(policy, method=probe, budget=most) for policy in whole.policies]
     cache = KVCache(list(whole.cache.layers), whole.cache.seen, states=whole.cache.states)
     reading = Prefill(model, cache, torch.tensor([ids], device=model.device), policies, whole=True)
     shares: list[list[float]] = [[] for _ in branches]

@@ -322,7 +322,9 @@ class _Reading:
         probe = replace(probe, queries=queries, sums=sums)
         # No method chooses among what a sliding window holds.
         watching = [
-            LayerPolicy(probe if window is None else Probe(queries), 0, window)
+            LayerPolicy(
+                probe if window is None else Probe(queries), 0, window, aligned=shape.aligned
+            )
             for window in shape.windows
         ]
         run = Prefill(

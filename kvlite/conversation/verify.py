@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Literal
 
 import torch
 
-from kvlite.cache import KVCache, LayerCache
+from kvlite.cache import KVCache, LayerCache, Selection
 from kvlite.cache.copying import copied
 from kvlite.conversation.context import Context
 from kvlite.conversation.metrics import Piece
 from kvlite.engine.callbacks import Callbacks
 from kvlite.memory.oom import CHUNK, HIDDEN, OOMActions, OOMPolicy, T
 from kvlite.methods.engine_config import EngineConfig
+from kvlite.model.kv_sizes import sight
 
 if TYPE_CHECKING:
     from kvlite.conversation.conversation import Conversation
@@ -109,9 +110,10 @@ def _held(talk: "Conversation", seen: int) -> KVCache | None:
     recurrent = talk.model.shape.recurrent_layers > 0
     if not talk.config.method.prefilling.exact or not seen or recurrent:
         return None
-    layers = talk.model.empty_cache().layers
-    for index, window in enumerate(talk.model.shape.windows):
-        first = 0 if window is None else max(0, seen + 1 - window)
+    layers, shape = talk.model.empty_cache().layers, talk.model.shape
+    for index, window in enumerate(shape.windows):
+        seeing = seen + 1 if window is None else sight(window, seen, aligned=shape.aligned)
+        first = max(0, seen + 1 - seeing)
         givers = _givers(talk, index)
         made = next((cut for each in givers if (cut := _cut(each, first, seen))), None)
         if made is None:
@@ -145,7 +147,7 @@ def _plain(layer: LayerCache) -> bool:
 
 
 def _cut(layer: LayerCache, first: int, end: int) -> LayerCache | None:
-    """The layer cut at position `end`, if it has every position from `first` on, in order."""
+    """The layer from position `first` to `end`, if it has every one of these, in order."""
     (head_group,) = layer.head_groups
     positions = head_group.residual_positions[:, :, : head_group.used]
     used = int((positions[0, 0] < end).sum())
@@ -155,7 +157,9 @@ def _cut(layer: LayerCache, first: int, end: int) -> LayerCache | None:
     if not bool((positions[:, :, used - len(wanted) : used] == wanted).all()):
         return None
     head_group.used = used
-    return layer
+    slots = torch.arange(used - len(wanted), used, device=positions.device)
+    kept = Selection(head_group, slots.expand(*positions.shape[:2], -1))
+    return LayerCache.gathered([kept], [len(wanted)])
 
 
 def difference(one: str, other: str) -> list[Run]:

@@ -246,11 +246,10 @@ class LayerPrefill:
     ) -> Tensor:
         """Attention of the tokens from row `at` on, up to these; `add` takes its sums."""
         used = head_group.used - max(0, self.done - at - q.shape[2])
-        window = self.policy.window
-        keys, values = head_group.keys[:, :, :used], head_group.values[:, :, :used]
-        if window is not None and used > window:
-            return self._over_window(head_group, q, used - q.shape[2], window, softmax)
         first = self.end - self.positions.shape[0] + at
+        keys, values = head_group.keys[:, :, :used], head_group.values[:, :, :used]
+        if self.policy.window is not None and used > self.policy.sight(first + q.shape[2] - 1):
+            return self._over_window(head_group, q, used - q.shape[2], first, softmax)
         vertical_slash = self.policy.method.prefilling.columns
         if self.sparse_mask is not None:
             own = self._rotation(at, q.shape[2])
@@ -271,18 +270,19 @@ class LayerPrefill:
         return cos[:, at : at + length], sin[:, at : at + length]
 
     def _over_window(
-        self, head_group: KVHeadGroup, q: Tensor, before: int, window: int, softmax: Softmax
+        self, head_group: KVHeadGroup, q: Tensor, before: int, position: int, softmax: Softmax
     ) -> Tensor:
-        """An entry is visible to rows at its position and up to `window` - 1 after it: a band,
-        cut into blocks of rows so that each mask is about window x window."""
-        outs = []
+        """Attention of rows from a position on, behind `before` entries: a band, cut into blocks of
+        rows so that each mask is about window x window."""
+        outs, window = [], self.policy.window
+        assert window is not None
         positions = head_group.positions[
             0, 0
         ]  # a window holds the same for every head and sequence
         block = max(window, 256)
         for first in range(0, q.shape[2], block):
             rows = q[:, :, first : first + block]
-            low = max(0, before + first - window + 1)
+            low = max(0, before + first + 1 - self.policy.sight(position + first))
             high = before + first + rows.shape[2]
             i, j = positions[before + first : high, None], positions[low:high]
             outs.append(
@@ -290,7 +290,7 @@ class LayerPrefill:
                     rows,
                     head_group.keys[:, :, low:high],
                     head_group.values[:, :, low:high],
-                    (j <= i) & (j > i - window),
+                    self.policy.sees(i, j),
                     softmax,
                 )
             )

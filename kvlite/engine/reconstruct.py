@@ -6,7 +6,7 @@ read, and cut before the next, so the whole cache never exists.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -165,7 +165,7 @@ class ReconstructionPass:
             count, at = passage.hidden.shape[1], 0
             cos, sin = (each[:, :count] for each in self.rotations[index])
             rotation, part = (cos, sin), (passage.first, passage.end)
-            looking_on = partial(self._looking_on, layer, policy.window, count, rotation, states)
+            looking_on = partial(self._looking_on, layer, policy, count, rotation, states)
             positions = self.positions[:count]
             rating = partial(Telling, layer, part, self.sinks, positions, rotation, states)
             telling = safely(rating) if rates else safely(looking_on)
@@ -192,14 +192,14 @@ class ReconstructionPass:
     def _looking_on(
         self,
         layer: LayerCache,
-        window: int | None,
+        policy: LayerPolicy,
         rows: int,
         rotation: Rotation,
         states: States,
     ) -> LayerPrefill:
         """Reads a passage into a copy of a layer that no method rates."""
         roomy = layer.resized([used + rows for _, used in layer.lengths])
-        policy = LayerPolicy(Probe(1), 0, window)
+        policy = replace(policy, method=Probe(1), budget=0)
         positions = self.positions[:rows]
         return LayerPrefill(roomy, policy, positions, self.end + rows, rotation, states=states)
 

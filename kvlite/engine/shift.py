@@ -5,10 +5,12 @@ had nothing else ever been read. Source of the positions: "Efficient Streaming L
 Attention Sinks", section 3.2 (positions within the cache, not of the text).
 """
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
-from kvlite.cache import KVCache, KVHeadGroup, LayerCache
+from kvlite.cache import KVCache, KVHeadGroup, LayerCache, Selection
 from kvlite.engine.oom_actions import SINKS, kept
 from kvlite.errors import SettingError
 from kvlite.model.load import LoadedModel
@@ -38,6 +40,10 @@ def compacted(model: LoadedModel, cache: KVCache, most: int) -> KVCache:
         [kept(head_group, most) for head_group in layer.head_groups] for layer in cache.layers
     ]
     seen = max(each.length[1] for selections in chosen for each in selections)
+    if model.shape.aligned:
+        for index, window in enumerate(model.shape.windows):
+            if window is not None:
+                chosen[index] = [_last(each, seen % window) for each in chosen[index]]
     tables = model.rotations_at(torch.arange(cache.seen, device=model.device), torch.float32)
     layers = []
     for layer, selections, table in zip(cache.layers, chosen, tables, strict=True):
@@ -47,6 +53,12 @@ def compacted(model: LoadedModel, cache: KVCache, most: int) -> KVCache:
             _move(head_group, table, seen)
         layers.append(made)
     return KVCache(layers, seen, states=cache.states)
+
+
+def _last(selection: Selection, count: int) -> Selection:
+    """At most the last `count` entries of a selection."""
+    kept = selection.slots.shape[2]
+    return replace(selection, slots=selection.slots[:, :, max(0, kept - count) :])
 
 
 def _move(head_group: KVHeadGroup, table: Rotation, seen: int) -> None:

@@ -153,10 +153,17 @@ class Ahead:
 def room_ahead(cache: KVCache, policies: Sequence[LayerPolicy]) -> int:
     """How many tokens may go through all layers together with the same result as one by one, and
     without more storage; 0 if none may, since a layer does more than append."""
-    groups = [head_group for layer in cache.layers for head_group in layer.head_groups]
     if cache.states or not all(map(_only_appends, cache.layers, policies)):
         return 0
-    return min(head_group.room for head_group in groups)
+    return min(map(_room, cache.layers, policies))
+
+
+def _room(layer: LayerCache, policy: LayerPolicy) -> int:
+    """Tokens that a layer takes before it grows or is trimmed."""
+    rooms = [head_group.room for head_group in layer.head_groups]
+    if policy.method.decoding.trim is not None:
+        rooms += [policy.budget - used for _, used in layer.lengths]
+    return min(rooms)
 
 
 def _only_appends(layer: LayerCache, policy: LayerPolicy) -> bool:
@@ -164,7 +171,7 @@ def _only_appends(layer: LayerCache, policy: LayerPolicy) -> bool:
     method = policy.method
     settled = method.across.resolves_at != "step" and policy.mask is None
     exact = all(head_group.segment is None for head_group in layer.head_groups)
-    return settled and exact and not policy.remembers(layer) and method.decoding.trim is None
+    return settled and exact and not policy.remembers(layer)
 
 
 class Pace:

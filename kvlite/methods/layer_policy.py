@@ -1,4 +1,4 @@
-"""What each layer of a model does: the chosen method, or its own sliding window."""
+"""What each layer of a model does: the chosen method, or its own window."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -6,13 +6,15 @@ from math import ceil
 
 from kvlite.cache.bits import KVBits
 from kvlite.errors import SettingError
+from kvlite.methods.aligned import Aligned
 from kvlite.methods.allocation import filled
 from kvlite.methods.base import LayerView, Method
 from kvlite.methods.capabilities import LambdaMask
 from kvlite.methods.placement import ON_DEVICE, ScoringBackend
 from kvlite.methods.scores import Window, window_rows
 from kvlite.methods.streaming import Streaming
-from kvlite.methods.types import GroupLength, LayerCache, Selection
+from kvlite.methods.types import GroupLength, LayerCache, Selection, Tensor
+from kvlite.model.kv_sizes import sight
 from kvlite.model.shape import ModelShape
 
 ROOM, PACKED_ROOM, PROVISION = 64, 32, 4
@@ -25,12 +27,13 @@ class LayerPolicy:
     Attributes:
         method: what chooses.
         budget: entries a KV head may keep.
-        window: tokens a sliding-window layer sees (its own included), None for other layers.
+        window: tokens that a layer with a window sees (its own included), None for other layers.
         candidate_budget: entries a KV head may keep until all layers are read and share the budget,
             for methods whose layers do.
         partner: the layer that this one is merged with, for methods that merge.
         token_budget: how many of the tokens read it is given, if not all of them.
         bits: how what is kept is quantized, if it is.
+        aligned: the window is a chunk that begins at a multiple of its length, and does not slide.
     """
 
     method: Method
@@ -40,6 +43,18 @@ class LayerPolicy:
     partner: int | None = None
     token_budget: int | None = None
     bits: KVBits | None = None
+    aligned: bool = False
+
+    def sight(self, position: int) -> int:
+        """The most entries, its own included, that a token sees through the layer's window."""
+        assert self.window is not None
+        return sight(self.window, position, aligned=self.aligned)
+
+    def sees(self, i: Tensor, j: Tensor) -> Tensor:
+        """Whether tokens at positions `i` see those at positions `j` through the window."""
+        assert self.window is not None
+        first = i - i % self.window if self.aligned else i - self.window + 1
+        return (j <= i) & (j >= first)
 
     @property
     def quantize_now(self) -> KVBits | None:
@@ -79,13 +94,15 @@ class LayerPolicy:
         return layer.rows > 0 and self.method.prefilling.reconstruction is None
 
     def capacities(self, lengths: Sequence[GroupLength], room: int = ROOM) -> list[int]:
-        """Slots for these lengths and room to grow, up to the budget if the method evicts."""
+        """Slots for these lengths and room to grow, up to the budget if the method evicts, or to a
+        whole chunk."""
         if self.quantize_now is not None:
             room = min(room, PACKED_ROOM)
-        if not self.method.decoding.bounded:
+        if not self.method.decoding.bounded and not self.aligned:
             return [entries + room for _, entries in lengths]
+        most = self.window if self.aligned and self.window is not None else self.budget
         return [
-            entries + max(0, min(room, self.budget - ceil(held)))
+            entries + max(0, min(room, most - ceil(held)))
             for (_, entries), held in zip(lengths, self.held(lengths), strict=True)
         ]
 
@@ -182,8 +199,8 @@ def layer_policies(
 ) -> list[LayerPolicy]:
     """One policy for each layer of the model.
 
-    A sliding-window layer holds its window and nothing more, whatever the method; the budget is
-    the mean over the layers with full attention.
+    A layer with a window holds that and nothing more, whatever the method; the budget is the mean
+    over the layers with full attention.
 
     Args:
         average: mean entries a KV head and layer.
@@ -219,7 +236,7 @@ def layer_policies(
             bits=bits,
         )
         if window is None
-        else LayerPolicy(Streaming(sinks=0), window, window=window, bits=bits)
+        else _of_window(window, bits, aligned=shape.aligned)
         for layer, window in enumerate(shape.windows)
     ]
     if bits is not None:
@@ -237,6 +254,13 @@ def layer_policies(
         replace(policy, token_budget=token_budget)
         for policy, token_budget in zip(policies, token_budgets, strict=True)
     ]
+
+
+def _of_window(window: int, bits: KVBits | None, *, aligned: bool) -> LayerPolicy:
+    """A layer that does not see everything; a chunk is dropped once it is full."""
+    if aligned:
+        return LayerPolicy(Aligned(), window - 1, window=window, bits=bits, aligned=True)
+    return LayerPolicy(Streaming(sinks=0), window, window=window, bits=bits)
 
 
 def _require_codes(bits: KVBits, shape: ModelShape) -> None:

@@ -33,6 +33,8 @@ class Architecture:
         dense: whether a model has no experts at all, given what is in its config.
         needs_unless: pairs of keys; the first is needed where there is no second.
         carries: whether more goes from layer to layer than a hidden state (`model.gemma`).
+        aligned: whether layers that do not see everything see chunks: what lies between multiples
+            of a number of tokens, not the last so many (`model.llama4`).
     """
 
     needs: tuple[str, ...] = ("num_key_value_heads",)
@@ -52,6 +54,15 @@ class Architecture:
     dense: Callable[[Mapping[str, Any]], bool] = lambda config: False
     needs_unless: tuple[tuple[str, str], ...] = ()
     carries: bool = False
+    aligned: bool = False
+
+    @property
+    def short_sight(self) -> tuple[str, str]:
+        """transformers' name of layers that do not see everything, and the key of how much they
+        see."""
+        if self.aligned:
+            return "chunked_attention", "attention_chunk_size"
+        return "sliding_attention", "sliding_window"
 
     def layer_groups(self, config: Any) -> tuple[tuple[str, ...], ...]:
         """The kinds of a model's layers, given transformers' config: for each attention layer those
@@ -183,6 +194,14 @@ ADMITTED: dict[str, Architecture] = {
         needs_unless=(("global_head_dim", "per_layer_config"),),
         known_as=(("num_experts_per_tok", "top_k_experts"),),
         carries=True,
+    ),
+    "llama4_text": Architecture(
+        needs=("attention_chunk_size", "head_dim", "intermediate_size_mlp", "num_key_value_heads"),
+        rotates=_rotates_where_told,
+        experts="num_local_experts",
+        neighbors=True,
+        angles="complex",
+        aligned=True,
     ),
     "phi3": AS_MANY_KV_HEADS,
     "mixtral": Architecture(experts="num_local_experts"),
@@ -351,6 +370,7 @@ WRAPPERS: dict[str, dict[str, Any]] = {
     },
     "gemma3n": {"model_type": "gemma3n_text"},
     "gemma4": {"model_type": "gemma4_text"},
+    "llama4": {"model_type": "llama4_text"},
     "mistral3": {"model_type": "mistral"},
     "qwen3_5": {"model_type": "qwen3_5_text"},
     "qwen3_5_moe": {"model_type": "qwen3_5_moe_text"},
@@ -365,7 +385,5 @@ LANGUAGE_WEIGHTS = {
 
 # Why others that people ask for are refused.
 REFUSED: dict[str, str] = {
-    "llama4": "some of its layers see chunks",
-    "llama4_text": "some of its layers see chunks",
     "gpt-oss": "from a GGUF file; use the safetensors that OpenAI published",
 }

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from kvlite.model.architectures import architecture
 from kvlite.model.latents import over_latents, values_of
+from kvlite.model.llama4 import tempered
 from kvlite.ops.softmax import Softmax
 
 ATTENTION = "kvlite"
@@ -63,10 +64,13 @@ def _attention(
     kvlite: Attender,
     softcap: float | None = None,
     s_aux: Tensor | None = None,
+    positions: Tensor | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
     sinks = None if s_aux is None else s_aux.float()
     softmax, own = Softmax(scaling, softcap, sinks), architecture(module.config.model_type)
+    if positions is not None:
+        query = tempered(module, query, positions)
     if own.latent:
         query = over_latents(module, query)
     if own.neighbors:

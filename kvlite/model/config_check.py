@@ -12,7 +12,7 @@ from stat import S_ISREG
 from typing import Any
 
 from kvlite.errors import ModelError
-from kvlite.model.architectures import OLDER_KINDS, WRAPPERS, architecture
+from kvlite.model.architectures import OLDER_KINDS, WRAPPERS, Architecture, architecture
 from kvlite.model.config_limits import ACTIVATIONS, DTYPES, MOST, QUANT_METHODS, ROPES
 from kvlite.model.config_values import Rule, Values, is_whole, shown
 
@@ -39,14 +39,16 @@ def _is_object(value: Any) -> bool:
 
 _RULES: tuple[Rule, ...] = (
     (
-        "attention_bias mlp_bias norm_topk_prob tie_word_embeddings use_cache use_sliding_window",
+        "attention_bias attn_temperature_tuning mlp_bias norm_topk_prob tie_word_embeddings "
+        "use_cache use_qk_norm use_sliding_window",
         lambda value: isinstance(value, bool),
         "it must be true or false",
     ),
     (
-        "attention_multiplier attn_logit_softcapping embedding_multiplier final_logit_softcapping "
-        "layer_norm_eps logit_scale logits_scaling query_pre_attn_scalar residual_multiplier "
-        "rms_norm_eps rope_local_base_freq rope_theta swiglu_alpha swiglu_limit",
+        "attention_multiplier attn_logit_softcapping attn_scale embedding_multiplier "
+        "final_logit_softcapping layer_norm_eps logit_scale logits_scaling query_pre_attn_scalar "
+        "residual_multiplier rms_norm_eps rope_local_base_freq rope_theta swiglu_alpha "
+        "swiglu_limit",
         _is_positive,
         "it must be a number above 0",
     ),
@@ -204,7 +206,7 @@ def require_sound(config: Mapping[str, Any], path: Path) -> None:
         if config.get(key) is not None or key in needed:
             values.require_whole(key, 1, most)
     _require_fitting(values, kind)
-    _require_layers(values, own.recurrent)
+    _require_layers(values, own)
     values.require_all(_RULES)
     vocab = config["vocab_size"]
     values.require(
@@ -260,8 +262,8 @@ def _require_fitting(values: Values, kind: str) -> None:
         values.require("n_group", lambda groups: count % groups == 0, wanted)
 
 
-def _require_layers(values: Values, recurrent: tuple[str, ...]) -> None:
-    layers = values.config["num_hidden_layers"]
+def _require_layers(values: Values, own: Architecture) -> None:
+    layers, recurrent = values.config["num_hidden_layers"], own.recurrent
     if values.config.get("sliding_window") is not None:
         values.require_whole("sliding_window", 0, 1 << 30)
     values.require(
@@ -269,7 +271,7 @@ def _require_layers(values: Values, recurrent: tuple[str, ...]) -> None:
         lambda kinds: isinstance(kinds, list) and len(kinds) == layers,
         f"it must list one kind for {layers} layers",
     )
-    known = ("full_attention", *recurrent) if recurrent else _LAYERS
+    known = ("full_attention", *(recurrent or [own.short_sight[0]]))
     kinds = values.config.get("layer_types") or ()
     if recurrent:
         kinds = [OLDER_KINDS.get(kind, kind) if isinstance(kind, str) else kind for kind in kinds]
@@ -305,10 +307,15 @@ def _require_layers(values: Values, recurrent: tuple[str, ...]) -> None:
         "no_rope_layers",
         lambda turns: (
             isinstance(turns, list)
-            and len(turns) == layers
+            and (len(turns) == layers or (own.aligned and not turns))
             and all(each in (0, 1) for each in turns)
         ),
         f"it must be a list of 0 or 1 for each of {layers} layers",
+    )
+    values.require(
+        "moe_layers",
+        lambda sparse: isinstance(sparse, list) and all(n in range(layers) for n in sparse),
+        f"it must list the numbers of those of {layers} layers that have experts",
     )
     values.require(
         "mlp_only_layers",

@@ -48,6 +48,10 @@ MOST = {
     "shared_expert_intermediate_size": 1 << 22,
     "shared_intermediate_size": 1 << 22,
     "no_rope_layer_interval": 1_000,
+    "interleave_moe_layer_step": 1_000,
+    "intermediate_size_mlp": 1 << 22,
+    "attention_chunk_size": 1 << 30,
+    "floor_scale": 1 << 30,
     "sliding_window_pattern": 1_000,
     "v_head_dim": 1 << 14,
 }

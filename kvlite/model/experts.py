@@ -74,6 +74,10 @@ def take_one_by_one(experts: Any) -> None:
     from transformers.integrations.moe import ExpertsInterface
 
     ExpertsInterface.register(ONE_BY_ONE, _one_by_one)
+    if not hasattr(experts, "has_gate"):  # Llama 4's, which transformers computes in one way alone
+        experts.is_transposed, experts.has_bias = True, False
+        experts.forward = partial(_scaled_before, experts)
+        return
     experts.config._experts_implementation = ONE_BY_ONE
 
 
@@ -150,6 +154,20 @@ def _one_by_one(experts: Any, hidden: Tensor, chosen: Tensor, shares: Tensor) ->
     for expert, at in getattr(experts, "arriving", _where_they_are)(chosen):
         _add(out, experts, expert, at, hidden, chosen, shares)
     return out
+
+
+def _scaled_before(experts: Any, hidden: Tensor) -> Tensor:
+    """What experts make of tokens `(experts * n, hidden size)`, all of them once for each expert:
+    zeros where they are not routed to it, else scaled by their share."""
+    given = hidden.unflatten(0, (experts.num_experts, -1))
+    out, routed = torch.zeros_like(given), given.any(-1)
+    chosen = routed if given.is_meta else routed.nonzero()[:, :1]
+    for expert, at in getattr(experts, "arriving", _in_place)(chosen):
+        rows = slice(None) if given.is_meta else routed[expert]
+        gate, up = _product(experts, "gate_up_proj", expert, at, given[expert, rows]).chunk(2, -1)
+        made = up * experts.act_fn(gate)
+        out[expert, rows] = _product(experts, "down_proj", expert, at, made)
+    return out.flatten(0, 1)
 
 
 def _add(

@@ -30,6 +30,12 @@ def sizes_and_windows(
     return sizes, tuple(windows[number] for number in numbers)
 
 
+def sight(window: int, position: int, *, aligned: bool) -> int:
+    """The most entries, its own included, that a token sees through a window; where windows are
+    `aligned`, those since the last multiple of its length."""
+    return position % window + 1 if aligned else window
+
+
 def _kv_size(config: Any, number: int) -> tuple[int, int]:
     if architecture(config.model_type).latent:
         return 1, config.kv_lora_rank + config.qk_rope_head_dim
@@ -57,11 +63,12 @@ def sizes_by_sight(
 
 def _windows(config: Any) -> tuple[int | None, ...]:
     """Per layer; a window that is no shorter than the context never slides, and counts as none."""
-    window: int | None = getattr(config, "sliding_window", None)
+    short_sighted, key = architecture(config.model_type).short_sight
+    window: int | None = getattr(config, key, None)
     layers: int = config.num_hidden_layers
     if not window or window >= config.max_position_embeddings:
         return (None,) * layers
     kinds = getattr(config, "layer_types", None)
     if kinds is None:
         return (window,) * layers
-    return tuple(window if kind == "sliding_attention" else None for kind in kinds)
+    return tuple(window if kind == short_sighted else None for kind in kinds)

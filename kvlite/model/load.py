@@ -23,6 +23,7 @@ from kvlite.model.grammar import Vocabulary
 from kvlite.model.hybrid import engine_layers
 from kvlite.model.latents import keep_latents
 from kvlite.model.layers import Layers
+from kvlite.model.llama4 import tell_positions
 from kvlite.model.making import loading, making_modules
 from kvlite.model.shape import ModelShape, described, transformers_config
 from kvlite.model.step_layers import StepLayer, step_layers
@@ -77,6 +78,9 @@ class LoadedModel:
         if own.latent:
             for layer in self.layers.modules:
                 keep_latents(layer.self_attn, ATTENTION)
+        if own.aligned:
+            for layer in self.layers.modules:
+                tell_positions(layer)
         if own.angles != "halves":
             for layer in self.layers.modules:
                 with_own_table = partial(_with_own_table, own.angles)

@@ -108,8 +108,8 @@ class ModelShape:
         heads, kv_heads, head_dim, hidden, intermediate, vocab: as in the papers; kv_heads and
             head_dim are those of the layers that see everything.
         max_context: tokens the model was trained to hold.
-        windows: per layer, the tokens a sliding window shows (its own included), or None where
-            the layer sees everything.
+        windows: per layer, the tokens a window shows (its own included), or None where the layer
+            sees everything.
         parts: the weights, by kind and size.
         rotary: per layer, whether queries and keys are rotated.
         alike: per layer, the first one of the same kind and size.
@@ -118,6 +118,7 @@ class ModelShape:
         window_heads: kv_heads and head_dim of layers with a sliding window, where they have others.
         lenders: layers whose entries those behind the last layer attend to, too.
         chosen_experts: experts of a layer that a token is routed to, where there are any.
+        aligned: windows do not slide: each begins where the one before ends.
     """
 
     model_type: str
@@ -138,6 +139,7 @@ class ModelShape:
     window_heads: tuple[int, int] | None = None
     lenders: tuple[int, ...] = ()
     chosen_experts: int = 0
+    aligned: bool = False
 
     @property
     def kv_sizes(self) -> tuple[tuple[int, int], ...]:
@@ -179,7 +181,7 @@ class ModelShape:
 
     @property
     def full_layers(self) -> tuple[int, ...]:
-        """Layers without a sliding window: those that a method may cut."""
+        """Layers without a window: those that a method may cut."""
         return tuple(i for i, window in enumerate(self.windows) if window is None)
 
     def entry_bytes(self, itemsize: int) -> int:
@@ -187,12 +189,18 @@ class ModelShape:
         return entry_bytes(self.head_dim, itemsize)
 
     def full_kv_bytes(self, tokens: int, itemsize: int, batch: int = 1) -> int:
-        """Bytes of keys and values of `tokens` if methods kept all; sliding windows still drop."""
+        """Bytes of keys and values of `tokens` if methods kept all; windows still drop."""
         numbers = sum(
-            min(tokens, window or tokens) * heads * dim
+            self.entries(window, tokens) * heads * dim
             for window, (heads, dim) in zip(self.windows, self.kv_sizes, strict=True)
         )
         return batch * 2 * numbers * itemsize
+
+    def entries(self, window: int | None, tokens: int) -> int:
+        """What a layer with this window holds after so many tokens, if no method cuts it."""
+        if window is None:
+            return tokens
+        return tokens % window if self.aligned else min(tokens, window)
 
 
 def entry_bytes(dim: int, itemsize: int) -> int:
@@ -299,6 +307,7 @@ def shape_of(config: Any) -> ModelShape:
         window_heads=window_heads,
         lenders=tuple(sorted({*own.borrowed(config).values()})),
         chosen_experts=experts_per_token(config),
+        aligned=own.aligned,
     )
 
 

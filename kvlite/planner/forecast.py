@@ -333,7 +333,10 @@ def _answer(
 def _grown(layer: LayerCache, policy: LayerPolicy, longest: int) -> LayerCache:
     """A layer before the last token of an answer."""
     held = [head_group.capacity for head_group in layer.head_groups]
-    sizes, wanted = held, [head_group.used + longest - 1 for head_group in layer.head_groups]
+    wanted = [head_group.used + longest - 1 for head_group in layer.head_groups]
+    if policy.aligned:
+        wanted = [min(entries, policy.budget) for entries in wanted]
+    sizes = held
     while any(size < want for size, want in zip(sizes, wanted, strict=True)):
         full = [
             (len(head_group.heads), size)

@@ -357,7 +357,13 @@ class Planner:
         longest there may be."""
         most = self.shape.max_context - self.settings.max_new_tokens
         grows = choice.budget == "auto" and self.method.compresses
-        bends = {1, choice.chunk, *self.shape.windows, parse_budget(choice.budget).entries}
+        windows = {window for window in self.shape.windows if window is not None}
+        if self.shape.aligned:  # between full windows a text never takes more than this line has
+            windows = {window - 1 for window in windows}
+            most -= max(
+                ((most - window) % (window + 1) for window in windows if window < most), default=0
+            )
+        bends = {1, choice.chunk, *windows, parse_budget(choice.budget).entries}
         bends |= {int(AUTO_LEAST / AUTO_SHARE)} if grows else set()
         return [*sorted(n for n in bends if n and n < most), *([most] if most > 0 else [])]
 

@@ -18,7 +18,6 @@ import torch
 from torch import Tensor, nn
 
 from kvlite.memory.meter import aside
-from kvlite.model.architectures import experts_per_token
 from kvlite.model.experts import experts_of, stacked, take_one_by_one
 from kvlite.model.files import Stored
 from kvlite.offload.weights.buffers import FileReader, Layout, Place, laid_out, pinned_pieces
@@ -31,20 +30,17 @@ class ExpertLayer:
     Attributes:
         module: transformers'.
         places: of its stacked parameters; what they say of memory means nothing here.
+        chosen: how many of them a token goes through.
     """
 
     module: Any
     places: list[Place]
+    chosen: int
 
     @property
     def count(self) -> int:
         """How many experts there are."""
         return self.places[0].shape[0]
-
-    @property
-    def chosen(self) -> int:
-        """How many of them a token goes through."""
-        return experts_per_token(self.module.config)
 
     @property
     def sizes(self) -> list[tuple[torch.Size, torch.dtype]]:
@@ -57,12 +53,12 @@ class ExpertLayer:
         return sum(place.nbytes for place in self.places) // self.count
 
 
-def apart(layer: nn.Module, layout: Layout) -> tuple[Layout, list[ExpertLayer]]:
-    """The layout of a layer without its experts, and these: a layer of the engine may be several
-    of the model."""
+def apart(layer: nn.Module, layout: Layout, chosen: int) -> tuple[Layout, list[ExpertLayer]]:
+    """The layout of a layer without its experts, and these, of which a token goes through `chosen`:
+    a layer of the engine may be several of the model."""
     known = {id(place.parameter): place for place in layout.places}
     found = [
-        ExpertLayer(module, [known.pop(id(parameter)) for parameter in stacked(module)])
+        ExpertLayer(module, [known.pop(id(parameter)) for parameter in stacked(module)], chosen)
         for module in experts_of(layer)
     ]
     return (laid_out(known.values()) if found else layout), found

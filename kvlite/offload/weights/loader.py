@@ -140,7 +140,7 @@ def in_files(model: LoadedModel, resident: Resident = LEAST) -> StreamedLayers:
     ]
     layouts, layers, stacks = list[Layout](), list[ExpertLayer](), list[list[list[Stored]]]()
     for name, layer in zip(names, modules, strict=True):
-        layout, found = apart(layer, lay_out(layer, model.device))
+        layout, found = apart(layer, lay_out(layer, model.device), model.shape.chosen_experts)
         layouts.append(layout)
         layers += found
         stacks += [[parts_of(name + place.name, stored) for place in each.places] for each in found]
@@ -166,7 +166,7 @@ def in_memory(model: LoadedModel, resident: Resident = LEAST) -> StreamedLayers:
     modules = model.layers.modules
     layouts, layers = list[Layout](), list[ExpertLayer]()
     for layer in modules:
-        layout, found = apart(layer, lay_out(layer, model.device))
+        layout, found = apart(layer, lay_out(layer, model.device), model.shape.chosen_experts)
         layouts.append(layout)
         layers += found
         move_unstreamed(layer, model.device)
