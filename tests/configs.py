@@ -4,8 +4,8 @@ Those of the makers' own repositories, with the keys these have and the values n
 so there; old ones have `rope_scaling` and `torch_dtype`, those that transformers 5 saved have
 `rope_parameters` and `dtype`. Those of granite, olmo3, smollm3, exaone4, seed_oss, cohere2,
 ernie4_5, glm4, glm4_moe, glm4_moe_lite, deepseek_v2, deepseek_v3, ministral3, hunyuan_v1_dense,
-gpt_oss, gemma3n_text, gemma4_text, qwen3_next, qwen3_5_text, qwen3_5_moe_text, lfm2, nemotron_h and
-granitemoehybrid were written from memory: their sizes may not be the published.
+gpt_oss, gemma3n_text, gemma4_text, qwen3_next, qwen3_5_text, qwen3_5_moe_text, lfm2, nemotron_h,
+granitemoehybrid and llama4_text were written from memory: their sizes may not be the published.
 """
 
 from typing import Any

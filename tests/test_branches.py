@@ -175,7 +175,7 @@ def test_a_branch_that_was_left_goes_on_where_it_ended(llama: Tiny, name: str) -
 
 @pytest.mark.cases(3)
 @pytest.mark.parametrize(
-    "architecture", ["gemma3", "qwen2-sliding", "phi3-longrope", "mixtral", "gpt-oss"]
+    "architecture", ["gemma3", "qwen2-sliding", "phi3-longrope", "mixtral", "gpt-oss", "llama4"]
 )
 @pytest.mark.parametrize(
     "name", ["full", "recall", "recall-4", "forget", "late", "late, forgotten"]

@@ -176,6 +176,7 @@ def test_a_missing_size_of_an_architecture_is_named(name: str, key: str, tmp_pat
 
 LLAMA, EXPERTS, GEMMA = "Llama-3.1-8B", "Qwen3-30B-A3B", "gemma-3-270m"
 HYBRID = "Qwen3-Next-80B-A3B-Instruct"
+SCOUT = "Llama-4-Scout-17B-16E, its text alone"
 NEMOTRON = "NVIDIA-Nemotron-Nano-9B-v2"
 ROPE = PUBLISHED[LLAMA]["rope_scaling"]
 IMPOSSIBLE: list[tuple[str, dict[str, Any], str]] = [
@@ -195,6 +196,10 @@ IMPOSSIBLE: list[tuple[str, dict[str, Any], str]] = [
         {"rope_parameters": {"rope_type": "default"}},
         "has no rope_parameters.llama_4_scaling_beta",
     ),
+    (SCOUT, {"attention_chunk_size": 0}, "attention_chunk_size is 0"),
+    (SCOUT, {"layer_types": ["sliding_attention"] * 48}, "is none of full_attention, chunked_att"),
+    (SCOUT, {"moe_layers": [48]}, "moe_layers is [48]: it must list the numbers"),
+    (SCOUT, {"no_rope_layers": [1]}, "no_rope_layers is [1]"),
     (HYBRID, {"layer_types": ["linear_attention"] * 48}, "one of them must have attention"),
     (HYBRID, {"layer_types": ["sliding_attention"] * 48}, "is none of full_attention, linear_a"),
     (HYBRID, {"linear_conv_kernel_dim": 0}, "linear_conv_kernel_dim is 0"),

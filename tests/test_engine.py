@@ -94,7 +94,7 @@ def test_logits_of_a_batch_equal_transformers_in_both_turns(tiny: Tiny) -> None:
 
 
 @pytest.mark.cases(6)
-@pytest.mark.parametrize("name", ["llama", "mistral-sliding", "gemma2"])
+@pytest.mark.parametrize("name", ["llama", "mistral-sliding", "gemma2", "llama4"])
 @pytest.mark.parametrize("chunk", [1, 7, 64, 150, 1000])
 def test_any_chunk_gives_the_same_logits(name: str, chunk: int) -> None:
     tiny = make_tiny(name)

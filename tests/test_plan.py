@@ -22,7 +22,7 @@ from kvlite.planner.forecast import Forecast
 from kvlite.planner.forecaster import Forecaster
 from kvlite.planner.max_context import reaches
 from kvlite.planner.plan import Plan, Planner
-from tests.conftest import SIZES, Tiny
+from tests.conftest import ARCHITECTURES, SIZES, Tiny
 from tests.test_packed import random_ids
 
 GIB = 1 << 30
@@ -173,6 +173,23 @@ def test_what_is_given_up_comes_in_order_and_is_said(llama_8b: str) -> None:
     smallest = planner(llama_8b, vram="5GiB").best(8192)
     assert (smallest.choice.stream, smallest.fits) == ("ram", True)
     assert not planner(llama_8b, vram="3GiB").best(8192).fits
+
+
+def test_a_text_that_fits_may_be_any_shorter_one(tmp_path: Path) -> None:
+    """Of Llama 4, whose layers hold the last chunk alone, and less once that is full."""
+    _, own = ARCHITECTURES["llama4"]
+    sizes = {**SIZES, **own, "attention_chunk_size": 512, "max_position_embeddings": 4096}
+    transformers.Llama4TextConfig(**sizes).save_pretrained(tmp_path)
+    made = planner(str(tmp_path), method="full", kv_bits="16", weights="bf16")
+    choice = replace(next(made._choices(made.load_options[0][1], "off")), chunk=256)
+    for offered in (2559, 3500):
+        phases = made.plan(choice, offered).phases.values()
+        total = max(sum(items.values()) for items in phases)
+        made.room = replace(made.room, total=total, context=0, margin=0)
+        reach = made.reach(choice)
+        assert offered - 512 < reach <= offered
+        for length in (reach, reach - reach % 512 - 1):
+            assert made.plan(choice, length).fits
 
 
 def test_nothing_lossy_is_chosen_where_that_is_forbidden(llama_8b: str) -> None:

@@ -78,7 +78,7 @@ def test_each_turn_begins_as_if_nothing_had_been_dropped(llama: Tiny, name: str,
 
 @pytest.mark.cases(3)
 @pytest.mark.parametrize(
-    "name", ["gemma3", "mistral-sliding", "phi3-longrope", "llama-rope-dynamic"]
+    "name", ["gemma3", "mistral-sliding", "phi3-longrope", "llama-rope-dynamic", "llama4"]
 )
 def test_windows_are_read_again_where_an_answer_began(name: str) -> None:
     tiny = make_tiny(name)

@@ -210,7 +210,7 @@ def copies(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 @pytest.mark.cases(6)
 @pytest.mark.parametrize("limit", ["auto", "60KB", "0MB"])
-@pytest.mark.parametrize("architecture", ["llama", "gemma3"])
+@pytest.mark.parametrize("architecture", ["llama", "gemma3", "llama4"])
 @pytest.mark.parametrize("name", ["recall", "forget", "late, forgotten"])
 def test_nothing_is_copied_that_could_not_be_kept(
     architecture: str, name: str, limit: str, copies: list[int]

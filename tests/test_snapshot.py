@@ -161,7 +161,8 @@ def test_it_recalls_what_it_would_have(
 
 @pytest.mark.cases(3)
 @pytest.mark.parametrize(
-    "kind", ["gemma3", "mistral-sliding", "phi3-longrope", "llama-rope-dynamic", "llama-mha"]
+    "kind",
+    ["gemma3", "mistral-sliding", "phi3-longrope", "llama-rope-dynamic", "llama-mha", "llama4"],
 )
 @pytest.mark.parametrize("recall", ["off", "ram", "disk"])
 def test_architectures(tmp_path: Path, kind: str, recall: str) -> None:

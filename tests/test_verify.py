@@ -180,7 +180,7 @@ def test_what_was_forgotten_is_said(recall: str) -> None:
 
 @pytest.mark.cases(4)
 @pytest.mark.parametrize(
-    "architecture", ["gemma3", "qwen2-sliding", "phi3-longrope", "mixtral", "gpt-oss"]
+    "architecture", ["gemma3", "qwen2-sliding", "phi3-longrope", "mixtral", "gpt-oss", "llama4"]
 )
 @pytest.mark.parametrize("name", ["full", "recall", "forget", "late"])
 def test_sliding_windows_are_checked_too(architecture: str, name: str) -> None:

@@ -331,17 +331,20 @@ class Planner:
         """The most tokens that fit with a choice; 0 if there are none.
 
         Each phase grows in a straight line between bends (`_bends`): forecasts of the longest text,
-        and of shorter ones until one fits, tell all others.
+        and of shorter ones until one fits, tell all others. Where windows are chunks, that line
+        has texts that all but fill their last one; any other takes less.
         """
         held = self.held.on_device(choice.weights, choice.stream)
         beside = self.held.passing(choice.weights) + self.draft
         if sum(held.values()) + beside > self.room.tensors:
             return 0
         above: tuple[int, list[int]] | None = None
-        for length in reversed(self._bends(choice)):
+        bends = self._bends(choice)
+        for length in reversed(bends):
             phases = [sum(items.values()) for items in self.plan(choice, length).phases.values()]
             if max(phases) > self.room.tensors:
-                above = length, phases
+                if length < bends[-1] or not self.shape.aligned:
+                    above = length, phases
                 continue
             if above is None:
                 return length
@@ -358,11 +361,10 @@ class Planner:
         most = self.shape.max_context - self.settings.max_new_tokens
         grows = choice.budget == "auto" and self.method.compresses
         windows = {window for window in self.shape.windows if window is not None}
-        if self.shape.aligned:  # between full windows a text never takes more than this line has
-            windows = {window - 1 for window in windows}
-            most -= max(
-                ((most - window) % (window + 1) for window in windows if window < most), default=0
-            )
+        if self.shape.aligned:
+            windows = {
+                last for window in windows for last in (window - 1, most - most % window - 1)
+            }
         bends = {1, choice.chunk, *windows, parse_budget(choice.budget).entries}
         bends |= {int(AUTO_LEAST / AUTO_SHARE)} if grows else set()
         return [*sorted(n for n in bends if n and n < most), *([most] if most > 0 else [])]
