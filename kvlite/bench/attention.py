@@ -145,7 +145,10 @@ def _by_layer(rows: Sequence[AttentionRow]) -> list[AttentionRow]:
 @torch.inference_mode()
 def _rows(model: LoadedModel, ids: list[int], part: int) -> Iterator[AttentionRow]:
     probe, length = Probe(QUERIES), len(ids)
-    policies = [LayerPolicy(probe, length, window) for window in model.shape.windows]
+    shape = model.shape
+    policies = [
+        LayerPolicy(probe, length, window, aligned=shape.aligned) for window in shape.windows
+    ]
     tokens = torch.tensor([ids], device=model.device)
     reading = Prefill(model, model.empty_cache(), tokens, policies)
     for index, window in enumerate(model.shape.windows):

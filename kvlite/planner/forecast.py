@@ -332,11 +332,10 @@ def _answer(
 
 def _grown(layer: LayerCache, policy: LayerPolicy, longest: int) -> LayerCache:
     """A layer before the last token of an answer."""
-    held = [head_group.capacity for head_group in layer.head_groups]
+    sizes = held = [head_group.capacity for head_group in layer.head_groups]
     wanted = [head_group.used + longest - 1 for head_group in layer.head_groups]
     if policy.aligned:
         wanted = [min(entries, policy.budget) for entries in wanted]
-    sizes = held
     while any(size < want for size, want in zip(sizes, wanted, strict=True)):
         full = [
             (len(head_group.heads), size)
@@ -359,11 +358,9 @@ def _grown(layer: LayerCache, policy: LayerPolicy, longest: int) -> LayerCache:
 
 def _roomy_like(layer: LayerCache, sizes: Sequence[int], rows: int) -> LayerCache:
     """A layer with head groups of the same heads and these sizes, nothing quantized."""
+    heads = [head_group.heads for head_group in layer.head_groups]
     return LayerCache(
-        [
-            (head_group.heads, size)
-            for head_group, size in zip(layer.head_groups, sizes, strict=True)
-        ],
+        [*zip(heads, sizes, strict=True)],
         batch=layer.keys.shape[0],
         dim=layer.keys.shape[2],
         dtype=layer.keys.dtype,
