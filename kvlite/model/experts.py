@@ -74,11 +74,16 @@ def take_one_by_one(experts: Any) -> None:
     from transformers.integrations.moe import ExpertsInterface
 
     ExpertsInterface.register(ONE_BY_ONE, _one_by_one)
-    if not hasattr(experts, "has_gate"):  # Llama 4's, which transformers computes in one way alone
+    if not _is_exchangeable(experts):
         experts.is_transposed, experts.has_bias = True, False
         experts.forward = partial(_scaled_before, experts)
         return
     experts.config._experts_implementation = ONE_BY_ONE
+
+
+def _is_exchangeable(experts: Any) -> bool:
+    """Whether transformers lets another function compute these; Llama 4's not."""
+    return hasattr(experts, "has_gate")
 
 
 def take_few_in_place(module: nn.Module) -> None:
@@ -87,7 +92,7 @@ def take_few_in_place(module: nn.Module) -> None:
     from transformers.integrations.moe import ExpertsInterface
 
     ExpertsInterface.register(TOGETHER, _together)
-    for experts in experts_of(module):
+    for experts in filter(_is_exchangeable, experts_of(module)):
         if experts.config._experts_implementation == "grouped_mm":
             experts.config._experts_implementation = TOGETHER
 
@@ -97,7 +102,8 @@ def reads_in_place(experts: Any) -> bool:
     waits for the device."""
     held = [getattr(experts, name) for name in PROJECTIONS if hasattr(experts, name)]
     return (
-        not hasattr(experts, "arriving")
+        _is_exchangeable(experts)
+        and not hasattr(experts, "arriving")
         and has_triton(next(experts.parameters()).device)
         and all(
             isinstance(each, nn.Parameter) or each.in_place(experts.is_transposed) for each in held
@@ -162,7 +168,7 @@ def _scaled_before(experts: Any, hidden: Tensor) -> Tensor:
     given = hidden.unflatten(0, (experts.num_experts, -1))
     out, routed = torch.zeros_like(given), given.any(-1)
     chosen = routed if given.is_meta else routed.nonzero()[:, :1]
-    for expert, at in getattr(experts, "arriving", _in_place)(chosen):
+    for expert, at in getattr(experts, "arriving", _where_they_are)(chosen):
         rows = slice(None) if given.is_meta else routed[expert]
         gate, up = _product(experts, "gate_up_proj", expert, at, given[expert, rows]).chunk(2, -1)
         made = up * experts.act_fn(gate)
