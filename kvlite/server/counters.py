@@ -13,7 +13,7 @@ class Counters:
         waiting: requests for answers that are open.
         prompt, read: tokens of prompts, and those of them that had to be read.
         generated: tokens of answers.
-        read_s: seconds of reading.
+        read_s, answered_s: seconds until first tokens, and from there to the last ones.
         last: metrics of the last answer that ended.
     """
 
@@ -23,6 +23,7 @@ class Counters:
     fresh: int = 0
     generated: int = 0
     read_s: float = 0.0
+    answered_s: float = 0.0
     last: GenerationMetrics | None = None
 
     def read(self, tokens: int, metrics: GenerationMetrics) -> None:
@@ -32,15 +33,23 @@ class Counters:
         self.fresh += metrics.prompt_tokens
         self.read_s += metrics.time_to_first_token_s
 
-    def text(self) -> str:
-        """Prometheus' text format."""
+    def end(self, metrics: GenerationMetrics) -> None:
+        """An answer ended."""
+        self.last, speed = metrics, metrics.decode_tokens_per_s
+        self.answered_s += (metrics.generated_tokens - 1) / speed if speed else 0.0
+
+    def text(self, processing: int) -> str:
+        """Prometheus' text format, by llama.cpp's names where it has one; `processing` requests are
+        answered now."""
         rows: list[tuple[str, str, str, float]] = [
             ("prompt_tokens_total", "counter", "tokens of prompts", self.prompt),
             ("read_tokens_total", "counter", "tokens of prompts that were read", self.fresh),
             ("tokens_predicted_total", "counter", "tokens of answers", self.generated),
             ("prompt_seconds_total", "counter", "seconds until first tokens", self.read_s),
+            ("tokens_predicted_seconds_total", "counter", "seconds after that", self.answered_s),
             ("answers_total", "counter", "answers begun", self.answered),
-            ("requests_open", "gauge", "requests that are answered or wait", self.waiting),
+            ("requests_processing", "gauge", "requests that are answered", processing),
+            ("requests_deferred", "gauge", "those that wait", max(0, self.waiting - processing)),
         ]
         last = self.last
         if last is not None:

@@ -56,7 +56,8 @@ class Api:
 
     async def metrics(self, request: Request) -> Response:
         """Prometheus' text."""
-        text = self.models.state.counters.text()
+        processing = len(self.models.current.answering.going)
+        text = self.models.state.counters.text(processing)
         return PlainTextResponse(text, media_type="text/plain; version=0.0.4")
 
     async def chat(self, request: Request) -> Response:

@@ -267,7 +267,7 @@ class ServedModel:
                 self.state.counters.generated += piece.token_id is not None
                 put(Token(choice, piece, _chances(talk, piece, ask.top)))
                 yield talk.context.turn if piece.metrics.finish_reason is None else None
-            self.state.counters.last = piece.metrics
+            self.state.counters.end(piece.metrics)
 
     def _free(self, ask: Ask) -> bool:
         """Whether nothing is being used that a request would better go on with."""

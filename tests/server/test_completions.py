@@ -154,7 +154,14 @@ def test_metrics_count_what_was_read(server: Server) -> None:
     read = sum(each["kvlite"]["prompt_tokens"] for each in usages)
     assert grown["kvlite:read_tokens_total"] == read < 2 * usages[0]["prompt_tokens"]
     assert grown["kvlite:tokens_predicted_total"] == 8 and grown["kvlite:answers_total"] == 2
-    assert after["kvlite:requests_open"] == 0
+    assert grown["kvlite:tokens_predicted_seconds_total"] > 0
+    long = {"messages": said("Go on."), "max_tokens": 700, "stream": True}
+    with server.http.stream("POST", "/v1/chat/completions", json=long) as response:
+        lines = response.iter_lines()
+        next(lines)
+        during = numbers()
+    states = ("kvlite:requests_processing", "kvlite:requests_deferred")
+    assert [during[each] for each in states] == [1, 0]
 
 
 def test_the_end_of_an_answer_is_no_token_of_it(server: Server) -> None:
