@@ -7,6 +7,7 @@ import subprocess
 from typing import Any
 
 import pytest
+import torch
 
 from tests.server.conftest import Server, said
 from tests.server.test_chat import expected, reference
@@ -45,10 +46,19 @@ answers.append("".join(each.delta or "" for each in chat.stream_chat(said)))
 assert OpenAILike(is_chat_model=False, **given).complete("A heron").text
 """,
 }
+# As `lm_eval --model local-completions` asks, with the server's tokenizer.
+SCORES = """
+from lm_eval.api.instance import Instance
+from lm_eval.models.openai_completions import LocalCompletionsAPI
+given = dict(model=model, base_url=f"{url}/completions", tokenizer=folder, max_length=900)
+pairs = [(question, " A bird."), (40 * question, " It waits."), ("", question)]
+asked = [Instance("loglikelihood", {}, pair, at) for at, pair in enumerate(pairs)]
+answers = [score for score, _ in LocalCompletionsAPI(**given).loglikelihood(asked)]
+"""
 MAIN = """
 import json, sys
 from importlib.util import find_spec
-url, model, question, name = sys.argv[1:]
+url, model, folder, question, name = sys.argv[1:]
 messages = [{{"role": "user", "content": question}}]
 try:
     there = find_spec(name) is not None
@@ -61,17 +71,37 @@ print(json.dumps(answers))
 """
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("name", SCRIPTS)
-def test_a_client_gets_what_transformers_answers(server: Server, reference: Any, name: str) -> None:
+def printed(server: Server, name: str, script: str, question: str) -> list[Any]:
+    """What a client prints."""
     python = os.environ.get("CLIENTS_PYTHON")
     if not python:
         pytest.skip("CLIENTS_PYTHON names no Python that has clients")
-    question, script = "What is a heron?", MAIN.format(script=SCRIPTS[name])
-    command = [python, "-c", script, f"{server.address}/v1", server.model.names[0], question, name]
+    model = server.model
+    given = (f"{server.address}/v1", model.names[0], model.settings.model, question, name)
+    command = [python, "-c", MAIN.format(script=script), *given]
     done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
     if done.returncode == 77:
         pytest.skip(f"{name} is not installed for {python}")
     assert done.returncode == 0, done.stderr[-3000:]
-    answers = json.loads(done.stdout.splitlines()[-1])
+    return list(json.loads(done.stdout.splitlines()[-1]))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_a_client_gets_what_transformers_answers(server: Server, reference: Any, name: str) -> None:
+    question = "What is a heron?"
+    answers = printed(server, name, SCRIPTS[name], question)
     assert answers == [expected(reference, said(question))] * 2
+
+
+@pytest.mark.long
+def test_lm_eval_gets_the_log_likelihoods_of_transformers(server: Server, reference: Any) -> None:
+    question = "What is a heron?"
+    model, tokenizer = reference
+    scores = printed(server, "lm_eval", SCORES, question)
+    pairs = [(question, " A bird."), (40 * question, " It waits."), (tokenizer.eos_token, question)]
+    for score, (before, after) in zip(scores, pairs, strict=True):
+        read, own = (tokenizer.encode(each) for each in (before, after))
+        logits = model(torch.tensor([[*read, *own]])).logits.detach()[0, len(read) - 1 : -1]
+        chosen = logits.log_softmax(-1).gather(1, torch.tensor(own)[:, None])
+        assert abs(score - float(chosen.sum())) < 1e-4
