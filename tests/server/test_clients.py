@@ -99,7 +99,7 @@ def test_lm_eval_gets_the_log_likelihoods_of_transformers(server: Server, refere
     question = "What is a heron?"
     model, tokenizer = reference
     scores = printed(server, "lm_eval", SCORES, question)
-    pairs = [(question, " A bird."), (40 * question, " It waits."), (tokenizer.eos_token, question)]
+    pairs = [(question, " A bird."), (40 * question, " It waits."), (tokenizer.bos_token, question)]
     for score, (before, after) in zip(scores, pairs, strict=True):
         read, own = (tokenizer.encode(each) for each in (before, after))
         logits = model(torch.tensor([[*read, *own]])).logits.detach()[0, len(read) - 1 : -1]
