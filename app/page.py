@@ -222,6 +222,7 @@ class _Wiring:
         taken = profiles.input(events.take, [profiles, *ordered], [*ordered, applied], **_WORK)
         taken.then(**estimate)
         tuning = parts.tuning
+        tuning.begin.click(None, None, None, js=NARROW)  # beside it the page shows how far it is
         used = tuning.use.click(events.use_tuned, [parts.here], [tuning.used], **_WORK)
         used.then(events.profiles, None, [profiles], **_AT_ONCE).then(**self.fill_controls)
         named = [parts.profile_name, *ordered]

@@ -1,19 +1,27 @@
 """What is being done, in a line below the conversation."""
 
+import re
 import time
 from html import escape
 
 from kvlite.web.work import Shown
+
+# Options of the command line in a remedy, as in "a model with a longer context (--model)".
+_FLAGS = re.compile(r" \(--[a-z][a-z-]*\)")
 
 
 def status_html(shown: Shown) -> str:
     """Notes for the user, and an error or a progress bar with the time left."""
     parts = [f'<p class="note">{escape(note)}</p>' for note in shown.notes]
     if shown.error:
-        parts.append(f'<p class="refused" role="alert">{escape(shown.error)}</p>')
+        parts.append(f'<p class="refused" role="alert">{_escaped(shown.error)}</p>')
     elif not shown.ended:  # it changes too often to be read out
         parts.append(f'<div aria-live="off">{_doing(shown)}</div>')
     return f'<div class="status">{"".join(parts)}</div>'
+
+
+def _escaped(text: str) -> str:
+    return escape(_FLAGS.sub("", text))
 
 
 def _doing(shown: Shown) -> str:
@@ -47,4 +55,4 @@ def sentence_html(text: str, *, wrong: bool = False) -> str:
     if not text:
         return ""
     kind = 'class="refused" role="alert"' if wrong else 'class="note"'
-    return f'<div class="status"><p {kind}>{escape(text)}</p></div>'
+    return f'<div class="status"><p {kind}>{_escaped(text)}</p></div>'

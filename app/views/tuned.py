@@ -4,15 +4,16 @@ from collections.abc import Mapping
 from html import escape
 from typing import Any
 
+from kvlite.bench.fork import NO_RECALL
+
 from ..form import label_of
 
 # Columns of `kvlite tune`, in the words of the page.
 _COLUMNS = {
     "method": "Method",
     "budget": "Keeps",
-    "recall": "Recall",
     "KV": "Memory",
-    "facts known": "Facts known",
+    "facts known": "Facts",
     "nats lost": "Lost",
     "ms a token": "ms a token",
 }
@@ -28,15 +29,20 @@ def tuned_html(found: Mapping[str, Any]) -> str:
     )
     head = "".join(f"<th scope=col>{escape(each)}</th>" for each in _COLUMNS.values())
     lines = "".join(
-        f"<tr>{''.join(f'<td>{escape(line[name])}</td>' for name in _COLUMNS)}</tr>"
+        f"<tr>{''.join(f'<td>{escape(_cell(line, name))}</td>' for name in _COLUMNS)}</tr>"
         for line in found["lines"]
     )
     return (
         f'<div class="account"><h3>Proposed for {escape(found["brief"])}</h3>'
         f"<table>{values}</table><p>{escape(found['told'][0])}</p>"
         "<details><summary>What was measured</summary>"
-        "<p>What no other choice beats both in memory and in what it loses. Lost: nats a token, "
-        "beside keeping everything.</p>"
+        "<p>What no other choice beats both in memory and in what it loses. Facts: the hidden "
+        "ones that it knows. Lost: nats a token, beside keeping everything.</p>"
         f'<table class="measured"><thead><tr>{head}</tr></thead><tbody>{lines}</tbody></table>'
         "</details></div>"
     )
+
+
+def _cell(line: Mapping[str, str], name: str) -> str:
+    recall = line["recall"] if name == "method" else NO_RECALL
+    return line[name] + ("" if recall == NO_RECALL else f", recall {recall}")

@@ -10,6 +10,7 @@ from kvlite.config.settings import Settings
 from kvlite.conversation.session import Session
 from kvlite.errors import ContextError, DocumentError, SettingError, Stopped
 from kvlite_app.engine.service import Service
+from kvlite_app.views.status import status_html
 from tests.app.conftest import upload, waited
 from tests.app.test_service import HERONS, A, B, blocked, kept, stops, texts
 
@@ -49,6 +50,9 @@ def test_a_document_that_cannot_fit_is_refused_and_gone(service: Service) -> Non
         assert not Path(path).exists()
         done = service.work_for("", B)
         assert done is not None and done.request.text == "What is in it?"  # for the box
+        shown = status_html(done.shown)
+        assert "a model with a longer context" in shown
+        assert "--" not in shown
     assert [each.id for each in service.store("").records()] == [A]
 
 
