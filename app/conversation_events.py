@@ -226,7 +226,7 @@ class ConversationEvents:
             else:
                 updates = view.idle(status=status, refill=not _typed(said))
                 if refusal(work) is not None:
-                    updates |= view.without_refused(_text_of(said), _files_of(said))
+                    updates |= view.without_refused(_files_of(said))
         except (KvliteError, OSError) as error:
             updates = view.unreadable(error)
         return self._if_shown(view, updates)

@@ -129,11 +129,11 @@ class ConversationView:
             parts.tune: gr.Button(visible=False),
         }
 
-    def without_refused(self, text: str, files: Sequence[str]) -> Updates:
-        """The box with what is in it, but for files that could not be read, which are gone."""
-        left = [each for each in files if Path(each).is_file()]
-        box = gr.MultimodalTextbox(**_IDLE, value={"text": text, "files": left})
-        return {self.parts.box: box}
+    def without_refused(self, files: Sequence[str]) -> Updates:
+        """The box without those of its files that could not be read, which are gone: the browser
+        takes them out, as it alone knows what is typed meanwhile."""
+        gone = [each for each in files if not Path(each).is_file()]
+        return {self.parts.refused: "\n".join(gone)}
 
     def unreadable(self, error: Exception) -> Updates:
         """Why it cannot be shown."""

@@ -78,6 +78,7 @@ class Parts:
             self.chat,
             self.status,
             self.box,
+            self.refused,
             self.former,
             self.branches,
             self.later,
@@ -154,6 +155,8 @@ class Parts:
         self.status = gr.HTML(elem_id="status", padding=False)
         # What a script clicks when files come into the box, or are taken out of it.
         self.keep_up = gr.Button("Read ahead", elem_id="keep-up", visible="hidden")
+        # Paths of files that could not be read, which a script takes out of the box.
+        self.refused = gr.Textbox(visible="hidden")
         self.box = gr.MultimodalTextbox(
             label="Message",
             show_label=False,

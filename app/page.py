@@ -27,6 +27,7 @@ from .web.scripts import (
     NARROW,
     NEW,
     OPENED,
+    REFUSED,
     SAVE_AS_FILE,
     TITLED,
     TUNED,
@@ -91,6 +92,7 @@ class _Wiring:
             page.load(None, None, None, js=script)
         for script in (NAMED, KEPT_UP):
             parts.box.change(None, [parts.box], None, js=script)
+        parts.refused.change(None, [parts.refused, parts.box], [parts.box], js=REFUSED)
         parts.model.click(lambda: gr.Tabs(selected=MODELS_TAB), None, [parts.side], **_AT_ONCE)
         parts.tune.click(
             lambda: (gr.Tabs(selected=SETTINGS_TAB), gr.Accordion(open=True)),

@@ -78,6 +78,11 @@ KEPT_UP = """(said) => {
   }
   return [];
 }"""
+# What could not be read leaves the box, whatever was typed meanwhile.
+REFUSED = """(gone, said) => {
+  const paths = gone.split('\\n'), files = said?.files ?? [];
+  return {...said, files: files.filter((each) => !paths.includes(each.path))};
+}"""
 # Gradio takes files that are dropped on its box alone; elsewhere a browser would leave the page to
 # open them.
 DROPPED = """() => {

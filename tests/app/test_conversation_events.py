@@ -178,7 +178,7 @@ def test_what_cannot_be_read_leaves_the_box_and_others_are_read(events: Conversa
     ended(events, A)
     view = events.ended(A, 0, ENDED, said("Where do", picture, file), TAB)
     assert "photo.png is not in a format kvlite reads" in view[events.parts.status]
-    assert box(events, view)["value"] == {"text": "Where do", "files": [file]}
+    assert view[events.parts.refused] == picture and "value" not in box(events, view)
     begun = events.read_ahead(A, 0, "", said("Where do", file), TAB)
     assert "'Reading: a.txt'" in str(begun[events.parts.chat])
     ended(events, A)
