@@ -36,6 +36,7 @@ class Way:
     budget: int = 24
     bits: int | None = None
     recalls: bool = False
+    stored_bits: int | None = None
 
 
 WAYS = [
@@ -46,6 +47,8 @@ WAYS = [
     Way("h2o"),
     Way("streaming"),
     Way("spans", 80, bits=4, recalls=True),
+    Way("spans", 80, bits=8, recalls=True, stored_bits=2),
+    Way("spans", recalls=True, stored_bits=4),
     Way("full", bits=8),
     Way("minference"),
 ]
@@ -63,10 +66,10 @@ class Talk:
     @classmethod
     def read(cls, model: LoadedModel, way: Way, length: int) -> "Talk":
         ids = torch.tensor([[3 + (7 * i * i + length) % 90 for i in range(length)]])
-        bits = None if way.bits is None else KVBits(way.bits, way.bits)
+        bits, stored = (each and KVBits(each, each) for each in (way.bits, way.stored_bits))
         cache, method = model.empty_cache(), parse_method(way.method)
         policies = layer_policies(method, model.shape, way.budget, length, bits=bits)
-        store = HostKVStore.empty(model.shape, model.dtype, None) if way.recalls else None
+        store = HostKVStore.empty(model.shape, model.dtype, stored) if way.recalls else None
         logits = prefill(model, cache, ids, policies, store=store, reserve=STEPS)
         return cls(cache, policies, logits, store)
 

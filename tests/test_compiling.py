@@ -25,6 +25,7 @@ from .test_recall import chat, full_head_group
 if find_spec("numba") is None:
     pytest.skip("numba is not installed", allow_module_level=True)
 
+from kvlite.ops import numba_ahead
 from kvlite.ops import numba_rows as compiled
 from kvlite.ops.numba_recall import fill
 from kvlite.ops.numba_search import add, search
@@ -36,7 +37,7 @@ def test_what_is_compiled_is_what_is_used() -> None:
     thread = begin_compiling(CPU)
     assert thread is not None and begin_compiling(CPU) is thread
     thread.join()
-    loops = (search, add, fill, compiled._attend)
+    loops = (search, add, fill, compiled.attend_fetching)
     assert [len(loop.signatures) for loop in loops] == [1, 1, 1, 1]
     everything = full_head_group(300)
     keys = everything.head_groups[0].keys
@@ -57,7 +58,10 @@ def test_what_is_compiled_is_what_is_used() -> None:
         own = queries[:, : len(heads)]
         recall.bring_back(0, head_group, own, recall.scores(0, queries))
         assert recall.brought > 0
-    rows, table = queries[:, :, :2].contiguous().numpy(), np.zeros((1, 18), np.int64)
+    rows, table = (
+        queries[:, :, :2].contiguous().numpy(),
+        np.zeros((1, compiled.COUNT + 1), np.int64),
+    )
     own = everything.head_groups[0].residual_positions
     table[0, :5] = keys.data_ptr(), keys.data_ptr(), own.data_ptr(), keys.shape[2], 200
     compiled.attend(
@@ -77,8 +81,8 @@ def test_nothing_more_is_compiled_than_is_wanted(monkeypatch: pytest.MonkeyPatch
             done.append(self.name)
 
     for name in ("search", "add"):
-        monkeypatch.setattr(compiled, name, Loop(name))
-    compiled.compile_all(lambda: len(done) < 2)
+        monkeypatch.setattr(numba_ahead, name, Loop(name))
+    numba_ahead.compile_all(lambda: len(done) < 2)
     assert done == ["search", "add"]
 
 

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from kvlite.cache import KVHeadGroup, LayerCache
-from kvlite.cache.quantized import has_compiled
+from kvlite.cache.packed import Packed
+from kvlite.cache.quantized import Quantized, has_compiled
 from kvlite.offload.kv.recall import is_ordered
 from kvlite.offload.kv.store import INDEXED_AT_ONCE, HostKVLayer
 from kvlite.offload.kv.swap import CANDIDATES, RECENT, SINKS
@@ -33,7 +34,8 @@ def plain(steps: Sequence["LayerStep"], q: Tensor, k: Tensor, v: Tensor) -> list
 
 def takes(step: "LayerStep", q: Tensor, k: Tensor, v: Tensor) -> bool:
     """Whether a step by itself is such a one, and no more than one thread's work."""
-    small = step.layer.keys[0].numel() < MANY and len(q) == 1
+    channels = k.shape[1] * k.shape[3] * max(each.used for each in step.layer.head_groups)
+    small = channels < MANY and len(q) == 1
     return small and _compiles(q, k, v) and _is_plain(step)
 
 
@@ -52,8 +54,9 @@ def _is_plain(step: "LayerStep") -> bool:
 
 def _only_appends(layer: LayerCache) -> bool:
     head_group = layer.head_groups[0]
-    exact = head_group.segment is None and layer.keys.dtype == torch.float32
-    return exact and head_group.rows is None and head_group.room > 0
+    segment, exact = head_group.segment, layer.keys.dtype == torch.float32
+    by_entries = segment is None or (isinstance(segment, Packed) and not segment.bits.by_channel)
+    return exact and by_entries and head_group.rows is None and head_group.room > 0
 
 
 def _source(step: "LayerStep") -> HostKVLayer | None:
@@ -100,14 +103,21 @@ def _line(step: "LayerStep") -> list[int]:
     return [*_addresses(held), *stored, step.position, count if fetches else 0]
 
 
-_NO_STORE = (0,) * 11
-
-
 def _addresses(head_group: KVHeadGroup) -> list[int]:
-    keys, values = head_group.residual_keys, head_group.residual_values
-    places = head_group.residual_positions
-    addresses = keys.data_ptr(), values.data_ptr(), places.data_ptr()
-    return [*addresses, keys.shape[2], head_group.used + 1]
+    own = head_group.residual_keys, head_group.residual_values, head_group.residual_positions
+    addresses = [each.data_ptr() for each in own]
+    exact = [*addresses, own[0].shape[2], head_group.used + 1]
+    segment = head_group.segment
+    if segment is None:
+        return exact + _NONE_PACKED
+    assert isinstance(segment, Packed) and isinstance(segment.keys, Quantized)
+    bits = segment.bits.keys, segment.bits.values, segment.keys.groups, segment.values.groups
+    packed = [each.data_ptr() for each in segment.tensors]
+    return [*exact, segment.count, segment.start, *bits, *packed]
+
+
+_NONE_PACKED = [0] * 14
+_NO_STORE = [0] * (5 + len(_NONE_PACKED) + 6)
 
 
 def _count(step: "LayerStep", wanted: int, brought: int) -> None:

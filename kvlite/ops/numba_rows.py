@@ -12,22 +12,26 @@ import numpy as np
 from numba import carray, types
 from numba.extending import intrinsic
 
-from kvlite.ops import numba_recall
 from kvlite.ops.numba_attention import softmax
 from kvlite.ops.numba_quant import Part, in_threads, thread_parts
-from kvlite.ops.numba_recall import candidates, exchanged, wanted
+from kvlite.ops.numba_recall import candidates, exchanged, fill, wanted
 from kvlite.ops.numba_search import add, search
-from kvlite.ops.numba_vectors import dot_rows, fetch_vector, jitted, put, take
+from kvlite.ops.numba_vectors import dot_rows, fetch_vector, hadamard, jitted, take
 
 Array = np.ndarray
-# Of what is held, and from `SOURCE` on of the host store: where keys, values and positions of all
-# KV heads are, how many slots a head has, how many are filled, this token's included.
+# Of what is held, and from `SOURCE` on of the host store: where exact keys, values and positions of
+# all KV heads are, how many slots for them a head has, how many entries, this token's included.
 KEYS, VALUES, POSITIONS, SLOTS, USED = range(5)
-SOURCE = 5
+# Of those that are quantized: how many, behind how many exact ones; bits of keys and values, groups
+# of these; where `Packed` has its tensors.
+PACKED, START, BITS, VALUE_BITS, GROUPS, VALUE_GROUPS, TENSORS = range(5, 12)
+SOURCE = TENSORS + 8
 # Where the index has signs, sizes, the mean and the balance; slots a head; keys in it.
-SIGNS, SIZES, MEAN, BALANCE, INDEX_SLOTS, INDEXED = range(10, 16)
+SIGNS, SIZES, MEAN, BALANCE, INDEX_SLOTS, INDEXED = range(2 * SOURCE, 2 * SOURCE + 6)
 # The token's position, and how many entries it wants of each KV head, 0 if it fetches none.
-POSITION, COUNT = 16, 17
+POSITION, COUNT = INDEXED + 1, INDEXED + 2
+# Entries whose channels are restored at once.
+RESTORED = 32
 
 
 def attend(
@@ -62,39 +66,35 @@ def attend(
 
     def work(part: Part) -> None:
         if fetches:
-            _attend(q, k, v, table, bent, sinks, *recalling, out, came, *part)
+            attend_fetching(q, k, v, table, bent, sinks, *recalling, out, came, *part)
         else:
-            _attend_held(q, k, v, table, bent, sinks, out, *part)
+            attend_held(q, k, v, table, bent, sinks, out, *part)
 
     in_threads(work, thread_parts(len(q), int(table[:, USED].max()) * k.shape[1] * k.shape[2]))
     return out, came
 
 
-@intrinsic
-def _numbers(context, address):
-    """float32 numbers at an address."""
-    return types.CPointer(types.float32)(types.int64), _as_pointer
+def _pointer(kind: Any) -> Callable[..., Any]:
+    """What takes an address for that of numbers."""
 
+    @intrinsic
+    def pointer(context, address):
+        return types.CPointer(kind)(types.int64), _as_pointer
 
-@intrinsic
-def _places(context, address):
-    """int32 numbers at an address."""
-    return types.CPointer(types.int32)(types.int64), _as_pointer
-
-
-@intrinsic
-def _words(context, address):
-    """uint64 numbers at an address."""
-    return types.CPointer(types.uint64)(types.int64), _as_pointer
+    return pointer  # type: ignore[no-any-return]
 
 
 def _as_pointer(context, builder, signature, arguments):
     return builder.inttoptr(arguments[0], context.get_value_type(signature.return_type))
 
 
+_numbers, _places, _words = map(_pointer, (types.float32, types.int32, types.uint64))
+_codes, _halves = _pointer(types.uint8), _pointer(types.uint16)
+
+
 @jitted
 def _entries(line, first, heads, dim):
-    """Keys, values and positions that a line says where to find, from a column on."""
+    """Exact keys, values and positions that a line says where to find, from a column on."""
     shape = heads, line[first + SLOTS], dim
     keys = carray(_numbers(line[first + KEYS]), shape)
     values = carray(_numbers(line[first + VALUES]), shape)
@@ -102,54 +102,133 @@ def _entries(line, first, heads, dim):
 
 
 @jitted
-def _write(entries, place, position, k, v):
-    keys, values, positions = entries
+def _whole(line, first, heads, dim):
+    """All entries likewise, as `numba_recall.fill` takes them."""
+    count, at = line[first + PACKED], first + TENSORS
+    bits, value_bits = line[first + BITS], line[first + VALUE_BITS]
+    groups = heads, line[first + GROUPS], count
+    value_groups = heads, line[first + VALUE_GROUPS], count
+    packed = (
+        carray(_codes(line[at]), (heads, count, dim * bits // 8)),
+        carray(_halves(line[at + 1]), groups),
+        carray(_halves(line[at + 2]), groups),
+        carray(_codes(line[at + 3]), (heads, count, dim * value_bits // 8)),
+        carray(_halves(line[at + 4]), value_groups),
+        carray(_halves(line[at + 5]), value_groups),
+        carray(_places(line[at + 6]), (heads, count)),
+        carray(_numbers(line[at + 7]), (heads, dim)),
+    )
+    return _entries(line, first, heads, dim), packed, (line[first + START], bits, value_bits)
+
+
+@jitted
+def _write(line, first, k, v):
+    """Write the token's entry, the last one."""
+    keys, values, positions = _entries(line, first, k.shape[0], k.shape[1])
+    place = line[first + USED] - line[first + PACKED] - 1
     for head in range(k.shape[0]):
         for d in range(k.shape[1]):
             keys[head, place, d], values[head, place, d] = k[head, d], v[head, d]
-        positions[head, place] = position
+        positions[head, place] = line[POSITION]
 
 
 @jitted
-def _attend_held(q, k, v, table, softcap, sinks, out, begin, end):
-    """Where nothing is fetched, which takes long to compile."""
-    for each in range(begin, end):
-        held, products = _written(table[each], q[each], k[each], v[each])
-        _weighed(products, held[1], softcap, sinks, out[each])
-
-
-@jitted
-def _attend(q, k, v, table, softcap, sinks, at_once, among, first, recent, out, came, begin, end):
+def attend_held(q, k, v, table, softcap, sinks, out, begin, end):
+    """Likewise, where nothing is fetched, which takes long to compile."""
     for each in range(begin, end):
         line = table[each]
+        _write(line, 0, k[each], v[each])
+        _weighed(line, _products_of_held(line, q[each]), softcap, sinks, out[each])
+
+
+@jitted
+def attend_fetching(
+    q, k, v, table, softcap, sinks, at_once, among, first, recent, out, came, begin, end
+):
+    """As `attend`, of the conversations from `begin` to before `end`."""
+    for each in range(begin, end):
+        line, queries = table[each], q[each]
+        _write(line, 0, k[each], v[each])
         if line[SOURCE]:
             _tell(line, k[each], v[each], at_once)
-        held, products = _written(line, q[each], k[each], v[each])
-        if line[COUNT]:
-            most = among * line[COUNT]
-            came[each] = _fetch(line, q[each], held, products, at_once, most, first, recent)
-        _weighed(products, held[1], softcap, sinks, out[each])
+        most = among * line[COUNT]
+        if line[COUNT] and line[PACKED] + line[SOURCE + PACKED]:
+            came[each] = _fetch_packed(line, queries, at_once, most, first, recent)
+        products = _products_of_held(line, queries)
+        if line[COUNT] and not line[PACKED] + line[SOURCE + PACKED]:
+            came[each] = _fetch(line, queries, products, at_once, most, first, recent)
+        _weighed(line, products, softcap, sinks, out[each])
 
 
 @jitted
-def _written(line, queries, k, v):
-    """What is held, a token's entry written, and its products `(heads, rows, slots)`."""
+def _products_of_held(line, queries):
+    """Products `(heads, rows, entries)` with what is held."""
     heads, rows, dim = queries.shape
-    held, slots = _entries(line, 0, heads, dim), np.arange(line[USED])
-    _write(held, line[USED] - 1, line[POSITION], k, v)
-    products = np.empty((heads, rows, slots.size), np.float32)
+    (keys, _, _), packed, (start, bits, _) = _whole(line, 0, heads, dim)
+    middle = line[PACKED]
+    slots = np.arange(line[USED] - middle)
+    products = np.empty((heads, rows, line[USED]), np.float32)
     for head in range(heads):
-        _multiply(queries[head], held[0][head], slots, products[head])
-    return held, products
+        if middle:
+            _multiply(queries[head], keys[head], slots[:start], products[head], 0)
+            _multiply_packed(queries[head], packed, head, bits, products[head], start)
+            _multiply(queries[head], keys[head], slots[start:], products[head], start + middle)
+        else:
+            _multiply(queries[head], keys[head], slots, products[head], 0)
+    return products
 
 
 @jitted
-def _weighed(products, values, softcap, sinks, out):
+def _weighed(line, products, softcap, sinks, out):
     """Attention by the products, which are lost."""
-    for head in range(out.shape[0]):
-        for row in range(out.shape[1]):
+    heads, rows, dim = out.shape
+    (_, values, _), packed, (start, _, bits) = _whole(line, 0, heads, dim)
+    middle = line[PACKED]
+    near = line[USED] - middle
+    for head in range(heads):
+        for row in range(rows):
             softmax(products[head, row], softcap, sinks[head, row])
-        _weigh(products[head], values[head], out[head])
+        out[head] = 0
+        if middle:
+            _weigh_packed(products[head], packed, head, bits, start, out[head])
+            _weigh(products[head], 0, values[head], start, out[head])
+            _weigh(products[head], start + middle, values[head, start:], near - start, out[head])
+        else:
+            _weigh(products[head], 0, values[head], near, out[head])
+
+
+@jitted
+def _multiply_packed(queries, packed, head, bits, products, at):
+    """A head's products with its quantized keys, into columns from `at` on."""
+    codes, scales, zeros, _, _, _, _, mean = packed
+    (rows, dim), count = queries.shape, codes.shape[1]
+    turned, shifts = queries.copy(), np.empty((rows, 1), np.float32)
+    dot_rows(queries, mean, head, shifts, 0)
+    for row in range(rows):
+        hadamard(turned[row])
+    places, keys = np.arange(RESTORED), np.empty((RESTORED, dim), np.float32)
+    for first in range(0, count, RESTORED):
+        some = min(RESTORED, count - first)
+        for i in range(some):
+            take(codes, scales, zeros, head, first + i, bits, keys[i])
+        _multiply(turned, keys, places[:some], products, at + first)
+    for row in range(rows):
+        for i in range(at, at + count):
+            products[row, i] += shifts[row, 0]
+
+
+@jitted
+def _weigh_packed(weights, packed, head, bits, at, out):
+    """Add a head's quantized values by their weights, columns from `at` on, to what is 0."""
+    _, _, _, codes, scales, zeros, _, _ = packed
+    values, count = np.empty((RESTORED, out.shape[1]), np.float32), codes.shape[1]
+    for first in range(0, count, RESTORED):
+        some = min(RESTORED, count - first)
+        for i in range(some):
+            take(codes, scales, zeros, head, first + i, bits, values[i])
+        _weigh(weights, at + first, values, some, out)
+    for row in range(out.shape[0]):
+        hadamard(out[row])
 
 
 @jitted
@@ -173,22 +252,41 @@ def _indexed(line, at_once):
 def _tell(line, k, v, at_once):
     """Write an entry into the host store, and its key into the index if it is time."""
     heads, dim = k.shape
-    source, read = _entries(line, SOURCE, heads, dim), line[SOURCE + USED]
-    _write(source, read - 1, line[POSITION], k, v)
+    _write(line, SOURCE, k, v)
+    read, packed = line[SOURCE + USED], line[SOURCE + PACKED]
     if _indexed(line, at_once) == read:
         signs, sizes, mean, balance = _index(line, heads, dim)
-        new = source[0][:, line[INDEXED] : read].copy()
+        keys = _entries(line, SOURCE, heads, dim)[0]
+        # What the answer adds comes after all that is quantized.
+        new = keys[:, line[INDEXED] - packed : read - packed].copy()
         add(new, mean, balance, signs, sizes, line[INDEXED])
 
 
 @jitted
-def _fetch(line, queries, held, products, at_once, most, first, recent):
-    """Bring what is wanted most into each head, and its products `(heads, rows, slots)` up to date;
-    returns how many entries came."""
+def _rough(line, queries, at_once):
+    """Roughly the attention that entries of the host store get."""
+    signs, sizes, _, balance = _index(line, queries.shape[0], queries.shape[2])
+    return search(queries, balance, signs, sizes, _indexed(line, at_once), line[SOURCE + USED])
+
+
+@jitted
+def _fetch_packed(line, queries, at_once, most, first, recent):
+    """Bring what is wanted most into each head, where some entries are quantized; returns how many
+    came."""
+    heads, _, dim = queries.shape
+    source, held = _whole(line, SOURCE, heads, dim), _whole(line, 0, heads, dim)
+    rough, none = _rough(line, queries, at_once), np.empty((0, 0, 0), np.float32)
+    given = line[USED], line[COUNT], most, first, recent
+    return fill(queries, rough, np.arange(heads), source, held, none, *given)
+
+
+@jitted
+def _fetch(line, queries, products, at_once, most, first, recent):
+    """As `_fetch_packed`, where all are exact; and bring products `(heads, rows, slots)` up to
+    date."""
     heads, rows, dim = queries.shape
     source, read, used = _entries(line, SOURCE, heads, dim), line[SOURCE + USED], line[USED]
-    signs, sizes, _, balance = _index(line, heads, dim)
-    rough = search(queries, balance, signs, sizes, _indexed(line, at_once), read)
+    held, rough = _entries(line, 0, heads, dim), _rough(line, queries, at_once)
     slot_of, mark = np.empty(read, np.int32), np.zeros(read, np.uint8)
     none, came = np.empty(0, np.int32), 0
     for head in range(heads):
@@ -205,7 +303,7 @@ def _fetch(line, queries, held, products, at_once, most, first, recent):
             values[leaving[i]] = source[1][head, coming[i]]
             positions[leaving[i]] = coming[i]
         changed = np.empty((rows, coming.size), np.float32)
-        _multiply(queries[head], keys, leaving, changed)
+        _multiply(queries[head], keys, leaving, changed, 0)
         for row in range(rows):
             for i in range(coming.size):
                 products[head, row, leaving[i]] = changed[row, i]
@@ -229,7 +327,7 @@ def _products(queries, keys, named, products, slot_of):
         for row in range(rows):
             out[row, i] = products[row, max(slot, 0)]
     made = np.empty((rows, others), np.float32)
-    _multiply(queries, keys, far[:others], made)
+    _multiply(queries, keys, far[:others], made, 0)
     for row in range(rows):
         for i in range(others):
             out[row, places[i]] = made[row, i]
@@ -237,79 +335,39 @@ def _products(queries, keys, named, products, slot_of):
 
 
 @jitted
-def _multiply(queries, keys, places, out):
-    """A head's products `(rows, entries)` with keys at some places."""
+def _multiply(queries, keys, places, out, at):
+    """A head's products `(rows, entries)` with keys at some places, into columns from `at` on."""
     whole = places.size - places.size % 4
     for i in range(0, whole, 4):
         one, two = keys[places[i]], keys[places[i + 1]]
         three, four = keys[places[i + 2]], keys[places[i + 3]]
         for row in range(queries.shape[0]):
-            query = queries[row]
+            query, line = queries[row], out[row]
             a = b = c = d = np.float32(0)
             for j in range(query.size):
                 a += query[j] * one[j]
                 b += query[j] * two[j]
                 c += query[j] * three[j]
                 d += query[j] * four[j]
-            out[row, i], out[row, i + 1], out[row, i + 2], out[row, i + 3] = a, b, c, d
+            line[at + i], line[at + i + 1], line[at + i + 2], line[at + i + 3] = a, b, c, d
     for i in range(whole, places.size):
-        dot_rows(queries, keys, places[i], out, i)
+        dot_rows(queries, keys, places[i], out, at + i)
 
 
 @jitted
-def _weigh(weights, values, out):
-    """A head's values by the weights of its rows, `(rows, entries)`."""
-    used = weights.shape[1]
-    whole = used - used % 4
-    out[:] = 0
+def _weigh(weights, at, values, count, out):
+    """Add a head's first `count` values by the weights of its rows, `(rows, entries)`, columns from
+    `at` on."""
+    whole = count - count % 4
     for i in range(0, whole, 4):
         one, two, three, four = values[i], values[i + 1], values[i + 2], values[i + 3]
         for row in range(out.shape[0]):
-            line = out[row]
-            a, b = weights[row, i], weights[row, i + 1]
-            c, d = weights[row, i + 2], weights[row, i + 3]
+            line, k = out[row], at + i
+            a, b = weights[row, k], weights[row, k + 1]
+            c, d = weights[row, k + 2], weights[row, k + 3]
             for j in range(line.size):
                 line[j] += a * one[j] + b * two[j] + c * three[j] + d * four[j]
-    for i in range(whole, used):
+    for i in range(whole, count):
         for row in range(out.shape[0]):
             for j in range(out.shape[1]):
-                out[row, j] += weights[row, i] * values[i, j]
-
-
-def compile_all(wanted: Callable[[], bool]) -> None:
-    """Compile what recall needs, or take it from the disk, as long as it is `wanted`: one loop at a
-    time, so that little is left to wait for."""
-    real, whole, place, byte = types.float32, types.int64, types.int32, types.uint8
-    line, lines, blocks = real[::1], real[:, ::1], real[:, :, ::1]
-    codes, halves = byte[:, :, ::1], types.uint16[:, :, ::1]
-    own = types.Tuple((blocks, blocks, place[:, ::1]))
-    packed = types.Tuple((codes, halves, halves, codes, halves, halves, place[:, ::1], lines))
-    sizes = types.UniTuple(whole, 3)
-    held = types.Tuple((own, packed, sizes))
-    signs = types.uint64[:, :, ::1]
-    rounded = (codes, halves, halves, whole, whole, whole)
-    four = real[:, :, :, ::1]
-    loops: list[tuple[Any, tuple[Any, ...]]] = [
-        (search, (blocks, lines, signs, lines, whole, whole)),
-        (add, (blocks, lines, lines, signs, lines, whole)),
-        (numba_recall.largest, (line, whole, whole, whole)),
-        (put, (line, *rounded)),
-        (take, (*rounded, line)),
-        (numba_recall.products_of, (lines, held, whole, whole[::1], lines, place[::1])),
-        (numba_recall.fill, (blocks, lines, whole[::1], held, held, blocks, *(whole,) * 5)),
-        (
-            _attend_held,
-            (four, blocks, blocks, whole[:, ::1], types.float64, lines, four, whole, whole),
-        ),
-        (
-            _attend,
-            (
-                *(four, blocks, blocks, whole[:, ::1], types.float64, lines),
-                *(*(whole,) * 4, four, whole[::1], whole, whole),
-            ),
-        ),
-    ]
-    for loop, given in loops:
-        if not wanted():
-            return
-        loop.compile(given)
+                out[row, j] += weights[row, at + i] * values[i, j]

@@ -15,6 +15,8 @@ from numba.extending import intrinsic
 # Sums may be formed in any order; that numbers are finite is not assumed.
 ORDERLESS = {"reassoc", "contract", "nsz"}
 LARGEST = 65504.0
+# Channels that are restored at once.
+RUN = 16
 Loop = Callable[..., Any]
 
 
@@ -105,16 +107,26 @@ def put(vector, codes, scales, zeros, head, place, bits):
 def take(codes, scales, zeros, head, place, bits, out):
     """What `put` put there, still rotated."""
     groups, width, mask = scales.shape[1], codes.shape[2], np.uint8(2**bits - 1)
-    size = out.size // groups
+    size, line = out.size // groups, codes[head, place]
+    # Whole runs are as long as the processor's vectors, which the compiler is told.
+    run = RUN if width % RUN == 0 and size % RUN == 0 else 1
+    edge, group, step, zero = 0, 0, np.float32(0), np.float32(0)
     for plane in range(8 // bits):
         shift = np.uint8(plane * bits)
-        for j in range(width):
-            out[plane * width + j] = np.float32((codes[head, place, j] >> shift) & mask)
-    for group in range(groups):
-        step = from_half(scales[head, group, place])
-        zero = from_half(zeros[head, group, place])
-        for d in range(group * size, (group + 1) * size):
-            out[d] = out[d] * step + zero
+        for first in range(0, width, run):
+            at = plane * width + first
+            if at == edge:
+                step, zero = (
+                    from_half(scales[head, group, place]),
+                    from_half(zeros[head, group, place]),
+                )
+                edge, group = edge + size, group + 1
+            if run == 1:
+                out[at] = np.float32((line[first] >> shift) & mask) * step + zero
+            else:
+                for j in range(RUN):
+                    code = np.float32((line[first + j] >> shift) & mask)
+                    out[at + j] = code * step + zero
 
 
 @jitted

@@ -26,6 +26,6 @@ def begin_compiling(device: torch.device) -> threading.Thread | None:
 def _compile() -> None:
     # What fails here fails again where it is used, and is reported there.
     with suppress(Exception):
-        from kvlite.ops import numba_rows as compiled
+        from kvlite.ops import numba_ahead as compiled
 
         compiled.compile_all(threading.main_thread().is_alive)

@@ -1,0 +1,49 @@
+"""What recall needs on a CPU, compiled by numba before it is used."""
+
+from collections.abc import Callable
+from typing import Any
+
+from numba import types
+
+from kvlite.ops import numba_recall, numba_rows
+from kvlite.ops.numba_search import add, search
+from kvlite.ops.numba_vectors import put, take
+
+
+def compile_all(wanted: Callable[[], bool]) -> None:
+    """Compile what recall needs, or take it from the disk, as long as it is `wanted`: one loop at a
+    time, so that little is left to wait for."""
+    real, whole, place, byte = types.float32, types.int64, types.int32, types.uint8
+    line, lines, blocks = real[::1], real[:, ::1], real[:, :, ::1]
+    codes, halves = byte[:, :, ::1], types.uint16[:, :, ::1]
+    own = types.Tuple((blocks, blocks, place[:, ::1]))
+    packed = types.Tuple((codes, halves, halves, codes, halves, halves, place[:, ::1], lines))
+    sizes = types.UniTuple(whole, 3)
+    held = types.Tuple((own, packed, sizes))
+    signs = types.uint64[:, :, ::1]
+    rounded = (codes, halves, halves, whole, whole, whole)
+    four = real[:, :, :, ::1]
+    loops: list[tuple[Any, tuple[Any, ...]]] = [
+        (search, (blocks, lines, signs, lines, whole, whole)),
+        (add, (blocks, lines, lines, signs, lines, whole)),
+        (numba_recall.largest, (line, whole, whole, whole)),
+        (put, (line, *rounded)),
+        (take, (*rounded, line)),
+        (numba_recall.products_of, (lines, held, whole, whole[::1], lines, place[::1])),
+        (numba_recall.fill, (blocks, lines, whole[::1], held, held, blocks, *(whole,) * 5)),
+        (
+            numba_rows.attend_held,
+            (four, blocks, blocks, whole[:, ::1], types.float64, lines, four, whole, whole),
+        ),
+        (
+            numba_rows.attend_fetching,
+            (
+                *(four, blocks, blocks, whole[:, ::1], types.float64, lines),
+                *(*(whole,) * 4, four, whole[::1], whole, whole),
+            ),
+        ),
+    ]
+    for loop, given in loops:
+        if not wanted():
+            return
+        loop.compile(given)
