@@ -8,7 +8,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -58,14 +57,11 @@ def test_what_is_compiled_is_what_is_used() -> None:
         own = queries[:, : len(heads)]
         recall.bring_back(0, head_group, own, recall.scores(0, queries))
         assert recall.brought > 0
-    rows, table = (
-        queries[:, :, :2].contiguous().numpy(),
-        np.zeros((1, compiled.COUNT + 1), np.int64),
-    )
+    rows, line = queries[:, :, :2].contiguous().numpy(), [0] * (compiled.COUNT + 1)
     own = everything.head_groups[0].residual_positions
-    table[0, :5] = keys.data_ptr(), keys.data_ptr(), own.data_ptr(), keys.shape[2], 200
+    line[:5] = keys.data_ptr(), keys.data_ptr(), own.data_ptr(), keys.shape[2], 200
     compiled.attend(
-        rows, rows[:, :, 0].copy(), rows[:, :, 1].copy(), table, 2, None, (16, 4, 4, 16)
+        rows, rows[:, :, 0].copy(), rows[:, :, 1].copy(), [line], 2, None, (16, 4, 4, 16)
     )
     assert [len(loop.signatures) for loop in loops] == [1, 1, 1, 1]
 

@@ -14,7 +14,6 @@ from kvlite.cache.quantized import Quantized, has_compiled
 from kvlite.offload.kv.recall import is_ordered
 from kvlite.offload.kv.store import INDEXED_AT_ONCE, HostKVLayer
 from kvlite.offload.kv.swap import CANDIDATES, RECENT, SINKS
-from kvlite.ops.attention import grouped
 from kvlite.ops.softmax import Softmax
 
 if TYPE_CHECKING:
@@ -73,21 +72,22 @@ def attend(
     from kvlite.ops.numba_rows import attend as compiled
 
     kv_heads, sinks = k.shape[1], softmax.sinks
-    lines = np.array([_line(step) for step in steps], np.int64)
+    lines = [_line(step) for step in steps]
     for step, row in zip(steps, q.split(1), strict=True):
         if step.queries is not None:
             step.queries.write(step.positions, row, softmax)
+    queries = q.numpy().reshape(len(q), kv_heads, -1, q.shape[3])
     out, came = compiled(
-        (grouped(q, kv_heads)[:, :, :, 0] * softmax.scale).numpy(),
-        k[:, :, 0].contiguous().numpy(),
-        v[:, :, 0].contiguous().numpy(),
+        queries * np.float32(softmax.scale),
+        np.ascontiguousarray(k.numpy()[:, :, 0]),
+        np.ascontiguousarray(v.numpy()[:, :, 0]),
         lines,
         softmax.softcap,
         None if sinks is None else sinks.float().view(kv_heads, -1).contiguous().numpy(),
         (INDEXED_AT_ONCE, CANDIDATES, SINKS, RECENT),
     )
-    for step, count, brought in zip(steps, lines[:, -1].tolist(), came.tolist(), strict=True):
-        _count(step, count * kv_heads, brought)
+    for step, line, brought in zip(steps, lines, came.tolist(), strict=True):
+        _count(step, line[-1] * kv_heads, brought)
     return torch.from_numpy(out).view(q.shape)
 
 

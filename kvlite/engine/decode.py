@@ -261,6 +261,7 @@ class Step:
         self.hidden = model.embed(token_ids[:, None])
         self.rotations = model.rotations(cache.seen, 1)
         self.positions = _on_device(cache.seen, model.device)
+        self.position_ids = self.positions[None]
         self.sparse_masks = sparse_masks(model, policies)
         self.step: LayerStep | None = None
         self.through: Tensor | None = None
@@ -293,7 +294,7 @@ class Step:
                 module, rotation = self.model.step_layer(index), self.rotations[index]
                 self.through = module(
                     self.hidden,
-                    position_ids=step.positions[None],
+                    position_ids=self.position_ids,
                     position_embeddings=rotation,
                     kvlite=step,
                 )

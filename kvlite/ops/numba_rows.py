@@ -6,6 +6,7 @@ each, whose columns are named here.
 """
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -38,7 +39,7 @@ def attend(
     q: Array,
     k: Array,
     v: Array,
-    table: Array,
+    lines: list[list[int]],
     softcap: float | None,
     sinks: Array | None,
     recalling: tuple[int, int, int, int],
@@ -49,7 +50,7 @@ def attend(
     Args:
         q: `(conversations, KV heads, rows, dim)` float32, scaled.
         k, v: `(conversations, KV heads, dim)` float32.
-        table: `(conversations, columns)` int64; where there is no host store, its columns and the
+        lines: of each conversation all columns; where there is no host store, its columns and the
             index's are 0.
         softcap, sinks: as in `kvlite.ops.softmax`; sinks `(KV heads, rows)` float32.
         recalling: after how many keys the index takes them; how many candidates for one that is
@@ -60,9 +61,10 @@ def attend(
     """
     out, came = np.empty_like(q), np.zeros(len(q), np.int64)
     if sinks is None:
-        sinks = np.full(q.shape[1:3], -np.inf, np.float32)
-    bent = float(softcap or 0)
-    fetches = bool(table[:, SOURCE].any())
+        sinks = _no_sinks(*q.shape[1:3])
+    table, bent = np.array(lines, np.int64), float(softcap or 0)
+    fetches = any(line[SOURCE] for line in lines)
+    most = max(line[USED] for line in lines)
 
     def work(part: Part) -> None:
         if fetches:
@@ -70,8 +72,13 @@ def attend(
         else:
             attend_held(q, k, v, table, bent, sinks, out, *part)
 
-    in_threads(work, thread_parts(len(q), int(table[:, USED].max()) * k.shape[1] * k.shape[2]))
+    in_threads(work, thread_parts(len(q), most * k.shape[1] * k.shape[2]))
     return out, came
+
+
+@cache
+def _no_sinks(heads: int, rows: int) -> Array:
+    return np.full((heads, rows), -np.inf, np.float32)
 
 
 def _pointer(kind: Any) -> Callable[..., Any]:
