@@ -16,8 +16,8 @@ from kvlite.conversation.conversation import Conversation
 from kvlite.conversation.metrics import GenerationMetrics, Piece
 from tests.gpu.models import Place
 
-# Calls that are timed together.
-RECORDED = 10
+# How often a call is timed, and calls that are timed together.
+ROUNDS, RECORDED = 20, 10
 
 Row = dict[str, Any]
 Part = Callable[[Place], Iterator[Row]]
@@ -65,19 +65,22 @@ def answered(place: Place, talk: Conversation, ids: Sequence[int]) -> Said:
     return Said(tokens, pieces[-1].metrics, median(between))
 
 
-def timed(work: Callable[[], Any], place: Place, rounds: int = 20) -> float:
+def timed(work: Callable[[], Any], place: Place) -> float:
     """Median seconds of a call on the device, without what it takes the host to launch it."""
-    if place.device.type == "cuda":
-        work = _recorded(work, place)
+    if place.device.type != "cuda":
+        return _median_seconds(work, place)
+    return _median_seconds(_recorded(work, place), place) / RECORDED
+
+
+def _median_seconds(work: Callable[[], Any], place: Place) -> float:
     seconds = []
-    for _ in range(3 + rounds):
+    for _ in range(3 + ROUNDS):
         synchronize(place)
         begun = perf_counter()
         work()
         synchronize(place)
         seconds.append(perf_counter() - begun)
-    found = median(seconds[3:])
-    return found / RECORDED if place.device.type == "cuda" else found
+    return median(seconds[3:])
 
 
 def _recorded(work: Callable[[], Any], place: Place) -> Callable[[], Any]:
@@ -123,11 +126,12 @@ def capped(place: Place) -> Iterator[None]:
 
 
 def measured_bandwidth(place: Place) -> float:
-    """Bytes a second that a large copy reads and writes."""
+    """Bytes a second that a large copy reads and writes; a graph would have it made by slower
+    means."""
     size = 1 << (20 if place.rehearsal else 30)
     source = torch.empty(size, dtype=torch.uint8, device=place.device)
     target = torch.empty_like(source)
-    return 2 * size / timed(lambda: target.copy_(source), place)
+    return 2 * size / _median_seconds(lambda: target.copy_(source), place)
 
 
 def times(said: Said) -> Row:
