@@ -57,7 +57,7 @@ def out_of_memory(place: Place) -> Iterator[Row]:
 
     def squeezed(spare: int) -> Row:
         model = place.large_model()
-        talk = place.runner(model, method="full", max_new_tokens=32).conversation()
+        talk = place.runner(model, method="full", max_new_tokens=256).conversation()
         said, metrics = 0, None
         try:
             for piece in talk.stream_tokens(place.tokens(place.short), ignore_eos=True):
