@@ -17,7 +17,7 @@ from kvlite.ops.numba_attention import softmax
 from kvlite.ops.numba_quant import Part, in_threads, thread_parts
 from kvlite.ops.numba_recall import candidates, exchanged, fill, wanted
 from kvlite.ops.numba_search import add, search
-from kvlite.ops.numba_vectors import dot_rows, fetch_vector, hadamard, jitted, take
+from kvlite.ops.numba_vectors import dot_rows, fetch_vector, hadamard, jitted, restore
 
 Array = np.ndarray
 # Of what is held, and from `SOURCE` on of the host store: where exact keys, values and positions of
@@ -216,8 +216,7 @@ def _multiply_packed(queries, packed, head, bits, products, at):
     places, keys = np.arange(RESTORED), np.empty((RESTORED, dim), np.float32)
     for first in range(0, count, RESTORED):
         some = min(RESTORED, count - first)
-        for i in range(some):
-            take(codes, scales, zeros, head, first + i, bits, keys[i])
+        restore(codes, scales, zeros, head, first, some, bits, keys)
         _multiply(turned, keys, places[:some], products, at + first)
     for row in range(rows):
         for i in range(at, at + count):
@@ -231,8 +230,7 @@ def _weigh_packed(weights, packed, head, bits, at, out):
     values, count = np.empty((RESTORED, out.shape[1]), np.float32), codes.shape[1]
     for first in range(0, count, RESTORED):
         some = min(RESTORED, count - first)
-        for i in range(some):
-            take(codes, scales, zeros, head, first + i, bits, values[i])
+        restore(codes, scales, zeros, head, first, some, bits, values)
         _weigh(weights, at + first, values, some, out)
     for row in range(out.shape[0]):
         hadamard(out[row])

@@ -15,8 +15,6 @@ from numba.extending import intrinsic
 # Sums may be formed in any order; that numbers are finite is not assumed.
 ORDERLESS = {"reassoc", "contract", "nsz"}
 LARGEST = 65504.0
-# Channels that are restored at once.
-RUN = 16
 Loop = Callable[..., Any]
 
 
@@ -107,26 +105,44 @@ def put(vector, codes, scales, zeros, head, place, bits):
 def take(codes, scales, zeros, head, place, bits, out):
     """What `put` put there, still rotated."""
     groups, width, mask = scales.shape[1], codes.shape[2], np.uint8(2**bits - 1)
-    size, line = out.size // groups, codes[head, place]
-    # Whole runs are as long as the processor's vectors, which the compiler is told.
-    run = RUN if width % RUN == 0 and size % RUN == 0 else 1
-    edge, group, step, zero = 0, 0, np.float32(0), np.float32(0)
+    size = out.size // groups
     for plane in range(8 // bits):
         shift = np.uint8(plane * bits)
-        for first in range(0, width, run):
-            at = plane * width + first
-            if at == edge:
-                step, zero = (
-                    from_half(scales[head, group, place]),
-                    from_half(zeros[head, group, place]),
-                )
-                edge, group = edge + size, group + 1
-            if run == 1:
-                out[at] = np.float32((line[first] >> shift) & mask) * step + zero
-            else:
-                for j in range(RUN):
-                    code = np.float32((line[first + j] >> shift) & mask)
-                    out[at + j] = code * step + zero
+        for j in range(width):
+            out[plane * width + j] = np.float32((codes[head, place, j] >> shift) & mask)
+    for group in range(groups):
+        step = from_half(scales[head, group, place])
+        zero = from_half(zeros[head, group, place])
+        for d in range(group * size, (group + 1) * size):
+            out[d] = out[d] * step + zero
+
+
+@jitted
+def restore(codes, scales, zeros, head, place, count, bits, out):
+    """A head's quantized vectors from a place on, still rotated, into the first rows of `out`."""
+    if bits == 4:
+        _restore_in(codes, scales, zeros, head, place, count, np.uint8(15), np.uint8(4), 2, out)
+    elif bits == 8:
+        _restore_in(codes, scales, zeros, head, place, count, np.uint8(255), np.uint8(0), 1, out)
+    else:
+        _restore_in(codes, scales, zeros, head, place, count, np.uint8(3), np.uint8(2), 4, out)
+
+
+@jitted
+def _restore_in(codes, scales, zeros, head, place, count, mask, bits, planes, out):
+    """As `restore`, in so many parts of a byte."""
+    width, groups = codes.shape[2], scales.shape[1]
+    size = out.shape[1] // groups
+    for i in range(count):
+        for plane in range(planes):
+            shift, at = np.uint8(plane) * bits, plane * width
+            for j in range(width):
+                out[i, at + j] = np.float32((codes[head, place + i, j] >> shift) & mask)
+        for group in range(groups):
+            step = from_half(scales[head, group, place + i])
+            zero = from_half(zeros[head, group, place + i])
+            for d in range(group * size, (group + 1) * size):
+                out[i, d] = out[i, d] * step + zero
 
 
 @jitted
