@@ -221,7 +221,7 @@ def test_an_account_belongs_to_an_answer_and_all_before_it(tmp_path: Path) -> No
     told = [
         each for each in shown.messages if each.get("metadata", {}).get("title") != "About x.pdf"
     ]
-    assert [each["content"] for each in told] == ["a", "b", "a", "b", "One.\n\nTwo."]
+    assert [each["content"] for each in told] == ["a", "b", "a", "b", "One.  \nTwo."]
     assert told[-1]["metadata"]["title"] == "from all 9 tokens"
     assert shown.numbers == [1, 1, 1, 2, 2, 2]
     assert shown.answer_keys() == keys
