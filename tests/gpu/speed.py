@@ -14,7 +14,7 @@ from kvlite.cache.segment import bytes_held
 from kvlite.engine.cuda_graph import GraphDecoder
 from kvlite.engine.sampling import Sampler
 from kvlite.model.load import LoadedModel
-from kvlite.ops.attention import attend, attend_ragged
+from kvlite.ops.attention import attend, attend_causal, attend_ragged
 from kvlite.ops.blocks import FORMATS
 from kvlite.ops.softmax import Softmax
 from tests.gpu.measure import (
@@ -95,6 +95,37 @@ def attention(place: Place) -> Iterator[Row]:
                 "us": 1e6 * seconds,
                 "share of bandwidth": (k.nbytes + v.nbytes) / seconds / bandwidth,
             }
+
+
+def chunks(place: Place) -> Iterator[Row]:
+    """What would attention of a chunk take as one call, whose mask ends at the lower right?"""
+    if place.device.type != "cuda":
+        yield {"skipped": "the call is CUDA's"}
+        return
+    heads, kv_heads, dim = 32, 8, 128
+    for length, entries in ((1056, place.short), (1056, place.long), (4096, place.long)):
+        q, k, v = (
+            torch.randn(1, count, size, dim, device=place.device, dtype=place.dtype)
+            for count, size in ((heads, length), (kv_heads, entries), (kv_heads, entries))
+        )
+        mask = torch.ones(length, entries, dtype=torch.bool, device=place.device)
+        mask.tril_(entries - length)
+        rows = slice(length - 64, length)  # of all rows float64 takes too much
+        exact = F.scaled_dot_product_attention(
+            *(each.double() for each in (q[:, :, rows], k, v)), mask[rows], enable_gqa=True
+        )
+        flash, softmax = torch.ops.aten._scaled_dot_product_flash_attention, Softmax(dim**-0.5)
+        functions: dict[str, Callable[[], Any]] = {
+            "attend_causal": partial(attend_causal, q, k, v, softmax),
+            "one call": partial(flash, q, k, v, 0.0, True, False, scale=softmax.scale),
+        }
+        for name, work in functions.items():
+
+            def measured(work: Callable[[], Any] = work, exact: Tensor = exact) -> Row:
+                error = (work()[0][:, :, -64:].double() - exact).abs().max()
+                return {"largest error": float(error), "us": 1e6 * timed(work, place)}
+
+            yield attempted({"rows": length, "entries": entries, "function": name}, measured)
 
 
 def products(place: Place) -> Iterator[Row]:
