@@ -54,15 +54,6 @@ PROGRAMS: tuple[dict[str, Any], ...] = (
     {"method": "lminfinite", "recall": "off"},
     {"method": "tova", "recall": "off"},
 )
-PROGRAMS: tuple[dict[str, Any], ...] = (
-    *WAYS,
-    {"method": "spans", "recall": "off", **DRAWN},
-    {"method": "h2o", "recall": "off"},
-    {"method": "h2o", "recall": "ram", **DRAWN},
-    {"method": "streaming", "recall": "off", "kv_bits": "4"},
-    {"method": "lminfinite", "recall": "off"},
-    {"method": "tova", "recall": "off"},
-)
 
 
 def attention(place: Place) -> Iterator[Row]:
