@@ -3,8 +3,8 @@
 A part runs in a process of its own, for three minutes at most, and its rows are written as they
 come. Run again, it goes on with the parts that are not finished. It needs a CUDA build of torch
 with triton, transformers in the version that pyproject.toml names, pytest, hypothesis, psutil,
-platformdirs, tomli-w, filelock, safetensors and huggingface-hub; and uses bitsandbytes if it is
-installed.
+platformdirs, tomli-w, filelock, gguf, safetensors and huggingface-hub; and uses bitsandbytes if it
+is installed.
 """
 
 import argparse
