@@ -14,6 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
+import bitsandbytes
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
@@ -334,6 +335,12 @@ def _properties(*_: Any) -> SimpleNamespace:
     )
 
 
+def _limited(fraction: float, device: Any = None) -> None:
+    """As of torch, which takes no device without a number here."""
+    if isinstance(device, torch.device) and device.index is None:
+        raise ValueError(f"Expected a torch.device with a specified index, but got: {device}")
+
+
 @contextmanager
 def fake_cuda(*, maps: bool = True) -> Iterator[FakeCuda]:
     """The device, as the only one there is.
@@ -364,7 +371,7 @@ def fake_cuda(*, maps: bool = True) -> Iterator[FakeCuda]:
         "memory_reserved": lambda *_: GIB,
         "max_memory_allocated": lambda *_: GIB,
         "reset_peak_memory_stats": lambda *_: None,
-        "set_per_process_memory_fraction": lambda *_: None,
+        "set_per_process_memory_fraction": _limited,
         "mem_get_info": lambda *_: (23 * GIB, 24 * GIB),
     }
     replaced: list[tuple[Any, str, Any]] = [
@@ -394,6 +401,8 @@ def fake_cuda(*, maps: bool = True) -> Iterator[FakeCuda]:
             stack.enter_context(mock.patch.object(owner, name, value))
         for path, value in kvlite.items():
             stack.enter_context(mock.patch(path, value))
+        # bitsandbytes keeps tables that it made on the device.
+        stack.enter_context(mock.patch.dict(bitsandbytes.functional.name2qmap))
         # A module's parameters become tensors of the device, not their data.
         torch.__future__.set_overwrite_module_params_on_conversion(True)
         stack.callback(torch.__future__.set_overwrite_module_params_on_conversion, converting)

@@ -21,10 +21,11 @@ from kvlite.engine.decode import decode_step
 from kvlite.engine.prefill import prefill
 from kvlite.engine.sampling import Sampler
 from kvlite.engine.step_program import StepProgram
+from kvlite.memory.device_budget import hold
 from kvlite.methods import parse_method
 from kvlite.methods.layer_policy import LayerPolicy, layer_policies
 from kvlite.model.experts import experts_of
-from kvlite.model.load import LoadedModel
+from kvlite.model.load import LoadedModel, choose_device
 from kvlite.model.packing import pack_linears
 from kvlite.model.quantizing import quantize_experts
 from kvlite.model.token_layer import TokenLayer
@@ -319,3 +320,9 @@ def test_streamed_weights_come_while_others_compute(cuda: FakeCuda) -> None:
     logits = reading.step()
     assert not cuda.waits
     assert logits.cpu().equal(expected)
+
+
+@pytest.mark.parametrize("named", ["auto", "cuda", "cuda:0"])
+def test_memory_of_a_device_is_limited_however_it_is_named(cuda: FakeCuda, named: str) -> None:
+    for vram in ("auto", "8GiB"):
+        hold(choose_device(named), vram)
