@@ -4,6 +4,8 @@ Which experts these are is read on the device, so that a CUDA graph can hold the
 reads each of its experts for itself, which is right as long as few tokens share one.
 """
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -55,27 +57,9 @@ def multiply_mxfp4(
         blocks: `(experts, outputs, inputs / 32, 16)` uint8.
         scales: `(experts, outputs, inputs / 32)` uint8.
     """
-    pairs, (_, outputs, groups) = len(chosen), scales.shape
-    out = rows.new_empty(pairs, outputs)
-    # The two numbers that belong to a byte are read as one.
-    pair, number = _NUMBERS[rows.element_size()]
-    with torch.cuda.device_of(rows):
-        _multiply_mxfp4[pairs, triton.cdiv(outputs, MXFP4_TILE[0])](
-            rows.contiguous().view(pair),
-            chosen,
-            blocks,
-            scales,
-            bias,
-            out,
-            pairs // len(rows),
-            outputs,
-            groups,
-            NUMBER=number,
-            OUTPUTS=MXFP4_TILE[0],
-            GROUPS=MXFP4_TILE[1],
-            num_warps=4,
-        )
-    return out
+    outputs, groups = scales.shape[1:]
+    given = rows, chosen, (blocks, scales), bias, outputs, groups
+    return _multiplied(_multiply_mxfp4, *given, MXFP4_TILE)
 
 
 def multiply_nf4(
@@ -92,24 +76,39 @@ def multiply_nf4(
             scales' scales `(experts, ceil(numbers / 64 / 256))` and offsets `(experts,)` float32.
         tables: what codes and scales stand for, `(16,)` and `(256,)` float32.
     """
-    pairs, groups = len(chosen), rows.shape[1] // 64
-    outputs = packed[1].shape[1] // groups
+    groups = rows.shape[1] // 64
+    given = rows, chosen, (*packed, *tables), bias, packed[1].shape[1] // groups, groups
+    return _multiplied(_multiply_nf4, *given, NF4_TILE)
+
+
+def _multiplied(
+    kernel: Any,
+    rows: Tensor,
+    chosen: Tensor,
+    packed: tuple[Tensor, ...],
+    bias: Tensor | None,
+    outputs: int,
+    groups: int,
+    tile: tuple[int, int],
+) -> Tensor:
+    """What a kernel makes of packed weights, of outputs whose inputs come in so many groups."""
+    pairs = len(chosen)
     out = rows.new_empty(pairs, outputs)
+    # The two numbers that belong to a byte are read as one.
     pair, number = _NUMBERS[rows.element_size()]
     with torch.cuda.device_of(rows):
-        _multiply_nf4[pairs, triton.cdiv(outputs, NF4_TILE[0])](
+        kernel[pairs, triton.cdiv(outputs, tile[0])](
             rows.contiguous().view(pair),
             chosen,
             *packed,
-            *tables,
             bias,
             out,
             pairs // len(rows),
             outputs,
             groups,
             NUMBER=number,
-            OUTPUTS=NF4_TILE[0],
-            GROUPS=NF4_TILE[1],
+            OUTPUTS=tile[0],
+            GROUPS=tile[1],
             num_warps=4,
         )
     return out
@@ -149,9 +148,7 @@ def _multiply(
         x = tl.load(row + at, mask=at < inputs, other=0.0)
         sums += weight.to(tl.float32) * x.to(tl.float32)[None, :]
     made = tl.sum(sums, axis=1)
-    if bias is not None:
-        made += tl.load(bias + expert * outputs + own, mask=real, other=0.0).to(tl.float32)
-    tl.store(out + pair * outputs + own, made.to(out.dtype.element_ty), mask=real)
+    _put(made, bias, out, pair, expert, own, outputs)
 
 
 @triton.jit
@@ -191,9 +188,7 @@ def _multiply_mxfp4(
         scale = tl.load(scales + lines + group, mask=there, other=0).to(tl.int32) << 23
         sums += tl.sum(products, axis=2) * scale.to(tl.float32, bitcast=True)
     made = tl.sum(sums, axis=1) * 16384.0
-    if bias is not None:
-        made += tl.load(bias + expert * outputs + own, mask=real, other=0.0).to(tl.float32)
-    tl.store(out + pair * outputs + own, made.to(out.dtype.element_ty), mask=real)
+    _put(made, bias, out, pair, expert, own, outputs)
 
 
 @triton.jit
@@ -241,6 +236,13 @@ def _multiply_nf4(
         size = tl.load(table + scale) * tl.load(wide, mask=there, other=0.0) + offset
         sums += tl.sum(products, axis=2) * size
     made = tl.sum(sums, axis=1)
+    _put(made, bias, out, pair, expert, own, outputs)
+
+
+@triton.jit
+def _put(made, bias, out, pair, expert, own, outputs):
+    """Some outputs of a pair, with what its expert adds, to where they belong."""
+    real = own < outputs
     if bias is not None:
         made += tl.load(bias + expert * outputs + own, mask=real, other=0.0).to(tl.float32)
     tl.store(out + pair * outputs + own, made.to(out.dtype.element_ty), mask=real)
