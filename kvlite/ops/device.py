@@ -10,3 +10,11 @@ import torch
 def has_triton(device: torch.device) -> bool:
     """Whether Triton's kernels run there; torch brings triton along on CUDA alone."""
     return device.type == "cuda" and find_spec("triton") is not None
+
+
+def processors(device: torch.device) -> int:
+    """Of a GPU, each of which runs several of a kernel's programs; a few where Triton interprets
+    them on a CPU."""
+    if device.type != "cuda":
+        return 8
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)

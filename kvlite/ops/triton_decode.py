@@ -17,6 +17,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kvlite.ops.device import processors
+
 TILE = 64
 PROGRAMS_PER_PROCESSOR = 3
 LEAST_TILES = 4
@@ -132,10 +134,7 @@ def attend_quantized(
 
 def splits_for(heads: int, count: int, device: torch.device) -> int:
     """Into how many parts to split each head's entries, to keep every processor busy."""
-    processors = 8
-    if device.type == "cuda":
-        processors = torch.cuda.get_device_properties(device).multi_processor_count
-    wanted = -(-processors * PROGRAMS_PER_PROCESSOR // heads)
+    wanted = -(-processors(device) * PROGRAMS_PER_PROCESSOR // heads)
     return max(1, min(wanted, -(-count // (TILE * LEAST_TILES))))
 
 

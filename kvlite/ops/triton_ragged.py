@@ -57,8 +57,7 @@ def attend_ragged(
             DIM=dim,
             WIDE=wide,
             TILE=TILE,
-            # Triton's interpreter on a CPU multiplies no bfloat16.
-            OPERAND=_OPERANDS[q.dtype] if q.is_cuda else tl.float32,
+            OPERAND=operand(q),
             num_warps=4,
             num_stages=2,
         )
@@ -73,6 +72,12 @@ def attend_ragged(
                 BLOCK=WEIGHED,
             )
     return out
+
+
+def operand(tensor: Tensor) -> tl.dtype:
+    """The type that a tensor has in products; Triton's interpreter on a CPU multiplies no
+    bfloat16."""
+    return _OPERANDS[tensor.dtype] if tensor.is_cuda else tl.float32
 
 
 _OPERANDS = {

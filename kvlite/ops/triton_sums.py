@@ -1,7 +1,7 @@
 """How much attention each entry got from many queries, on a CUDA device, without an n x n matrix.
 
 A program holds a tile of keys, walks over a query head's queries that see it, and forms their
- probabilities anew from the log-sum-exp, as the backward pass of FlashAttention-2 does (Dao,
+probabilities anew from the log-sum-exp, as the backward pass of FlashAttention-2 does (Dao,
 2023, section 3.1). Products are of float16 or bfloat16 on tensor cores, summed in float32.
 """
 
@@ -10,14 +10,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kvlite.ops.device import processors
 from kvlite.ops.softmax import Softmax
+from kvlite.ops.triton_ragged import operand
 
 PROGRAMS_PER_PROCESSOR = 4
 LEAST_STEPS = 4
-_OPERANDS = {
-    torch.float16: tl.float16,
-    torch.bfloat16: tl.bfloat16,
-}
 
 
 def attention_of(
@@ -55,8 +53,7 @@ def attention_of(
             WIDE=wide,
             TILE=tile,
             STEP=step,
-            # Triton's interpreter on a CPU multiplies no bfloat16.
-            OPERAND=_OPERANDS[k.dtype] if q.is_cuda else tl.float32,
+            OPERAND=operand(k),
             num_warps=4,
             num_stages=2,
         )
@@ -67,10 +64,7 @@ def attention_of(
 
 def splits_for(programs: int, steps: int, device: torch.device) -> int:
     """Into how many parts to split each program's steps, to keep every processor busy."""
-    processors = 8
-    if device.type == "cuda":
-        processors = torch.cuda.get_device_properties(device).multi_processor_count
-    wanted = processors * PROGRAMS_PER_PROCESSOR // programs
+    wanted = processors(device) * PROGRAMS_PER_PROCESSOR // programs
     return max(1, min(wanted, -(-steps // LEAST_STEPS)))
 
 
