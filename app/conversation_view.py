@@ -183,11 +183,12 @@ class ConversationView:
             for number, each in enumerate(record.branches, 1)
         ]
         current, several = record.branch or 1, count > 1
+        begun = record.said or record.waiting or record.name
         return {
             parts.former: gr.Button(visible=several, interactive=current > 1),
             parts.branches: gr.Dropdown(choices=branches, value=record.branch, visible=several),
             parts.later: gr.Button(visible=several, interactive=current < count),
-            parts.name: record.title if record.said or record.name else "",
+            parts.name: record.title if begun else "",
             parts.chosen: record.questions,
             parts.model: self.service.model_name,
             parts.go_on: gr.Button(visible=ended in _CUT),

@@ -1,8 +1,10 @@
 """Tuning measures what the benches measure, of the user's own document."""
 
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from threading import Event
+from typing import Any
 
 import pytest
 
@@ -78,3 +80,23 @@ def test_it_ends_at_once_when_cancelled(runner: Runner, tmp_path: Path) -> None:
 def test_a_document_too_short_is_refused(runner: Runner, tmp_path: Path) -> None:
     with pytest.raises(SettingError, match=rf"tuning takes {LEAST_TOKENS * 5 // 4} at least"):
         task(tmp_path, 100).work(runner)
+
+
+def test_no_unit_begins_that_would_end_too_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr("kvlite.bench.task.monotonic", lambda: now)
+
+    def unit(seconds: float) -> tuple[list[tuple[str]], Callable[[], Iterator[str]]]:
+        def run() -> Iterator[str]:
+            nonlocal now
+            now += seconds
+            yield "row"
+
+        return [(str(seconds),)], run
+
+    work: list[Any] = [unit(3), unit(5), unit(4)]
+    assert len(list(measure(work, until=13.5))) == 3
+    now = 0.0
+    assert len(list(measure(work, until=12))) == 2  # the third may take 5, and there are 4
+    assert now == 8
+    assert not list(measure(work, until=8))

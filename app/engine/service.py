@@ -153,7 +153,6 @@ class Service:
             if documents:
                 names = ", ".join(document.name for document in documents)
                 work.begin(f"Reading {names}")
-                now.record.name_after(names)
                 begun = time.monotonic()
                 if now.session.read(documents, work.callbacks):
                     reading_s += time.monotonic() - begun

@@ -40,7 +40,7 @@ class Record:
 
     Attributes:
         id: the name of its folder.
-        name: what its owner calls it; "" until something was said.
+        name: what its owner calls it, or how the first message begins; "" until one was sent.
         created, used: in seconds since 1970.
         model: the one that answered last.
         began: the settings it began with, except those that apply only when a model is loaded.
@@ -69,7 +69,7 @@ class Record:
     @property
     def title(self) -> str:
         """Its name in the list."""
-        return self.name or "New conversation"
+        return self.name or first_words(", ".join(self.documents)) or "New conversation"
 
     @property
     def documents(self) -> list[str]:
@@ -93,7 +93,7 @@ class Record:
         return users[number - 1] if 1 <= number <= len(users) else len(self.said)
 
     def name_after(self, text: str) -> None:
-        """Name it after a message or a document, unless it has a name."""
+        """Name it after a message, unless it has a name."""
         self.name = self.name or first_words(text)
 
     def matches(self, query: str) -> bool:

@@ -65,9 +65,12 @@ def test_a_document_is_read_and_asked_about(server: Server, tmp_path: Path) -> N
     path.write_text("The lighthouse of Karsk was built in 1911 by Ilse Brandt.")
     asks = client(server)
     id = asks.predict(handle_file(path), "", api_name="/read")
-    assert records(server)[0].waiting == ["karsk.txt"]
+    (record,) = records(server)
+    assert (record.waiting, record.title) == (["karsk.txt"], "karsk.txt")
     assert "Brandt" in asks.predict("Who built the lighthouse?", id, api_name="/say")
-    assert records(server)[0].said[0].documents == ("karsk.txt",)
+    (record,) = records(server)
+    assert record.said[0].documents == ("karsk.txt",)
+    assert record.title == "Who built the lighthouse?"
 
 
 @pytest.mark.long
