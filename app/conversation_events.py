@@ -36,7 +36,7 @@ class ConversationEvents:
         self.tabs = Tabs()
 
     def load(self, id: str, query: str, request: gr.Request) -> Updates:
-        """Show the conversation that a browser showed last, unless its user was quicker."""
+        """Show the conversation that a browser showed last, unless its user chose one meanwhile."""
         view = self._view(request, self._there(id, request), query=query)
         if not self.tabs.arrive(view.tab, view.id):
             return {self.parts.status: gr.skip()}
@@ -81,8 +81,7 @@ class ConversationEvents:
     def say(
         self, id: str, start: int, query: str, said: dict[str, Any] | None, request: gr.Request
     ) -> Updates:
-        """Send what is in the box, to a new conversation where none is shown yet."""
-        id = id or self.service.store(owner_of(request)).new().id
+        """Send what is in the box."""
         view = self._view(request, id, start, query)
         text, files = _text_of(said), _files_of(said)
         if not text and not files:
@@ -94,7 +93,6 @@ class ConversationEvents:
     ) -> Updates:
         """Read what was dropped into the box while its question is typed, and forget what was taken
         out of it again; the box stays as it is. What is wrong is said once it is sent."""
-        id = id or self.service.store(owner_of(request)).new().id
         view = self._view(request, id, start, query)
         try:
             work = keep_up(self.service, view.owner, id, _files_of(said))

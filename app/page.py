@@ -18,6 +18,7 @@ from .tabs import owner_of
 from .views.live import live_html
 from .web.scripts import (
     ADDRESSED,
+    ARRIVED,
     BESIDE,
     CHOSEN,
     COPIED,
@@ -106,29 +107,31 @@ class _Wiring:
 
     def _conversation(self) -> None:
         parts, events, here = self.parts, self.events, self.parts.here
-        shown = [here, parts.start]
-        asked = [parts.kept_here, parts.search]
-        loaded = self.page.load(events.load, asked, parts.view, js=ADDRESSED, **_WORK)
+        kept = [parts.kept_here, parts.search]
+        loaded = self.page.load(events.load, kept, parts.view, js=ADDRESSED, **_WORK)
         self._follow(loaded)
         loaded.then(
             **self.fill_controls
             | {"fn": self.settings_events.loaded, "inputs": [here, parts.filled]}
         )
-        for event, act, inputs in (
-            (parts.box.submit, events.say, [*shown, parts.search, parts.box]),
-            (parts.keep_up.click, events.read_ahead, [*shown, parts.search, parts.box]),
-            (parts.chat.example_select, events.try_sample, [*shown, parts.search]),
-            (parts.chat.retry, events.regenerate, shown),
-            (parts.go_on.click, events.continue_answer, shown),
-            (parts.chat.undo, events.undo, shown),
-            (parts.chat.edit, events.edit, shown),
-            (parts.fork.click, events.branch, [*shown, parts.chosen]),
-            (parts.branches.input, events.switch, [*shown, parts.branches]),
-            (parts.former.click, events.former, shown),
-            (parts.later.click, events.later, shown),
-            (parts.tuning.begin.click, events.tune, [*shown, *parts.tuning.asked]),
+        shown = [here, parts.start]
+        asked = [*shown, parts.search]
+        for event, act, inputs, js in (
+            (parts.box.submit, events.say, [*asked, parts.box], ARRIVED),
+            (parts.keep_up.click, events.read_ahead, [*asked, parts.box], ARRIVED),
+            (parts.chat.example_select, events.try_sample, asked, ARRIVED),
+            (parts.chat.retry, events.regenerate, shown, None),
+            (parts.go_on.click, events.continue_answer, shown, None),
+            (parts.chat.undo, events.undo, shown, None),
+            (parts.chat.edit, events.edit, shown, None),
+            (parts.fork.click, events.branch, [*shown, parts.chosen], None),
+            (parts.branches.input, events.switch, [*shown, parts.branches], None),
+            (parts.former.click, events.former, shown, None),
+            (parts.later.click, events.later, shown, None),
+            (parts.tuning.begin.click, events.tune, [*shown, *parts.tuning.asked], None),
         ):
-            self._follow(event(act, inputs, [*parts.view, parts.side, parts.takes], **_WORK))
+            outputs = [*parts.view, parts.side, parts.takes]
+            self._follow(event(act, inputs, outputs, js=js, **_WORK))
         parts.box.stop(events.stop, [here], None, **_AT_ONCE)
         parts.earlier.click(
             events.show_all, [here], [parts.start, parts.earlier, parts.chat], **_AT_ONCE

@@ -101,6 +101,12 @@ ADDRESSED = """(kept, ...others) => {
   window.onhashchange = () => location.reload();
   return [location.hash.slice(1) || kept, ...others];
 }"""
+# What is sent before the page knows which conversation it shows waits until it does.
+ARRIVED = """async (id, ...others) => {
+  const here = () => document.querySelector('#here textarea, #here input')?.value;
+  while (!(id ||= here())) await new Promise((go) => setTimeout(go, 50));
+  return [id, ...others];
+}"""
 TITLED = """(id, name) => {
   document.title = name ? `${name} · kvlite` : 'kvlite';
   history.replaceState(null, '', id ? '#' + id : location.pathname);

@@ -502,6 +502,24 @@ def test_a_profile_that_is_replaced_is_said_to_be(server: Server, visitor: Visit
 
 
 @pytest.mark.long
+def test_a_message_sent_before_the_page_is_ready_is_not_lost(
+    server: Server, visitor: Visitor
+) -> None:
+    page = visitor.open(server.address)
+    held = list[Any]()
+    page.route("**/queue/join*", lambda route: held.append(route))
+    page.reload()
+    page.locator("#box textarea").wait_for()
+    while not held:
+        page.wait_for_timeout(50)
+    send(page, "Where do larks nest?")
+    page.unroute("**/queue/join*")  # which lets them go
+    expect(page.get_by_test_id("user")).to_have_text(["Where do larks nest?"])
+    expect(row(page, "larks nest")).to_have_attribute("aria-current", "true")
+    answered(page, 1)
+
+
+@pytest.mark.long
 def test_the_list_is_searched_renamed_exported_and_shortened(
     tmp_path: Path, talker: Path, visitor: Visitor
 ) -> None:
