@@ -32,8 +32,8 @@ on, so that host memory also holds all keys and values.
 
 All figures are plans: nothing here was run on a card, and how much host memory there is was not
 asked. Of models with latent attention (GLM-4.7-Flash, DeepSeek-V3) a token's latent vector and its
-rotated part are kept, once as key and once as value: 2.3 KB a layer in 16 bits, where the keys and
-values of all heads would take 20 and 82 KB. Parameters are counted from the configs of
+rotated part are kept, once: 1.2 KB a layer in 16 bits, where the keys and values of all heads would
+take 20 and 82 KB. Parameters are counted from the configs of
 `tests/configs.py`, which says which of them were written from memory.
 `python -m tests.models_table > docs/models.md` makes this page.
 

@@ -5,7 +5,6 @@ import torch
 
 from kvlite.bench.fork import Choice, read_turns
 from kvlite.bench.speed import peak_over_weights
-from kvlite.cache import KVCache
 from kvlite.engine.prefill import prefill
 from kvlite.methods import parse_method
 from kvlite.methods.layer_policy import layer_policies
@@ -54,7 +53,7 @@ def test_reading_once_gives_every_method_the_cache_it_would_have_alone(tiny: Tin
     branches = read_turns(model, [ids[0].tolist()], choices, reserve=8)
     for branch in branches:
         method, budget, forked = branch.choice.method, branch.choice.budget, branch.cache
-        alone = KVCache.empty(shape.kv_sizes, dtype=model.dtype, device=model.device)
+        alone = model.empty_cache()
         policies = layer_policies(method, shape, budget, 300)
         expected = prefill(model, alone, ids, policies, reserve=8)
         torch.testing.assert_close(branch.logits[None], expected)

@@ -25,8 +25,7 @@ FULL = Settings(method="full")
 
 
 def empty(model: LoadedModel, batch: int = 1) -> KVCache:
-    sizes = model.shape.kv_sizes
-    return KVCache.empty(sizes, dtype=model.dtype, device=model.device, batch=batch)
+    return model.empty_cache(batch)
 
 
 def run(

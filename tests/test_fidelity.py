@@ -203,8 +203,8 @@ def test_memory_of_full_is_its_arithmetic(tiny: Tiny) -> None:
     full, cut = measure(work)
     entries = [shape.entries(window, 120) for window in shape.windows]
     # Keys and values in float32, and an int32 position, of every entry of every KV head.
-    sizes = zip(entries, shape.kv_sizes, strict=True)
-    assert full.kv_bytes == sum(n * heads * (2 * dim * 4 + 4) for n, (heads, dim) in sizes)
+    sizes, sides = zip(entries, shape.kv_sizes, strict=True), 1 if shape.latent else 2
+    assert full.kv_bytes == sum(n * heads * (sides * dim * 4 + 4) for n, (heads, dim) in sizes)
     assert full.full_kv_bytes == shape.full_kv_bytes(120, 4)
     assert full.entries_mean == sum(entries) / len(entries)
     assert full.peak_bytes > full.kv_bytes

@@ -8,7 +8,7 @@ from itertools import cycle
 import pytest
 import torch
 
-from kvlite.cache import KVBits, KVCache, parse_kv_bits
+from kvlite.cache import KVBits, parse_kv_bits
 from kvlite.cache.quantized import rotation
 from kvlite.config.settings import Settings
 from kvlite.engine.decode import decode_step
@@ -63,12 +63,7 @@ def taken(model: LoadedModel, case: Case) -> int:
     shape, bits = model.shape, parse_kv_bits(case.bits)
     method = parse_method(case.method).fitted(shape, model.calibration)
     policies = layer_policies(method, shape, case.budget, case.tokens, None, case.tokens, bits)
-    cache = KVCache.empty(
-        shape.kv_sizes,
-        dtype=model.dtype,
-        device=model.device,
-        batch=case.batch,
-    )
+    cache = model.empty_cache(case.batch)
     store = store_of(model, case, bits)
     meter = TensorMeter(held_tensors(model.module))
     weights = meter.live

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 import kvlite
-from kvlite.cache import KVCache
 from kvlite.config.settings import Settings
 from kvlite.conversation.conversation import Conversation
 from kvlite.engine.callbacks import Callbacks
@@ -53,10 +52,7 @@ def test_every_token_of_any_chunk_gets_the_logits_of_transformers(gemma: Tiny, c
     model, ids = gemma.model, torch.tensor([IDS, IDS[::-1]])
     policies = layer_policies(Full(), model.shape, 10**6, len(IDS))
     expected = dense(gemma, ids)
-    one, other = (
-        KVCache.empty(model.shape.kv_sizes, dtype=model.dtype, device=model.device, batch=2)
-        for _ in range(2)
-    )
+    one, other = (model.empty_cache(2) for _ in range(2))
     assert (prefill(model, one, ids, policies, chunk=chunk) - expected[:, -1]).abs().max() < 1e-4
     with torch.inference_mode():
         reading = Prefill(model, other, ids, policies, chunk=chunk, whole=True)

@@ -9,7 +9,6 @@ import torch
 
 import kvlite
 from kvlite.bench.fork import Choice, read_turns
-from kvlite.cache import KVCache
 from kvlite.config.settings import Settings
 from kvlite.engine.callbacks import Callbacks
 from kvlite.engine.prefill import prefill
@@ -214,13 +213,7 @@ def test_sequences_of_a_batch_are_repeated_each_for_itself() -> None:
     method = parse_method("kvzip:window=4,passage=24,layers=uniform")
     found = []
     for batch in (rows, rows[:1], rows[1:]):
-        cache = model.empty_cache()
-        cache.layers = KVCache.empty(
-            model.shape.kv_sizes,
-            dtype=model.dtype,
-            device=model.device,
-            batch=len(batch),
-        ).layers
+        cache = model.empty_cache(len(batch))
         prefill(model, cache, batch, layer_policies(method, model.shape, 40, 90, cache.layers))
         found.append(
             [head_group.scores() for layer in cache.layers for head_group in layer.head_groups]

@@ -108,7 +108,7 @@ def test_full_kv_bytes_equal_a_count_of_what_can_be_seen(tiny: Tiny, tokens: int
                 or (shape.aligned and position // window == tokens // window)
                 or (not shape.aligned and position > tokens - 1 - window)
             ):
-                numbers += 2 * heads * dim
+                numbers += (1 if shape.latent else 2) * heads * dim
     assert shape.full_kv_bytes(tokens, 2) == 2 * numbers
     assert shape.full_kv_bytes(tokens, 4, batch=3) == 12 * numbers
 

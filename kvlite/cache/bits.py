@@ -16,7 +16,7 @@ class KVBits:
     """A quantized cache, as it was asked for.
 
     Attributes:
-        keys, values: bits a channel, 2, 4 or 8.
+        keys, values: bits a channel, 2, 4 or 8; latents (MLA) have the keys'.
         group: channels of an entry (and, of keys `by_channel`, entries of a channel) that share a
             scale; less where the head's dimension is no multiple of it.
         by_channel: keys channel by channel over neighboring entries, as in "KIVI: A Tuning-Free
@@ -45,12 +45,14 @@ class KVBits:
         count = max(0, line - self.sinks - self.recent)
         return count // self.group * self.group if self.by_channel else count
 
-    def entry_bytes(self, dim: int) -> int:
-        """Bytes of one quantized entry of one KV head: codes, scales and offsets, position."""
+    def entry_bytes(self, dim: int, *, latent: bool = False) -> int:
+        """Bytes of one quantized entry of one KV head: codes, scales and offsets, position. Of
+        `latent` ones the key is the value."""
         share = gcd(self.group, dim)
         scales = 4 * dim // share
         of_keys = 4 * dim // self.group if self.by_channel else scales
-        return dim * (self.keys + self.values) // 8 + of_keys + scales + 4
+        of_values = 0 if latent else dim * self.values // 8 + scales
+        return dim * self.keys // 8 + of_keys + of_values + 4
 
 
 def written(bits: KVBits | None) -> str:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from kvlite.cache.quantized import packed_codes, rounded, unpacked_codes
-from kvlite.cache.segment import blocks, dotted
+from kvlite.cache.segment import blocks, dotted, weighed
 
 
 @dataclass(frozen=True)
@@ -79,6 +79,10 @@ class ByChannel:
     def dot(self, queries: Tensor) -> Tensor:
         """See `Quantized.dot`."""
         return dotted(queries, map(self.read, self.blocks()))
+
+    def weigh(self, weights: Tensor) -> Tensor:
+        """See `Quantized.weigh`."""
+        return weighed(weights, self.scales.shape[3], map(self.read, self.blocks()))
 
     def joined(self, later: "ByChannel") -> "ByChannel":
         """These and others behind them, copied."""

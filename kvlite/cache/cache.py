@@ -42,16 +42,23 @@ class KVCache:
         dtype: torch.dtype,
         device: torch.device,
         batch: int = 1,
+        latent: bool = False,
     ) -> "KVCache":
         """A cache that has seen nothing.
 
         Args:
             sizes: per layer, the number of KV heads and the dimension of one.
+            latent: an entry is one vector, its key and its value.
         """
         return cls(
             [
                 LayerCache(
-                    [(tuple(range(heads)), 0)], batch=batch, dim=dim, dtype=dtype, device=device
+                    [(tuple(range(heads)), 0)],
+                    batch=batch,
+                    dim=dim,
+                    dtype=dtype,
+                    device=device,
+                    latent=latent,
                 )
                 for heads, dim in sizes
             ]

@@ -48,7 +48,8 @@ class KVHeadGroup:
     Attributes:
         heads: indices of the KV heads within the layer, ascending.
         residual_keys, residual_values: `(batch, heads, slots, dim)`, keys after their rotation; the
-            slots that can be written.
+            slots that can be written. Of latents (MLA) both are one tensor, and whatever is written
+            as key and value is the same.
         residual_positions: `(batch, heads, slots)` int32, a token's index in everything read so
             far.
         rows: `(batch, heads, R, capacity)` float32, the last R attention rows seen while
@@ -75,6 +76,11 @@ class KVHeadGroup:
     packed_before: PackedSource | None = None
     used: int = 0
     history_index: int = field(default=-1)
+
+    @property
+    def latent(self) -> bool:
+        """Whether an entry is one vector, its key and its value."""
+        return self.residual_values is self.residual_keys
 
     @property
     def keys(self) -> Tensor:

@@ -28,7 +28,7 @@ class LayerCache:
     Each KV head owns a run of slots; heads of equal capacity lie together as one `KVHeadGroup`.
 
     Attributes:
-        keys, values: `(batch, total, dim)` flat storage.
+        keys, values: `(batch, total, dim)` flat storage; of latents (MLA) one and the same.
         positions: `(batch, total)` int32.
         head_groups: views of it, in order of their offset.
         head_alias: KV heads that hold nothing, and for each the head whose attention output it
@@ -48,9 +48,14 @@ class LayerCache:
         decode_rows: int = 0,
         segments: Sequence[CompressedSegment | None] | None = None,
         head_alias: Mapping[int, int] | None = None,
+        latent: bool = False,
     ) -> None:
         """Allocate room for `sizes`: (KV heads, slots a head) for each head group, those of its
-        segment included."""
+        segment included.
+
+        Args:
+            latent: an entry is one vector, its key and its value.
+        """
         before = segments or [None] * len(sizes)
         own = [
             capacity if segment is None else capacity - segment.positions.shape[2]
@@ -58,7 +63,7 @@ class LayerCache:
         ]
         total = sum(len(heads) * slots for (heads, _), slots in zip(sizes, own, strict=True))
         self.keys = torch.empty(batch, total, dim, dtype=dtype, device=device)
-        self.values = torch.empty(batch, total, dim, dtype=dtype, device=device)
+        self.values = self.keys if latent else torch.empty_like(self.keys)
         self.positions = torch.empty(batch, total, dtype=torch.int32, device=device)
         self.head_groups: list[KVHeadGroup] = []
         self.head_alias = dict(head_alias or {})
@@ -69,11 +74,14 @@ class LayerCache:
             rows = None
             if decode_rows:
                 rows = torch.zeros(batch, len(heads), decode_rows, capacity, device=device)
+            keys = values = self.keys[:, span].view(*shape, dim)
+            if not latent:
+                values = self.values[:, span].view(*shape, dim)
             self.head_groups.append(
                 KVHeadGroup(
                     heads=heads,
-                    residual_keys=self.keys[:, span].view(*shape, dim),
-                    residual_values=self.values[:, span].view(*shape, dim),
+                    residual_keys=keys,
+                    residual_values=values,
                     residual_positions=self.positions[:, span].view(shape),
                     rows=rows,
                     segment=segment,
@@ -101,6 +109,11 @@ class LayerCache:
                 head_group.residual_positions,
             )
         ]
+
+    @property
+    def latent(self) -> bool:
+        """Whether an entry is one vector, its key and its value."""
+        return self.values is self.keys
 
     @property
     def kv_heads(self) -> int:
@@ -194,6 +207,7 @@ class LayerCache:
             device=self.keys.device,
             segments=segments,
             head_alias=self.head_alias,
+            latent=self.latent,
         )
 
     def in_order(self, each: Sequence[Tensor]) -> Tensor:
@@ -287,6 +301,7 @@ class LayerCache:
             decode_rows=decode_rows,
             segments=segments,
             head_alias=head_alias,
+            latent=chosen[0].source.latent,
         )
         if prepare is not None:
             prepare(layer)

@@ -21,36 +21,39 @@ class Packed:
 
     Attributes:
         keys: minus `mean`.
-        values: as they are.
+        values: as they are; of latents (MLA) the very object that has the keys, in their bits.
         positions: `(batch, heads, entries)` int32.
         mean: `(batch, heads, dim)` float32, of the keys when the first were packed. It shifts all
-            products with a query alike, and is added to them again, exactly.
+            products with a query alike, and is added to them again, exactly. Of latents it is 0.
         bits: how they were quantized.
     """
 
     keys: Quantized | ByChannel
-    values: Quantized
+    values: Quantized | ByChannel
     positions: Tensor
     mean: Tensor
     bits: KVBits
 
     @classmethod
-    def empty(cls, count: int, mean: Tensor, bits: KVBits) -> "Packed":
+    def empty(cls, count: int, mean: Tensor, bits: KVBits, *, latent: bool) -> "Packed":
         """Room for `count` entries a head.
 
         Args:
             mean: what keys will be centered by, `(batch, heads, dim)` float32.
+            latent: an entry is one vector, its key and its value.
         """
         batch, heads, dim = mean.shape
         shape, device = (batch, heads, count, dim), mean.device
         kind = ByChannel if bits.by_channel else Quantized
-        return cls(
-            kind.empty(shape, bits.keys, bits.group, device),
-            Quantized.empty(shape, bits.values, bits.group, device),
-            torch.empty(shape[:3], dtype=torch.int32, device=device),
-            mean,
-            bits,
-        )
+        keys = kind.empty(shape, bits.keys, bits.group, device)
+        values = keys if latent else Quantized.empty(shape, bits.values, bits.group, device)
+        positions = torch.empty(shape[:3], dtype=torch.int32, device=device)
+        return cls(keys, values, positions, mean, bits)
+
+    @property
+    def latent(self) -> bool:
+        """Whether an entry is one vector, its key and its value."""
+        return self.values is self.keys
 
     @property
     def count(self) -> int:
@@ -75,7 +78,7 @@ class Packed:
     def arrays(self) -> tuple[np.ndarray, ...]:
         """What compiled loops take, of one sequence on a CPU: codes, scales and zeros of keys and
         of values, positions, mean; scales and zeros as the 16 bits they are."""
-        assert isinstance(self.keys, Quantized)
+        assert isinstance(self.keys, Quantized) and isinstance(self.values, Quantized)
         sides = (
             array
             for side in (self.keys, self.values)
@@ -90,7 +93,8 @@ class Packed:
     def write(self, part: slice, keys: Tensor, values: Tensor, positions: Tensor) -> None:
         """Round entries, `(batch, heads, n, dim)` and `(batch, heads, n)`, into n of the places."""
         self.keys.write(part, keys.float() - self.mean[:, :, None])
-        self.values.write(part, values)
+        if not self.latent:
+            self.values.write(part, values)
         self.positions[:, :, part] = positions
 
     def putting(
@@ -102,11 +106,10 @@ class Packed:
             positions: theirs, `(batch, heads)` int32.
             where: `(batch, heads)` bool; elsewhere nothing changes.
         """
-        assert isinstance(self.keys, Quantized)
-        sides = (
-            self.keys.putting(places, keys.float() - self.mean, where),
-            self.values.putting(places, values, where),
-        )
+        assert isinstance(self.keys, Quantized) and isinstance(self.values, Quantized)
+        sides = [self.keys.putting(places, keys.float() - self.mean, where)]
+        if not self.latent:
+            sides.append(self.values.putting(places, values, where))
         index = places[..., None]
         held = self.positions.gather(2, index)
         placed = torch.where(where[..., None], positions[..., None], held)
@@ -120,12 +123,11 @@ class Packed:
 
     def replacing(self, at: Places, keys: Tensor, values: Tensor, positions: Tensor) -> Write:
         """Round entries, `(n, dim)` with positions `(n,)`, to go into n places."""
-        assert isinstance(self.keys, Quantized)
+        assert isinstance(self.keys, Quantized) and isinstance(self.values, Quantized)
         batch, heads, _ = at
-        sides = (
-            self.keys.replacing(at, keys.float() - self.mean[batch, heads]),
-            self.values.replacing(at, values),
-        )
+        sides = [self.keys.replacing(at, keys.float() - self.mean[batch, heads])]
+        if not self.latent:
+            sides.append(self.values.replacing(at, values))
 
         def write() -> None:
             for side in sides:
@@ -136,17 +138,18 @@ class Packed:
 
     def copy(self, others: "Packed", where: Tensor) -> None:
         """Take over others, as many, as they are, `where` `(batch, heads, entries)` is True."""
-        assert isinstance(self.keys, Quantized) and isinstance(others.keys, Quantized)
-        self.keys.copy(others.keys, where)
-        self.values.copy(others.values, where)
+        for mine, theirs in ((self.keys, others.keys), (self.values, others.values)):
+            assert isinstance(mine, Quantized) and isinstance(theirs, Quantized)
+            mine.copy(theirs, where)
         self.positions.copy_(torch.where(where, others.positions, self.positions))
 
     def take(self, places: Tensor, heads: list[int]) -> "Packed":
         """A copy of some entries, as they are: `places` `(batch, heads, n)` of some heads."""
-        assert isinstance(self.keys, Quantized)
+        assert isinstance(self.keys, Quantized) and isinstance(self.values, Quantized)
+        keys = self.keys.take(places, heads)
         return Packed(
-            self.keys.take(places, heads),
-            self.values.take(places, heads),
+            keys,
+            keys if self.latent else self.values.take(places, heads),
             of_heads(self.positions, heads).gather(2, places),
             of_heads(self.mean, heads).clone(),
             self.bits,
@@ -154,9 +157,10 @@ class Packed:
 
     def joined(self, later: "Packed") -> "Packed":
         """These entries and others behind them, with the same mean; copied."""
+        keys = self.keys.joined(later.keys)  # type: ignore[arg-type]
         return Packed(
-            self.keys.joined(later.keys),  # type: ignore[arg-type]
-            self.values.joined(later.values),
+            keys,
+            keys if self.latent else self.values.joined(later.values),  # type: ignore[arg-type]
             torch.cat([self.positions, later.positions], 2),
             self.mean,
             self.bits,

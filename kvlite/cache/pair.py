@@ -59,12 +59,18 @@ class Half:
     """One layer of a pair, as the segment of a head group.
 
     Attributes:
+        values: of latents (MLA) the very object that has the keys.
         positions: `(batch, heads, entries)` int32, ascending; shared with the other layer.
     """
 
     keys: Merged
     values: Merged
     positions: Tensor
+
+    @property
+    def latent(self) -> bool:
+        """Whether an entry is one vector, its key and its value."""
+        return self.values is self.keys
 
     @property
     def start(self) -> int:
@@ -110,7 +116,9 @@ Pair = tuple[Half, Half]
 def joined(earlier: Pair, later: Pair) -> Pair:
     """Entries of two pairs, one after the other, as one pair; copied as they are."""
     keys = _joined([half.keys for half in earlier], [half.keys for half in later])
-    values = _joined([half.values for half in earlier], [half.values for half in later])
+    values = keys
+    if not later[0].latent:
+        values = _joined([half.values for half in earlier], [half.values for half in later])
     positions = torch.cat([earlier[0].positions, later[0].positions], 2)
     lower, upper = (Half(*each, positions) for each in zip(keys, values, strict=True))
     return lower, upper

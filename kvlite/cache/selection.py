@@ -213,8 +213,8 @@ class Selection:
         packed_source = self.source.packed_source
         if packed_source is None or packed_source.packed.bits != bits:
             keys = self.source.keys[:, :, : self.source.used]
-            mean = keys.mean(2, dtype=torch.float32)
-            return self._rounded(middle, of_heads(mean, self.rows).clone(), bits)
+            mean = of_heads(keys.mean(2, dtype=torch.float32), self.rows).clone()
+            return self._rounded(middle, mean.zero_() if self.source.latent else mean, bits)
         heads, places = (
             [packed_source.rows[row] for row in self.rows],
             self._places(packed_source, middle),
@@ -238,10 +238,12 @@ class Selection:
 
     def _rounded(self, part: slice, mean: Tensor, bits: KVBits) -> Packed:
         """A part of them, quantized now."""
-        made = Packed.empty(part.stop - part.start, mean, bits)
+        latent = self.source.latent
+        made = Packed.empty(part.stop - part.start, mean, bits, latent=latent)
         for own in self.blocks(part):
             to = slice(own.start - part.start, own.stop - part.start)
-            made.write(to, self.keys(own), self.values(own), self.positions(own))
+            keys = self.keys(own)
+            made.write(to, keys, keys if latent else self.values(own), self.positions(own))
         return made
 
 

@@ -83,13 +83,16 @@ class LayerWriter:
         if head_group.rows is not None:
             plain["remembered"] = self.tensor(f"{name}.rows", head_group.rows[..., :used])
         positions = head_group.residual_positions
+        keys = values = self.tensor(f"{name}.keys", head_group.residual_keys[:, :, own])
+        if not head_group.latent:
+            values = self.tensor(f"{name}.values", head_group.residual_values[:, :, own])
         return {
             "heads": list(head_group.heads),
             "capacity": head_group.capacity,
             "used": used,
             "newest_row": head_group.history_index,
-            "keys": self.tensor(f"{name}.keys", head_group.residual_keys[:, :, own]),
-            "values": self.tensor(f"{name}.values", head_group.residual_values[:, :, own]),
+            "keys": keys,
+            "values": values,
             "positions": self.tensor(f"{name}.positions", positions[:, :, own]),
             "front": self._object(head_group.segment),
             "former": self._object(head_group.packed_before),
@@ -145,6 +148,7 @@ class LayerReader:
         objects: as of `LayerWriter`; each is made when it is first asked for, and only once.
         device, dtype: of all layers.
         seen: tokens read; all positions are below.
+        latent: entries are one vector, key and value.
     """
 
     source: Source
@@ -152,6 +156,7 @@ class LayerReader:
     device: torch.device
     dtype: torch.dtype
     seen: int
+    latent: bool
     _made: dict[int, Any] = field(default_factory=dict)
     _tensors: dict[str, Tensor] = field(default_factory=dict)
 
@@ -184,6 +189,7 @@ class LayerReader:
             decode_rows=plain["rows"],
             segments=[self._object(each["front"], Packed | Half) for each in head_groups],
             head_alias=head_alias,
+            latent=self.latent,
         )
         if prepare is not None:
             prepare(layer)
@@ -214,12 +220,14 @@ class LayerReader:
         require(head_group.segment_len <= used <= head_group.capacity)
         own = slice(0, used - head_group.segment_len)
         self.source.fill(plain["keys"], head_group.residual_keys[:, :, own])
-        self.source.fill(plain["values"], head_group.residual_values[:, :, own])
+        require((plain["values"] == plain["keys"]) == self.latent)
+        if not self.latent:
+            self.source.fill(plain["values"], head_group.residual_values[:, :, own])
         self.source.fill(plain["positions"], head_group.residual_positions[:, :, own])
         self._require_seen(head_group.residual_positions[:, :, own])
         if segment is not None:
             require(segment.start <= own.stop and segment.positions.shape[:2] == (1, heads))
-            require(_dim(segment) == dim)
+            require(_dim(segment) == dim and segment.latent == self.latent)
             self._require_seen(segment.positions)
         if head_group.rows is not None:
             require(-1 <= plain["newest_row"] < head_group.rows.shape[2])
@@ -227,7 +235,8 @@ class LayerReader:
         head_group.used, head_group.history_index = used, plain["newest_row"]
         head_group.packed_before = self._object(plain["former"], PackedSource)
         if head_group.packed_before is not None:
-            require(_dim(head_group.packed_before.packed) == dim)
+            packed = head_group.packed_before.packed
+            require(_dim(packed) == dim and packed.latent == self.latent)
             require(len(head_group.packed_before.rows) == heads)
 
     def _require_seen(self, positions: Tensor) -> None:

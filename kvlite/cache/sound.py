@@ -68,7 +68,9 @@ def _packed(held: Packed) -> None:
     batch, heads, dim = held.mean.shape
     _of(held.mean, torch.float32, batch, heads, dim)
     _of(held.positions, torch.int32, batch, heads, held.count)
-    for each, bits in ((held.keys, held.bits.keys), (held.values, held.bits.values)):
+    require(held.latent or isinstance(held.values, Quantized))
+    of_values = held.bits.keys if held.latent else held.bits.values
+    for each, bits in ((held.keys, held.bits.keys), (held.values, of_values)):
         require(each.bits == bits)
         _of(each.codes, torch.uint8, batch, heads, held.count, dim * bits // 8)
 

@@ -247,7 +247,9 @@ class Snapshot(TensorFile):
         plain, shape = self.values["cache"], model.shape
         require(len(plain["layers"]) == shape.layers and 0 <= plain["seen"] <= tokens)
         # A token that was being written when memory ran out is in some layers already.
-        reader = LayerReader(self, plain["objects"], model.device, model.dtype, tokens + 1)
+        reader = LayerReader(
+            self, plain["objects"], model.device, model.dtype, tokens + 1, shape.latent
+        )
         layers = [*map(reader.layer, plain["layers"], shape.kv_sizes)]
         states = reader.states(plain.get("states", {}))
         require_states(states, shape, model.dtype)

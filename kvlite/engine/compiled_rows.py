@@ -113,8 +113,10 @@ def _addresses(head_group: KVHeadGroup) -> list[int]:
     segment = head_group.segment
     if segment is None:
         return exact + _NONE_PACKED
-    assert isinstance(segment, Packed) and isinstance(segment.keys, Quantized)
-    bits = segment.bits.keys, segment.bits.values, segment.keys.groups, segment.values.groups
+    assert isinstance(segment, Packed)
+    keys, values = segment.keys, segment.values
+    assert isinstance(keys, Quantized) and isinstance(values, Quantized)
+    bits = keys.bits, values.bits, keys.groups, values.groups
     packed = [each.data_ptr() for each in segment.tensors]
     return [*exact, segment.count, segment.start, *bits, *packed]
 

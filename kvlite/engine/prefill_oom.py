@@ -51,7 +51,7 @@ def reserve_for(run: PrefillState, index: int, oom_policy: OOMPolicy) -> None:
     else:
         held = length + max(used for _, used in run.cache.layers[index].lengths)
     heads, dim = shape.kv_sizes[index]
-    storage = heads * held * entry_bytes(dim, itemsize)
+    storage = heads * held * entry_bytes(dim, itemsize, latent=shape.latent)
     # A chunk's widest activations: queries to outputs, and the MLP's three.
     row = (3 * shape.intermediate + 4 * shape.hidden) * itemsize
     every = prefill_oom_actions(run)

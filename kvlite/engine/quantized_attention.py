@@ -115,7 +115,7 @@ def compiled(
 
     segment, held = head_group.segment, head_group.residual_len
     assert isinstance(segment, Packed)
-    sizes = segment.start, segment.bits.keys, segment.bits.values
+    sizes = segment.start, segment.keys.bits, segment.values.bits
     own = head_group.residual_keys.numpy()[0], head_group.residual_values.numpy()[0]
     sinks = None if softmax.sinks is None else softmax.sinks.view(queries.shape[1:3]).numpy()
     given = own, held, segment.arrays(), sizes, softmax.softcap, sinks
@@ -135,7 +135,8 @@ def fused(
     from kvlite.ops.triton_decode import attend_quantized
 
     segment = head_group.segment
-    assert isinstance(segment, Packed) and isinstance(segment.keys, Quantized)
+    assert isinstance(segment, Packed)
+    assert isinstance(segment.keys, Quantized) and isinstance(segment.values, Quantized)
     near, values = _exact(queries, head_group, softmax, last)
     hadamard = rotation(queries.shape[-1], queries.device)
     shift = (queries @ segment.mean[..., None]).squeeze(-1)

@@ -62,11 +62,13 @@ class Budget:
                 f"--budget {self.nbytes} bytes cannot be kept by {method.spec}, whose lines vary "
                 "in length: give a number of entries"
             )
-        line = _LineBytes(shape.head_dim, itemsize, 4 * method.decoding.rows, bits)
+        line = _LineBytes(
+            shape.head_dim, itemsize, 4 * method.decoding.rows, bits, latent=shape.latent
+        )
         grown = 0 if method.decoding.bounded else longest + ROOM
         most = seen + longest + ROOM
         sliding = sum(
-            kv_heads * _LineBytes(dim, itemsize, 0, bits).of(min(window, most))
+            kv_heads * _LineBytes(dim, itemsize, 0, bits, latent=shape.latent).of(min(window, most))
             for window, (kv_heads, dim) in zip(shape.windows, shape.kv_sizes, strict=True)
             if window is not None
         )
@@ -85,11 +87,13 @@ class Budget:
 class _LineBytes:
     """Converts between the entries of one KV head in one layer and bytes."""
 
-    def __init__(self, dim: int, itemsize: int, remembered: int, bits: KVBits | None) -> None:
-        self.exact = entry_bytes(dim, itemsize) + remembered
+    def __init__(
+        self, dim: int, itemsize: int, remembered: int, bits: KVBits | None, *, latent: bool
+    ) -> None:
+        self.exact = entry_bytes(dim, itemsize, latent=latent) + remembered
         self.packed, self.mean, self.recent = self.exact, 0, 0
         if bits is not None:
-            self.packed = bits.entry_bytes(dim) + remembered
+            self.packed = bits.entry_bytes(dim, latent=latent) + remembered
             self.mean = 4 * dim
             self.recent = bits.sinks + bits.recent + PACKED_ROOM
             self.recent += bits.group if bits.by_channel else 0

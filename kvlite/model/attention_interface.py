@@ -76,7 +76,7 @@ def _attention(
     if own.neighbors:
         width = module.qk_rope_head_dim if own.latent else _turned(query, module.config)
         query, key = (_halves(each, width) for each in (query, key))
-    out = kvlite.attend(query, key, value, softmax)
+    out = kvlite.attend(query, key, key if own.latent else value, softmax)
     if own.latent:
         out = values_of(module, out)
     return out.transpose(1, 2).contiguous(), None

@@ -128,9 +128,12 @@ class LoadedModel:
         if self.draft is not None:
             yield from self.draft.tensors()
 
-    def empty_cache(self) -> KVCache:
-        """An empty cache for one sequence of this model."""
-        return KVCache.empty(self.shape.kv_sizes, dtype=self.dtype, device=self.device)
+    def empty_cache(self, batch: int = 1) -> KVCache:
+        """An empty cache for sequences of this model."""
+        sizes, latent = self.shape.kv_sizes, self.shape.latent
+        return KVCache.empty(
+            sizes, dtype=self.dtype, device=self.device, batch=batch, latent=latent
+        )
 
     def embed(self, token_ids: Tensor) -> Tensor:
         """Hidden states `(batch, n, hidden)` of token ids `(batch, n)`."""

@@ -119,6 +119,7 @@ class ModelShape:
         lenders: layers whose entries those behind the last layer attend to, too.
         chosen_experts: experts of a layer that a token is routed to, where there are any.
         aligned: windows do not slide: each begins where the one before ends.
+        latent: an entry is one vector, its key and its value (MLA).
     """
 
     model_type: str
@@ -140,6 +141,7 @@ class ModelShape:
     lenders: tuple[int, ...] = ()
     chosen_experts: int = 0
     aligned: bool = False
+    latent: bool = False
 
     @property
     def kv_sizes(self) -> tuple[tuple[int, int], ...]:
@@ -186,7 +188,7 @@ class ModelShape:
 
     def entry_bytes(self, itemsize: int) -> int:
         """As `entry_bytes`, of a layer that sees everything."""
-        return entry_bytes(self.head_dim, itemsize)
+        return entry_bytes(self.head_dim, itemsize, latent=self.latent)
 
     def full_kv_bytes(self, tokens: int, itemsize: int, batch: int = 1) -> int:
         """Bytes of keys and values of `tokens` if methods kept all; windows still drop."""
@@ -194,7 +196,7 @@ class ModelShape:
             self.entries(window, tokens) * heads * dim
             for window, (heads, dim) in zip(self.windows, self.kv_sizes, strict=True)
         )
-        return batch * 2 * numbers * itemsize
+        return batch * (1 if self.latent else 2) * numbers * itemsize
 
     def entries(self, window: int | None, tokens: int) -> int:
         """What a layer with this window holds after so many tokens, if no method cuts it."""
@@ -203,9 +205,10 @@ class ModelShape:
         return tokens % window if self.aligned else min(tokens, window)
 
 
-def entry_bytes(dim: int, itemsize: int) -> int:
-    """Bytes of one entry of one KV head: key, value, int32 position."""
-    return 2 * dim * itemsize + 4
+def entry_bytes(dim: int, itemsize: int, *, latent: bool) -> int:
+    """Bytes of one entry of one KV head: key, value, int32 position. Where it is `latent`, its key
+    is its value."""
+    return (1 if latent else 2) * dim * itemsize + 4
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -308,6 +311,7 @@ def shape_of(config: Any) -> ModelShape:
         lenders=tuple(sorted({*own.borrowed(config).values()})),
         chosen_experts=experts_per_token(config),
         aligned=own.aligned,
+        latent=own.latent,
     )
 
 

@@ -367,6 +367,7 @@ def _roomy_like(layer: LayerCache, sizes: Sequence[int], rows: int) -> LayerCach
         device=layer.keys.device,
         decode_rows=rows,
         head_alias=layer.head_alias,
+        latent=layer.latent,
     )
 
 

@@ -3,7 +3,6 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from kvlite.cache import KVCache
 from kvlite.methods.engine_config import EngineConfig
 from kvlite.methods.layer_policy import can_recall, layer_policies, loses
 from kvlite.model.calibration import Calibration
@@ -78,7 +77,7 @@ class Forecaster:
         if recalls and loses(method, budget, tokens, longest, bits):
             store = HostKVStore.empty(shape, dtype, config.recall_bits)
         model = self.model(weights, streamed)
-        cache = KVCache.empty(shape.kv_sizes, dtype=dtype, device=model.device, batch=batch)
+        cache = model.empty_cache(batch)
         policies = layer_policies(method, shape, budget, tokens, None, tokens, bits)
         recalled = 0 if store is None else config.settings.recall_entries
         task = Task(tokens, longest, 0, chunk, recalled)

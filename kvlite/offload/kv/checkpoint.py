@@ -146,6 +146,7 @@ def _cut(layer: HostKVLayer, mark: _LayerMark) -> LayerCache:
         dtype=keys.dtype,
         device=keys.device,
         segments=[segment if count else None],
+        latent=head_group.latent,
     )
     (made,) = cut.head_groups
     made.residual_keys[:], made.residual_values[:] = keys, values

@@ -27,7 +27,8 @@ def move_storage(
     """
     held = {tensor.untyped_storage().data_ptr(): tensor for tensor in tensors}
     homes = dict(zip(held, homes_for(list(held.values())), strict=True))
-    for tensor in [*layer.views, *tensors]:
+    every = {id(tensor): tensor for tensor in [*layer.views, *tensors]}
+    for tensor in every.values():
         home = homes[tensor.untyped_storage().data_ptr()]
         offset, size, stride = tensor.storage_offset(), tensor.shape, tensor.stride()
         tensor.set_(home.untyped_storage(), offset, size, stride)

@@ -25,9 +25,9 @@ def host_kv_bytes(
     for window, (heads, dim) in zip(shape.windows, shape.kv_sizes, strict=True):
         entries = tokens + reserve if window is None else min(window, tokens)
         packed = 0 if bits is None or window is not None else bits.packed(tokens)
-        line = (entries - packed) * entry_bytes(dim, itemsize)
+        line = (entries - packed) * entry_bytes(dim, itemsize, latent=shape.latent)
         if bits is not None and packed:
-            line += packed * bits.entry_bytes(dim) + 4 * dim
+            line += packed * bits.entry_bytes(dim, latent=shape.latent) + 4 * dim
         total += heads * line
     return total
 

@@ -174,7 +174,7 @@ def _arrays(head_group: KVHeadGroup) -> tuple[Any, ...]:
     )
     if not isinstance(segment, Packed):
         return own, _none_packed(len(head_group.heads)), (0, 0, 0)
-    return own, segment.arrays(), (segment.start, segment.bits.keys, segment.bits.values)
+    return own, segment.arrays(), (segment.start, segment.keys.bits, segment.values.bits)
 
 
 @cache

@@ -74,7 +74,7 @@ def store_of(
         store.transfer = transfer_to(model.device)
     require(len(plain["layers"]) == shape.layers)
     host = torch.device("cpu")
-    reader = LayerReader(source, plain["objects"], host, model.dtype, store.seen)
+    reader = LayerReader(source, plain["objects"], host, model.dtype, store.seen, shape.latent)
     parts = zip(plain["layers"], shape.windows, shape.kv_sizes, strict=True)
     for index, (each, window, size) in enumerate(parts):
         pin = store.transfer.pin if store.transfer is not None and window is None else None

@@ -132,8 +132,8 @@ class HostKVStore:
     @classmethod
     def empty(cls, shape: ModelShape, dtype: torch.dtype, bits: KVBits | None) -> "HostKVStore":
         """A store that has read nothing, for one sequence; `dtype` is that of keys and values."""
-        caches = KVCache.empty(shape.kv_sizes, dtype=dtype, device=torch.device("cpu")).layers
-        layers = [*map(HostKVLayer, caches, shape.windows)]
+        empty = KVCache.empty(shape.kv_sizes, dtype=dtype, device=HOST, latent=shape.latent)
+        layers = [*map(HostKVLayer, empty.layers, shape.windows)]
         return cls(layers, bits)
 
     @property
@@ -287,6 +287,7 @@ class HostKVStore:
             dtype=keys.dtype,
             device=device,
             decode_rows=int(bool(scored_by)),
+            latent=source.cache.latent,
         )
         (made,), every = layer.head_groups, slice(0, source.read)
         if head_group.segment is None and self.transfer is not None:

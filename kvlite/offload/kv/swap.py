@@ -132,7 +132,8 @@ def _segment(head_group: KVHeadGroup) -> "Segment | None":
     packed = head_group.segment
     if packed is None:
         return None
-    assert isinstance(packed, Packed) and isinstance(packed.keys, Quantized)
+    assert isinstance(packed, Packed)
+    assert isinstance(packed.keys, Quantized) and isinstance(packed.values, Quantized)
     turn = rotation(packed.mean.shape[2], packed.mean.device)
     sides = packed.keys, packed.values, packed.mean
     return Segment(packed.start, packed.positions, *sides, turn)

@@ -53,19 +53,18 @@ class KVTransfer:
         own = slice(head_group.used, head_group.used + count)
         with self._aside():
             _copy(head_group.residual_keys[:, :, own], keys)
-            _copy(head_group.residual_values[:, :, own], values)
+            if not head_group.latent:
+                _copy(head_group.residual_values[:, :, own], values)
             target = head_group.residual_positions[:, :, own]
             _copy(target, positions.expand(target.shape))
         head_group.used += count
 
     def restore(self, head_group: KVHeadGroup, made: KVHeadGroup, count: int) -> None:
         """Copy the first entries of an exact head group in host memory into one on the device."""
-        for target, source in (
-            (made.residual_keys, head_group.residual_keys),
-            (made.residual_values, head_group.residual_values),
-            (made.residual_positions, head_group.residual_positions),
-        ):
-            _copy(target[:, :, :count], source[:, :, :count])
+        _copy(made.residual_keys[:, :, :count], head_group.residual_keys[:, :, :count])
+        if not made.latent:
+            _copy(made.residual_values[:, :, :count], head_group.residual_values[:, :, :count])
+        _copy(made.residual_positions[:, :, :count], head_group.residual_positions[:, :, :count])
 
     def put(
         self, head_group: KVHeadGroup, keys: Tensor, values: Tensor, position: int, index: Index
@@ -108,6 +107,8 @@ class KVTransfer:
             torch.cuda.current_stream(self.device).synchronize()
         self._land(lambda each: False)
         keys = self._gathered(source.residual_keys, heads, named)
+        if source.latent:
+            return keys, keys
         return keys, self._gathered(source.residual_values, heads, named)
 
     def wait(self) -> None:
