@@ -58,16 +58,10 @@ def make_case(seed: int = 0, context: int = 90, question: int = 12) -> Case:
     )
 
 
-class Made(Recipe):
-    """A recipe whose case is there."""
-
-    def case(self, tokenizer: Any) -> Case:
-        return make_case(self.seed)
-
-
 def recipes(seeds: Sequence[int]) -> list[Recipe]:
-    prepare: Any = None
-    return [Made("made", "up", 102, 0.5, seed, prepare) for seed in seeds]
+    return [
+        Recipe("made", "up", 102, 0.5, seed, lambda _, seed=seed: make_case(seed)) for seed in seeds
+    ]
 
 
 @pytest.mark.cases(1)

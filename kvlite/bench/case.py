@@ -70,7 +70,7 @@ class Recipe:
         length: tokens asked for; the prompt has at most as many.
         depth: where in the context the needle is, 0 to 1; None if there is no such place.
         seed: which of several of its kind.
-        prepare: how its text is made.
+        case: makes it, given the model's tokenizer.
     """
 
     task: str
@@ -78,32 +78,38 @@ class Recipe:
     length: int
     depth: float | None
     seed: int
-    prepare: Callable[[], Made]
+    case: Callable[[Any], Case]
 
     @property
     def columns(self) -> dict[str, Any]:
         """Which case it is, as rows name it."""
         return {name: getattr(self, name) for name in ("task", "kind", "length", "depth", "seed")}
 
-    def case(self, tokenizer: Any) -> Case:
-        """The longest puzzle that fits, in tokens.
 
-        Raises:
-            SettingError: not even a puzzle of no units fits.
-        """
-        puzzle = longest(tokenizer, self.prepare(), self.length, f"{self.task} {self.kind}")
-        ids = _prompt(tokenizer, puzzle)
-        begins = _common(ids, _read(tokenizer, f"{puzzle.context}\n\n"))
-        forced, at_keys = _forced(tokenizer, puzzle)
-        return Case(
-            context=tuple(ids[:begins]),
-            question=tuple(ids[begins:]),
-            keys=puzzle.keys,
-            words=puzzle.words,
-            forced=tuple(forced),
-            at_keys=tuple(at_keys),
-            new_tokens=answer_tokens(len(forced)),
-        )
+def fitted(prepare: Callable[[], Made], length: int, about: str, tokenizer: Any) -> Case:
+    """A case of the longest puzzle that fits.
+
+    Args:
+        prepare: how its text is made.
+        length: of the prompt, in tokens.
+        about: what it is, for errors.
+
+    Raises:
+        SettingError: not even a puzzle of no units fits.
+    """
+    puzzle = longest(tokenizer, prepare(), length, about)
+    ids = _prompt(tokenizer, puzzle)
+    begins = begun_alike(ids, first_message(tokenizer, f"{puzzle.context}\n\n"))
+    forced, at_keys = forced_answer(tokenizer, puzzle.words, puzzle.keys)
+    return Case(
+        context=tuple(ids[:begins]),
+        question=tuple(ids[begins:]),
+        keys=puzzle.keys,
+        words=puzzle.words,
+        forced=tuple(forced),
+        at_keys=tuple(at_keys),
+        new_tokens=answer_tokens(len(forced)),
+    )
 
 
 def longest(tokenizer: Any, made: Made, length: int, about: str) -> Puzzle:
@@ -143,10 +149,10 @@ def require_fit(recipes: Sequence[Recipe], tokenizer: Any) -> None:
 
 
 def _prompt(tokenizer: Any, puzzle: Puzzle) -> list[int]:
-    return _read(tokenizer, f"{puzzle.context}\n\n{asked(tokenizer, puzzle.question)}")
+    return first_message(tokenizer, f"{puzzle.context}\n\n{asked(tokenizer, puzzle.question)}")
 
 
-def _read(tokenizer: Any, text: str) -> list[int]:
+def first_message(tokenizer: Any, text: str) -> list[int]:
     """Token ids as a conversation reads its first message."""
     whole = whole_characters(text)
     if tokenizer.chat_template is None:
@@ -155,7 +161,7 @@ def _read(tokenizer: Any, text: str) -> list[int]:
     return said_tokens(tokenizer, whole, opening=True, first=True)
 
 
-def _common(ids: list[int], others: list[int]) -> int:
+def begun_alike(ids: list[int], others: list[int]) -> int:
     """How many tokens two prompts begin with alike: those of the context, since one of them has
     no question."""
     pairs = zip(ids, others, strict=False)
@@ -163,12 +169,12 @@ def _common(ids: list[int], others: list[int]) -> int:
     return next((index for index, (one, other) in enumerate(pairs) if one != other), least)
 
 
-def _forced(tokenizer: Any, puzzle: Puzzle) -> tuple[list[int], list[int]]:
+def forced_answer(tokenizer: Any, words: str, keys: Sequence[str]) -> tuple[list[int], list[int]]:
     """The right answer's tokens to the end of its last key, and which of them belong to keys."""
-    encoded = tokenizer(puzzle.words, add_special_tokens=False, return_offsets_mapping=True)
+    encoded = tokenizer(words, add_special_tokens=False, return_offsets_mapping=True)
     spans, end = [], 0
-    for key in puzzle.keys:
-        begin = puzzle.words.index(key, end)
+    for key in keys:
+        begin = words.index(key, end)
         end = begin + len(key)
         spans.append((begin, end))
     offsets = encoded["offset_mapping"]

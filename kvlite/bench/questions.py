@@ -11,7 +11,7 @@ from threading import Event
 from typing import Any, ClassVar
 
 from kvlite.bench.batch_decode import answers, surprise
-from kvlite.bench.case import MOST_ANSWER, Case, Made, Recipe, require_fit
+from kvlite.bench.case import MOST_ANSWER, Case, Made, Recipe, fitted, require_fit
 from kvlite.bench.fork import Branch, Choice, parties, read_turns
 from kvlite.bench.grid import fitting_prose, require_known, require_memory
 from kvlite.bench.marks import found, leading, rouge_1
@@ -98,7 +98,12 @@ class QuestionTask(GridTask[QuestionRow]):
         return [
             Recipe(
                 self.name, kind, length, depth, seed,
-                partial(self.make, tokenizer, prose, kind, length, depth, seed),
+                partial(
+                    fitted,
+                    partial(self.make, tokenizer, prose, kind, length, depth, seed),
+                    length,
+                    f"{self.name} {kind}",
+                ),
             )
             for seed, length, (kind, depth) in product(
                 range(self.repeats), self.tokens, self.places

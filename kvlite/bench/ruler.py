@@ -9,18 +9,28 @@ what an answer needs is hardest where it needs much (Text2JSON).
 
 import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass, replace
+from functools import partial
+from io import StringIO
 from itertools import pairwise, product
 from random import Random
 from string import ascii_uppercase
 from typing import Any, ClassVar
 
-from kvlite.bench.case import Made, Puzzle
+from kvlite.bench.case import Made, Puzzle, Recipe
 from kvlite.bench.grid import require_known
 from kvlite.bench.prose import begun_elsewhere, hidden_in, names, numbers
 from kvlite.bench.questions import QuestionTask
+from kvlite.errors import SettingError
 
 NEEDLES, MANY, HOPS, COMMON, TIMES, RARE_TIMES = 4, 8, 4, 10, 30, 3
+
+RULERS_OWN = ("niah_single_1", "niah_multikey_2", "niah_multikey_3", "vt", "cwe", "fwe")
+"""Tasks whose prompts are RULER's own."""
+
+LEAST_OF_RULER = 1000
+"""Tokens of such a prompt at least: RULER's example and text have to fit."""
 
 _NOISE = (
     "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again. "
@@ -37,13 +47,33 @@ class Ruler(QuestionTask):
     tasks: list[str]
 
     def __post_init__(self) -> None:
-        require_known("--task", self.tasks, TASKS)
+        require_known("--task", self.tasks, [*TASKS, *RULERS_OWN])
+        if not set(RULERS_OWN).isdisjoint(self.tasks):
+            if (shortest := min(self.tokens)) < LEAST_OF_RULER:
+                raise SettingError(
+                    f"--tokens {shortest} is too short for RULER's own prompts: give at least "
+                    f"{LEAST_OF_RULER}"
+                )
+            _prompts()
         super().__post_init__()
 
     @property
     def places(self) -> Iterable[tuple[str, float | None]]:
         """Every task; they have no depth."""
         return product(self.tasks, [None])
+
+    def prompts(self, tokenizer: Any, prose: str) -> list[Recipe]:
+        """All prompts; RULER's own are lm_eval's first ones."""
+        own, made = set(RULERS_OWN), super().prompts(tokenizer, prose)
+        if own.isdisjoint(self.tasks):
+            return made
+        case = partial(_prompts().case, self.repeats)
+        return [
+            replace(each, case=partial(case, each.kind, each.length, each.seed))
+            if each.kind in own
+            else each
+            for each in made
+        ]
 
     def make(
         self, tokenizer: Any, prose: str, kind: str, length: int, depth: float | None, seed: int
@@ -138,6 +168,20 @@ def _common_words(tokenizer: Any, prose: str, seed: int, length: int) -> Made:
     # Past this, rare words would stand as often as common ones.
     most = COMMON * TIMES + (RARE_TIMES * len(rare))
     return build, min(length, most)
+
+
+def _prompts() -> Any:
+    """The module that needs lm_eval."""
+    try:
+        # It tells of data of other tasks that it looks for.
+        with redirect_stdout(StringIO()), redirect_stderr(StringIO()):
+            from kvlite.bench import ruler_prompts
+    except ImportError as error:
+        raise SettingError(
+            f"--task {', '.join(RULERS_OWN)} need lm-evaluation-harness, which is not installed: "
+            "pip install 'kvlite[eval]'"
+        ) from error
+    return ruler_prompts
 
 
 def _listed(words: Sequence[str]) -> str:

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 from kvlite.bench.advice import Advice, TuneRow, advise, facts_known, frontier, lost, shown_share
 from kvlite.bench.batch_decode import step_together, surprise
-from kvlite.bench.case import MOST_ANSWER, Made, Recipe
+from kvlite.bench.case import MOST_ANSWER, Made, Recipe, fitted
 from kvlite.bench.fidelity import FidelityRow, fidelity
 from kvlite.bench.fork import Branch, Choice, parties
 from kvlite.bench.grid import choices, recalled, require_memory
@@ -111,7 +111,9 @@ class Tune(Task[TuneRow]):
         for part in range(ROUNDS):
             place = part * _GOLDEN % 1
             prepare = partial(_hidden, tokenizer, self.text, length, place, part)
-            fact = Recipe(self.name, "fact", length, place, part, prepare)
+            fact = Recipe(
+                self.name, "fact", length, place, part, partial(fitted, prepare, length, "tuning")
+            )
             work.append(
                 (_keys("fact", part, shared), partial(_fact, model, fact, shared, self.cancel))
             )

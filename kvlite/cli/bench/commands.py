@@ -121,9 +121,15 @@ RULER_TASKS = [
     "variables",
     "words",
 ]
+RULERS_OWN = ["niah_single_1", "niah_multikey_2", "niah_multikey_3", "vt", "cwe", "fwe"]
 Tasks = Annotated[
     list[str],
-    typer.Option("--task", callback=_once, help=f"{', '.join(RULER_TASKS)}; may be repeated"),
+    typer.Option(
+        "--task",
+        callback=_listed,
+        help=f"{', '.join(RULER_TASKS)}; RULER's own prompts (extra `eval`): "
+        f"{', '.join(RULERS_OWN)}; several with commas between",
+    ),
 ]
 
 
@@ -193,6 +199,8 @@ def ruler(
       kvlite bench ruler --task multi-query --task variables --question both --out run2
 
       kvlite bench ruler --tokens 4000 --question unknown --budget 256 --recall off,0,128
+
+      kvlite bench ruler --task niah_single_1,niah_multikey_2,vt,cwe,fwe --tokens 4096 --budget 512
     """
 
 
