@@ -192,7 +192,7 @@ class ConversationView:
             parts.chosen: record.questions,
             parts.model: self.service.model_name,
             parts.go_on: gr.Button(visible=ended in _CUT),
-            parts.tune: gr.Button(visible=bool(record.documents)),
+            parts.tune: gr.Button(visible=parts.models_here and bool(record.documents)),
             parts.answer: html,
             parts.difference: self.difference(),
             **parts.tuning.updates(record.documents, self.store.account(self.id, TUNED)),

@@ -10,6 +10,7 @@ from kvlite.config.environment import read_text
 from kvlite.config.settings import OPTIONS, Settings, checked
 from kvlite.errors import SettingError
 from kvlite.methods import METHODS
+from kvlite.web.openai_client import FIELDS
 
 from .words import WORDS
 
@@ -26,15 +27,28 @@ FOLDED: dict[str, tuple[str, ...]] = {
         *("frequency_penalty", "logit_bias", "seed", "speculate", "stop", "schema"),
     ),
 }
+# What a server is told.
+_SERVED = ("model", "system", "logit_bias", "schema", *FIELDS)
 
 
 @dataclass(frozen=True)
 class Models:
-    """The names of models to choose from, and whether others may be typed: any folder of this
-    machine, for instance."""
+    """The models to choose from.
+
+    Attributes:
+        listed: their names.
+        others: whether others may be typed: any folder of this machine, for instance.
+        here: whether they run on this machine. If not, a server answers, and what it cannot be told
+            or asked is not on the page.
+    """
 
     listed: Sequence[str] = ()
     others: bool = True
+    here: bool = True
+
+    def may_set(self, name: str) -> bool:
+        """Whether a setting makes a difference."""
+        return self.here or name in _SERVED
 
 
 def label_of(name: str) -> str:
@@ -50,11 +64,14 @@ def control(name: str, value: Any, models: Models) -> gr.components.Component:
         "label": label_of(name),
         "info": WORDS[name][1],
         "elem_id": f"set-{name.replace('_', '-')}",
+        "visible": models.may_set(name),
     }
     if name == "method":
         return gr.Dropdown([*METHODS], value=value, allow_custom_value=True, **common)
     if name == "model":
         names = list(dict.fromkeys([value, *models.listed]))
+        if not models.here:
+            common["info"] = "one of the server's"
         return gr.Dropdown(names, value=value, allow_custom_value=models.others, **common)
     if about["choices"]:
         return gr.Dropdown(list(about["choices"]), value=value, **common)

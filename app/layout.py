@@ -28,6 +28,7 @@ class Parts:
     """The page's components, by what they are for; made inside a `gr.Blocks`."""
 
     def __init__(self, settings: Settings, models: Models) -> None:
+        self.models_here = models.here
         # The browser knows what it shows, and says so with each event. A gr.State would be what it
         # shows when the server hears of the event.
         self.here = gr.Textbox("", visible="hidden", elem_id="here")
@@ -45,17 +46,19 @@ class Parts:
             self.model = gr.Button(
                 Path(settings.model).name, size="sm", variant="secondary", elem_id="model"
             )
-            self._conversation()
+            self._conversation(models)
         with gr.Sidebar(
             label="Memory, answer, settings", position="right", width=430, elem_id="side"
         ):
-            self.side = gr.Tabs()
+            self.side = gr.Tabs(selected="memory" if models.here else ANSWER_TAB)
             with self.side:
-                with gr.Tab("Memory", id="memory", elem_id="tab-memory"):
+                with gr.Tab("Memory", id="memory", elem_id="tab-memory", visible=models.here):
                     self.live = gr.HTML(elem_id="live", padding=False)
                 with gr.Tab("Answer", id=ANSWER_TAB, elem_id="tab-answer"):
-                    self._answer()
-                with gr.Tab("Models", id=MODELS_TAB, elem_id="tab-models") as self.models_tab:
+                    self._answer(models)
+                with gr.Tab(
+                    "Models", id=MODELS_TAB, elem_id="tab-models", visible=models.here
+                ) as self.models_tab:
                     self.models = ModelsTab(models)
                 with gr.Tab("Settings", id=SETTINGS_TAB, elem_id="tab-settings"):
                     self._settings(settings, models)
@@ -119,7 +122,7 @@ class Parts:
         self.export = gr.Textbox(elem_id="export-text", **hidden)
         self.export_name = gr.Textbox(elem_id="export-name", **hidden)
 
-    def _conversation(self) -> None:
+    def _conversation(self, models: Models) -> None:
         self.earlier = gr.Button(
             "Show earlier messages", visible=False, size="sm", elem_id="earlier"
         )
@@ -135,7 +138,7 @@ class Parts:
             allow_file_downloads=False,
             layout="bubble",
             placeholder="## Ask anything, or drop a document anywhere on this page",
-            examples=EXAMPLES,
+            examples=EXAMPLES if models.here else EXAMPLES[:-1],
         )
         small: dict[str, Any] = {"size": "sm", "min_width": 0, "visible": False}
         with gr.Row(elem_id="last"):
@@ -170,12 +173,11 @@ class Parts:
             stop_btn=False,
         )
 
-    def _answer(self) -> None:
+    def _answer(self, models: Models) -> None:
         with gr.Row():
-            self.check = gr.Button("Check the last answer", size="sm", elem_id="check")
-            self.end_check = gr.Button(
-                "Stop checking", size="sm", elem_id="end-check", min_width=60
-            )
+            small: dict[str, Any] = {"size": "sm", "visible": models.here}
+            self.check = gr.Button("Check the last answer", elem_id="check", **small)
+            self.end_check = gr.Button("Stop checking", elem_id="end-check", min_width=60, **small)
             self.fork = gr.Button("Branch from this one", size="sm", elem_id="fork")
         self.difference = gr.HTML(elem_id="difference", padding=False)
         self.answer = gr.HTML(elem_id="answer", padding=False, apply_default_css=False)
@@ -193,9 +195,11 @@ class Parts:
             label="What matters most",
             info=about(chosen),
             elem_id="priority",
+            visible=models.here,
         )
         controls(*ANSWER)
-        with gr.Accordion("What it takes", open=False, elem_id="takes") as self.takes:
+        folded: dict[str, Any] = {"open": False, "visible": models.here}
+        with gr.Accordion("What it takes", elem_id="takes", **folded) as self.takes:
             self.tokens = gr.Number(
                 4096,
                 label="Tokens to plan for",
@@ -205,10 +209,10 @@ class Parts:
                 elem_id="plan-tokens",
             )
             self.phases = gr.HTML(elem_id="phases", padding=False)
-        with gr.Accordion("Tune for a document", open=False, elem_id="tuning") as self.tunes:
+        with gr.Accordion("Tune for a document", elem_id="tuning", **folded) as self.tunes:
             self.tuning = TuningSection()
         for title, names in FOLDED.items():
-            with gr.Accordion(title, open=False):
+            with gr.Accordion(title, open=False, visible=any(map(models.may_set, names))):
                 controls(*names)
         with gr.Accordion("Profiles", open=False):
             self.profiles = gr.Dropdown(

@@ -62,7 +62,8 @@ def make_page(service: Service, models: Models) -> gr.Blocks:
 
 class _Wiring:
     def __init__(self, page: gr.Blocks, service: Service, live: Live, models: Models) -> None:
-        self.page, self.parts = page, Parts(service.model_host.settings, models)
+        self.page, self.service = page, service
+        self.parts = Parts(service.model_host.settings, models)
         self.events = ConversationEvents(service, self.parts)
         self.sidebar_events = SidebarEvents(service)
         self.settings_events = SettingsEvents(service, models, self.events.tabs)
@@ -84,23 +85,16 @@ class _Wiring:
         self._conversation()
         self._sidebar()
         self._settings()
+        if models.here:
+            self._model_here(models)
         self._memory(live)
-        used = ModelsEvents(service, models).wire(parts.models_tab, parts.models, _WORK)
-        used.then(lambda: service.model_name, None, [parts.model], **_AT_ONCE).then(
-            **self.fill_controls
-        )
         for script in (NARROW, UNFOLDED, OPENED, COPIED, DROPPED):
             page.load(None, None, None, js=script)
         for script in (NAMED, KEPT_UP):
             parts.box.change(None, [parts.box], None, js=script)
         parts.refused.change(None, [parts.refused, parts.box], [parts.box], js=REFUSED)
-        parts.model.click(lambda: gr.Tabs(selected=MODELS_TAB), None, [parts.side], **_AT_ONCE)
-        parts.tune.click(
-            lambda: (gr.Tabs(selected=SETTINGS_TAB), gr.Accordion(open=True)),
-            None,
-            [parts.side, parts.tunes],
-            **_AT_ONCE,
-        ).then(None, None, None, js=TUNED)
+        chosen_in = MODELS_TAB if models.here else SETTINGS_TAB
+        parts.model.click(lambda: gr.Tabs(selected=chosen_in), None, [parts.side], **_AT_ONCE)
         for button in (parts.model, parts.tune):
             button.click(None, None, None, js=BESIDE)
         gr.on([parts.here.change, parts.name.change], None, [parts.here, parts.name], js=TITLED)
@@ -128,18 +122,19 @@ class _Wiring:
             (parts.branches.input, events.switch, [*shown, parts.branches], None),
             (parts.former.click, events.former, shown, None),
             (parts.later.click, events.later, shown, None),
-            (parts.tuning.begin.click, events.tune, [*shown, *parts.tuning.asked], None),
         ):
-            outputs = [*parts.view, parts.side, parts.takes]
-            self._follow(event(act, inputs, outputs, js=js, **_WORK))
+            self._begins(event, act, inputs, js)
         parts.box.stop(events.stop, [here], None, **_AT_ONCE)
         parts.earlier.click(
             events.show_all, [here], [parts.start, parts.earlier, parts.chat], **_AT_ONCE
         )
         chosen = [parts.chosen, parts.answer, parts.side]
         parts.chat.select(events.choose, shown, chosen, **_AT_ONCE)
-        parts.check.click(events.check, [here], [parts.difference], **_WORK)
-        parts.end_check.click(events.stop_check, [here], None, **_AT_ONCE)
+
+    def _begins(self, event: Any, act: Any, inputs: list[Any], js: str | None = None) -> None:
+        """An event may begin something."""
+        outputs = [*self.parts.view, self.parts.side, self.parts.takes]
+        self._follow(event(act, inputs, outputs, js=js, **_WORK))
 
     def _follow(self, begun: Any) -> None:
         """After an event that may have begun something, show it as it comes and as it ended."""
@@ -202,7 +197,27 @@ class _Wiring:
 
     def _settings(self) -> None:
         parts, events, ordered = self.parts, self.settings_events, self.parts.ordered
-        controls = [parts.tokens, *ordered]
+        applied, profiles = parts.applied, parts.profiles
+        inputs = [parts.here, parts.filled, *ordered]
+        parts.apply.click(events.apply, inputs, [applied, parts.filled], **_WORK).then(
+            **self.list_conversations
+        ).then(lambda: self.service.model_name, None, [parts.model], **_AT_ONCE)
+        self.page.load(events.profiles, None, [profiles], **_AT_ONCE)
+        self.taken = profiles.input(events.take, [profiles, *ordered], [*ordered, applied], **_WORK)
+        named = [parts.profile_name, *ordered]
+        parts.save_profile.click(events.save, named, [profiles, applied], **_WORK)
+        parts.delete_profile.click(events.remove, [profiles], [profiles], **_WORK)
+
+    def _model_here(self, models: Models) -> None:
+        """What only a model on this machine can be asked."""
+        parts, events, ordered = self.parts, self.settings_events, self.parts.ordered
+        here, controls = parts.here, [parts.tokens, *ordered]
+        used = ModelsEvents(self.service, models).wire(parts.models_tab, parts.models, _WORK)
+        used.then(lambda: self.service.model_name, None, [parts.model], **_AT_ONCE).then(
+            **self.fill_controls
+        )
+        parts.check.click(self.events.check, [here], [parts.difference], **_WORK)
+        parts.end_check.click(self.events.stop_check, [here], None, **_AT_ONCE)
         estimate: dict[str, Any] = {
             "fn": events.estimate,
             "inputs": controls,
@@ -218,21 +233,18 @@ class _Wiring:
         parts.priority.input(events.prefer, [parts.priority, *ordered], preferred, **_AT_ONCE)
         changes = [each.change for each in decided]
         gr.on(changes, events.preferred, ordered, [parts.priority], **_AT_ONCE)
-        applied, profiles = parts.applied, parts.profiles
-        inputs = [parts.here, parts.filled, *ordered]
-        parts.apply.click(events.apply, inputs, [applied, parts.filled], **_WORK).then(
-            **self.list_conversations
-        )
-        self.page.load(events.profiles, None, [profiles], **_AT_ONCE)
-        taken = profiles.input(events.take, [profiles, *ordered], [*ordered, applied], **_WORK)
-        taken.then(**estimate)
+        self.taken.then(**estimate)
         tuning = parts.tuning
+        parts.tune.click(
+            lambda: (gr.Tabs(selected=SETTINGS_TAB), gr.Accordion(open=True)),
+            None,
+            [parts.side, parts.tunes],
+            **_AT_ONCE,
+        ).then(None, None, None, js=TUNED)
+        self._begins(tuning.begin.click, self.events.tune, [here, parts.start, *tuning.asked])
         tuning.begin.click(None, None, None, js=NARROW)  # beside it the page shows how far it is
-        used = tuning.use.click(events.use_tuned, [parts.here], [tuning.used], **_WORK)
-        used.then(events.profiles, None, [profiles], **_AT_ONCE).then(**self.fill_controls)
-        named = [parts.profile_name, *ordered]
-        parts.save_profile.click(events.save, named, [profiles, applied], **_WORK)
-        parts.delete_profile.click(events.remove, [profiles], [profiles], **_WORK)
+        tuned = tuning.use.click(events.use_tuned, [parts.here], [tuning.used], **_WORK)
+        tuned.then(events.profiles, None, [parts.profiles], **_AT_ONCE).then(**self.fill_controls)
 
     def _memory(self, live: Live) -> None:
         def look(here: str, request: gr.Request) -> tuple[str, str]:

@@ -16,6 +16,7 @@ from kvlite.config.paths import data_folder
 from kvlite.config.settings import Settings
 from kvlite.errors import SettingError
 from kvlite.server.config import ServerConfig as ApiConfig
+from kvlite.web.openai_client import Upstream
 
 from .web.guard import ServerConfig
 
@@ -36,6 +37,7 @@ def serve(
     settings: Settings,
     server_config: ServerConfig,
     api_config: ApiConfig | None = None,
+    upstream: Upstream | None = None,
     *,
     tell: Callable[[str], None] = print,
 ) -> None:
@@ -44,6 +46,7 @@ def serve(
 
     Args:
         api_config: how programs reach the same model by OpenAI's API; None if they cannot.
+        upstream: a server that answers; None if a model is loaded here.
 
     Raises SettingError if others could come in without a password or a key, no port is free, or
     another app has the same conversations open.
@@ -57,7 +60,7 @@ def serve(
             filter(None, [others, "localhost", "127.0.0.1", server_config.host])
         )
     with _alone(data_folder()):
-        _serve(settings, server_config, api, tell)
+        _serve(settings, server_config, api, upstream, tell)
 
 
 def _alone(root: Path) -> AbstractContextManager[Any]:
@@ -82,16 +85,21 @@ def _serve(
     settings: Settings,
     server_config: ServerConfig,
     api: "OpenAIServer | None",
+    upstream: Upstream | None,
     tell: Callable[[str], None],
 ) -> None:
+    from .engine.server_conversation import ServerHost
     from .engine.service import Service
     from .storage.store import drop_deleted
 
-    service = Service(settings, reads_ahead=server_config.read_ahead)
+    if upstream is None:
+        service = Service(settings, reads_ahead=server_config.read_ahead)
+    else:
+        service = Service(settings, reads_ahead=False, model_host=ServerHost(settings, upstream))
     service.uploads.clear()  # of an app that was killed
     drop_deleted(data_folder())
     os.environ["GRADIO_TEMP_DIR"] = str(service.uploads.folder)
-    page = _page(service, server_config)
+    page = _page(service, server_config, upstream)
     over = threading.Event()
     with _interrupts(over):
         address = _launch(page, service, server_config)
@@ -120,15 +128,19 @@ def _openai_server(config: ApiConfig) -> "OpenAIServer":
     return OpenAIServer(config)
 
 
-def _page(service: Any, server_config: ServerConfig) -> Any:
+def _page(service: Any, server_config: ServerConfig, upstream: Upstream | None) -> Any:
     from kvlite.model.local_models import models_here
 
     from .form import Models
     from .page import make_page
     from .web.gradio_patches import poll_queue_slowly
 
-    runnable = [each.name for each in models_here() if not each.flaw]
-    page = make_page(service, Models(runnable, others=not server_config.auth))
+    if upstream is None:
+        runnable = [each.name for each in models_here() if not each.flaw]
+        models = Models(runnable, others=not server_config.auth)
+    else:
+        models = Models(upstream.models, others=False, here=False)
+    page = make_page(service, models)
     page.queue(max_size=64, default_concurrency_limit=8)
     poll_queue_slowly(page)
     return page

@@ -151,7 +151,8 @@ class ActiveConversation:
         record.said, record.used = said_in(session, self.talk.messages), time.time()
         record.model = session.given.model
         record.waiting = [document.name for document in session.waiting]
-        record.branches, record.elsewhere = branches_of(session)
+        said = [said_in(session, each.messages) for each in self.talk.branches]
+        record.branches, record.elsewhere = branches_of(said, self.talk.history.current)
 
     def resume(self, runner: Runner, work: Work) -> None:
         """Go on with what was said before, from its cache on disk or by reading it again; raises
@@ -177,6 +178,11 @@ class ActiveConversation:
                     f"{self.record.title} was had with {model}: choose that model in the settings "
                     f"to go on with it, or begin a new conversation ({error})"
                 ) from None
+        elif self.store.served(id).is_file():
+            raise SnapshotError(
+                f"{self.record.title} was had with a server: end the app, and begin it with "
+                "--server to go on with it"
+            )
         elif self.record.said:
             raise SnapshotError(
                 f"{light} is gone, without which nobody can go on: what was said can still be "

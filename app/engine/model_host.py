@@ -7,11 +7,10 @@ holds. Others are on disk, and are opened again in about a second.
 import ctypes
 import gc
 import sys
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from threading import Event
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import psutil
 import torch
@@ -31,11 +30,11 @@ from kvlite.web.work import PAUSE, Work
 from ..storage.record import Record
 from ..storage.store import ConversationStore
 from .active_conversation import ActiveConversation
+from .open_conversation import ConversationTask, OpenConversation
 
 if TYPE_CHECKING:
     from kvlite.server.lent_model import LentModel
 
-ConversationTask = Callable[[ActiveConversation, Work], Any]
 # Characters of a text while there is no model.
 _LONGEST = 4_000_000
 # Seconds between two looks at an answer where looking takes time from computing.
@@ -104,7 +103,7 @@ class ModelHost:
         """Work on a conversation, which is in memory then and on disk afterwards. The message that
         is sent with the work is its draft until it is answered; `title` is shown once it is in
         memory."""
-        now = self._opened(store, id, work)
+        now = self.opened(store, id, work)
         now.record.draft = work.request.text or now.record.draft
         work.on_show = now.glance
         work.begin(title)
@@ -163,8 +162,8 @@ class ModelHost:
         self.active = None
         gc.collect()
 
-    def _opened(self, store: ConversationStore, id: str, work: Work) -> ActiveConversation:
-        """The conversation, in memory."""
+    def opened(self, store: ConversationStore, id: str, work: Work) -> OpenConversation:
+        """The conversation, to work on."""
         if self.runner is None:
             self.load(self.settings, work)
         assert self.runner is not None

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from kvlite.errors import KvliteError, Stopped
 from kvlite.web.work import Work, WorkRequest
 
-from .active_conversation import ActiveConversation
+from .open_conversation import OpenConversation
 
 if TYPE_CHECKING:
     from .service import Service
@@ -52,7 +52,7 @@ def _take_back(service: "Service", owner: str, id: str, ahead: Work, files: Sequ
     def ended(work: Work) -> None:
         ahead.ended.wait()
 
-    def task(now: ActiveConversation, work: Work) -> None:
+    def task(now: OpenConversation, work: Work) -> None:
         now.session.take_back(going, work.callbacks)
 
     request = WorkRequest(ahead=left)

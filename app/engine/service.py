@@ -20,8 +20,8 @@ from kvlite.web.work import NOTHING, Task, Work, WorkRequest
 
 from ..storage.record import Record
 from ..storage.store import ConversationStore
-from .active_conversation import ActiveConversation
-from .model_host import ConversationTask, ModelHost
+from .model_host import ModelHost
+from .open_conversation import ConversationTask, OpenConversation
 from .read_ahead import known, wait_for
 from .uploads import Uploads
 
@@ -36,16 +36,22 @@ class Service:
     """What all pages talk to."""
 
     def __init__(
-        self, settings: Settings, root: Path | None = None, *, reads_ahead: bool = True
+        self,
+        settings: Settings,
+        root: Path | None = None,
+        *,
+        reads_ahead: bool = True,
+        model_host: ModelHost | None = None,
     ) -> None:
         """Without a model yet.
 
         Args:
             root: kvlite's data folder, if not the usual one.
             reads_ahead: whether documents are read while their question is typed.
+            model_host: what answers, if not a model that is loaded here.
         """
         self.engine = Engine()
-        self.model_host = ModelHost(settings)
+        self.model_host = model_host or ModelHost(settings)
         self.uploads = Uploads((root or data_folder()) / "app" / "uploads")
         self.reads_ahead = reads_ahead
         self._root = root
@@ -148,7 +154,7 @@ class Service:
             for file in [*unread]:
                 documents.append(self.uploads.read(file, work, self.model_host, ocr=ocr))
 
-        def task(now: ActiveConversation, work: Work) -> None:
+        def task(now: OpenConversation, work: Work) -> None:
             nonlocal reading_s
             if documents:
                 names = ", ".join(document.name for document in documents)
@@ -182,9 +188,9 @@ class Service:
     def continue_answer(self, owner: str, id: str) -> Work:
         """Go on with the last answer, which was stopped or came to its length limit."""
 
-        def task(now: ActiveConversation, work: Work) -> None:
+        def task(now: OpenConversation, work: Work) -> None:
             begin = now.session.continue_answer()
-            work.show(text=now.talk.messages[-1]["content"])
+            work.show(text=now.record.said[-1].text)
             now.answer(work, begin)
 
         above = max(0, len(self.record(owner, id).said) - 1)
@@ -194,7 +200,7 @@ class Service:
         """Answer the last message again, with settings for this answer alone. If that fails, and no
         other answer is left, it becomes the draft."""
 
-        def task(now: ActiveConversation, work: Work) -> None:
+        def task(now: OpenConversation, work: Work) -> None:
             number, message = now.session.message(None)
             try:
                 now.answer(work, now.session.regenerate(**settings))
@@ -211,7 +217,7 @@ class Service:
             raise SettingError("a message cannot be empty: type something, or go back before it")
         self.model_host.require_fits(text)
 
-        def task(now: ActiveConversation, work: Work) -> None:
+        def task(now: OpenConversation, work: Work) -> None:
             now.answer(work, now.session.edit(number, text))
             now.record.draft = ""
 
@@ -221,7 +227,7 @@ class Service:
     def undo(self, owner: str, id: str) -> Work:
         """Go back before the last message, which becomes the draft."""
 
-        def task(now: ActiveConversation, work: Work) -> None:
+        def task(now: OpenConversation, work: Work) -> None:
             _, message = now.session.message(None)
             now.session.undo(work.callbacks)
             now.record.draft = message.text
@@ -251,7 +257,7 @@ class Service:
         """Answer the last message from everything that was read; the conversation stays as it
         is."""
 
-        def task(now: ActiveConversation, work: Work) -> None:
+        def task(now: OpenConversation, work: Work) -> None:
             for piece in now.session.check()(work.callbacks):
                 work.hear(piece)
 
@@ -272,7 +278,7 @@ class Service:
         self.require_change(owner, id, values)
         store, title = self.store(owner), "Changing settings"
 
-        def task(now: ActiveConversation, work: Work) -> None:
+        def task(now: OpenConversation, work: Work) -> None:
             now.session.change(**values)
             now.record.changed = dict(now.session.changed)
 

@@ -157,11 +157,11 @@ def said_in(session: Session, messages: Sequence[dict[str, str]]) -> list[Stored
     return found
 
 
-def branches_of(session: Session) -> tuple[list[Branch], list[str]]:
-    """All branches of a conversation, and what was said, and which documents were read, on those
-    that are not the current one and not on it, each once."""
-    branches = session.talk.branches
-    said = [said_in(session, each.messages) for each in branches]
+def branches_of(
+    said: Sequence[Sequence[StoredMessage]], current: int
+) -> tuple[list[Branch], list[str]]:
+    """All branches of a conversation by what was `said` on them; and what was said, and which
+    documents were read, on those that are not the `current` one and not on it, each once."""
     questions, answers = [], []
     for messages in said:
         asked = [each.text for each in messages if each.role == "user"]
@@ -169,12 +169,12 @@ def branches_of(session: Session) -> tuple[list[Branch], list[str]]:
         last = messages[-1] if messages else None
         answers.append(last.text if last is not None and last.role == "assistant" else "")
     titles = told_apart(questions, answers)
-    found = [Branch(title, each.current) for title, each in zip(titles, branches, strict=True)]
+    found = [Branch(title, number == current) for number, title in enumerate(titles)]
     here, others = set[str](), dict[str, None]()
-    for each, messages in zip(branches, said, strict=True):
+    for number, messages in enumerate(said):
         texts = [text for one in messages for text in (one.text, *one.documents)]
         others |= dict.fromkeys(texts)
-        if each.current:
+        if number == current:
             here.update(texts)
     return found, [text for text in others if text not in here]
 

@@ -221,6 +221,10 @@ class ConversationStore:
         """The file with its cache, opened in a second; there only while it is set aside."""
         return self.place(id) / "whole.kv"
 
+    def served(self, id: str) -> Path:
+        """What was said with a server, which is asked all of it again."""
+        return self.place(id) / "served.json"
+
     def keep_account(self, id: str, key: str, account: dict[str, Any]) -> None:
         """Keep what an answer was made from, unless its conversation was deleted."""
         if self.is_gone(id):

@@ -8,6 +8,7 @@ import typer
 from kvlite.cli.first_start import with_first_model
 from kvlite.cli.options import ApiKey, keys_of, with_resolved
 from kvlite.cli.screen import console
+from kvlite.cli.server_chat import Server, upstream_of
 from kvlite.config.resolve import Resolved
 
 
@@ -49,6 +50,7 @@ def app(
             help="read a document as soon as it is dropped, while its question is typed",
         ),
     ] = True,
+    server: Server = "",
 ) -> None:
     """Chat in a browser, about documents or anything else, and see where every gigabyte goes.
 
@@ -63,6 +65,8 @@ def app(
 
       kvlite app --api-port 8000
 
+      kvlite app --server http://127.0.0.1:8000
+
       kvlite app --host 0.0.0.0 --auth ann:secret --auth ben:other
     """
     from kvlite.errors import SettingError
@@ -71,15 +75,22 @@ def app(
     from kvlite_app.web.guard import ServerConfig, parse_auth
 
     users = parse_auth(auth or (), os.environ.get("KVLITE_AUTH", ""))
-    server = ServerConfig(plain_host(host), port, users, share, browser, read_ahead)
-    server.require_password()
+    config = ServerConfig(plain_host(host), port, users, share, browser, read_ahead)
+    config.require_password()
     if api_key and api_port is None:
         raise SettingError("--api-key is for programs: give --api-port, too, or leave it out")
-    api = None if api_port is None else ApiConfig(server.host, api_port, keys_of(api_key))
+    if server and api_port is not None:
+        raise SettingError("--api-port lends out the model here: leave it out, or --server")
+    api = None if api_port is None else ApiConfig(config.host, api_port, keys_of(api_key))
     if api is not None:
         api.require_key()
     screen = console()
-    settings = with_first_model(resolved, screen).settings
+    upstream = upstream_of(server, resolved) if server else None
+    settings = resolved.settings
+    if upstream is None:
+        settings = with_first_model(resolved, screen).settings
+    elif "model" not in upstream.given:
+        settings = settings.replace({"model": upstream.models[0]})
     with screen.status("Starting"):
         from kvlite_app.serve import serve
-    serve(settings, server, api, tell=lambda said: screen.print(said))
+    serve(settings, config, api, upstream, tell=lambda said: screen.print(said))

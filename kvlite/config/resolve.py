@@ -51,6 +51,11 @@ class Resolved:
     origins: Mapping[str, Origin]
     profile: Profile | None
 
+    @property
+    def given(self) -> frozenset[str]:
+        """The names of settings that are not left at their defaults."""
+        return frozenset(name for name, each in self.origins.items() if each.kind != "default")
+
     def noted(self, error: Exception) -> Exception:
         """Add a note to an error for each flag it names that was not given as a flag."""
         for name, origin in self.origins.items():

@@ -168,8 +168,8 @@ class Visitor:
     errors: list[str]
     events: list[str] = field(default_factory=list)
 
-    def open(self, address: str) -> Any:
-        """Another tab."""
+    def open(self, address: str, ready: str = "#live .place") -> Any:
+        """Another tab, once it has what is `ready` last."""
         from playwright.sync_api import expect
 
         page = self.context.new_page()
@@ -184,7 +184,7 @@ class Visitor:
         )
         page.goto(address)
         page.locator("#box textarea").wait_for()
-        page.locator("#live .place").first.wait_for()
+        page.locator(ready).first.wait_for()
         expect(page.locator("#here textarea, #here input")).not_to_have_value("")
         return page
 

@@ -5,7 +5,7 @@ import json
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
@@ -93,23 +93,34 @@ class Odd(BaseHTTPRequestHandler):
 def test_what_goes_wrong_is_one_sentence(
     server: Server, kvlite: Run, text: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refused(*args: object) -> str:
-        done = kvlite("ask", text, "Who?", *args)
+    def refused(*args: object, command: Sequence[object] = ("ask", text, "Who?")) -> str:
+        done = kvlite(*command, *args)
         assert done.code == 2 and done.err.count("kvlite: ") == 1 and "Traceback" not in done.err
         return " ".join(done.err.split())
 
-    assert "cannot be reached" in refused("--server", "http://127.0.0.1:9")
+    for command in (["ask", text, "Who?"], ["chat"], ["app"]):
+        assert "cannot be reached" in refused("--server", "http://127.0.0.1:9", command=command)
+        assert "begin it with http://" in refused("--server", "ftp://a", command=command)
+        assert "is no address" in refused("--server", "http://a:b", command=command)
+    lent = ("--server", server.address, "--api-port", 9)
+    assert "leave it out, or --server" in refused(*lent, command=["app"])
     assert "no model 'x'" in refused("--server", server.address, "--model", "x")
     assert "not a grammar" in refused("--server", server.address, "--schema", 'start: "a"')
     with HTTPServer(("127.0.0.1", 0), Odd) as odd:
         threading.Thread(target=odd.serve_forever, daemon=True).start()
         address = f"http://127.0.0.1:{odd.server_port}"
         assert "it has no /models" in refused("--server", address)
-        for said in (b"data: {\n\n", b'data: {"choices": [5]}\n\n', b'data: {"error": 5}\n\n'):
+        assert "it has no /models" in refused("--server", address, command=["app"])
+        for said in (
+            *(b"data: {\n\n", b'data: {"choices": [5]}\n\n', b'data: {"error": 5}\n\n'),
+            *(b'data: {"usage": 5}\n\n', b'data: {"choices": {"a": 5}}\n\n'),
+            b'data: {"choices": [{"delta": {"content": 5}}]}\n\n',
+        ):
             monkeypatch.setattr(Odd, "said", said)
             assert "it sends no OpenAI chunks" in refused("--server", address)
         odd.shutdown()
     monkeypatch.setenv("KVLITE_API_KEY", "wrong")
     assert "give a key of this server" in refused("--server", server.address)
+    assert "give a key of this server" in refused("--server", server.address, command=["app"])
     saved = kvlite("ask", text.with_suffix(".kv"), "Who?", "--server", server.address)
     assert saved.code == 2 and "leave --server out" in saved.err

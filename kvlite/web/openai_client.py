@@ -1,0 +1,306 @@
+"""Another program answers, by OpenAI's API. Nothing of a model is imported here, so that the first
+token of a warm server comes at once."""
+
+import json
+import os
+import re
+import socket
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from queue import Empty, SimpleQueue
+from threading import Thread
+from typing import TYPE_CHECKING, Any
+
+from kvlite.config.settings import Settings
+from kvlite.engine.callbacks import Callbacks
+from kvlite.errors import SettingError, reason
+
+if TYPE_CHECKING:
+    import httpx
+
+# Settings that servers know, by the names of OpenAI's API, vLLM and llama.cpp.
+FIELDS = {
+    **{
+        name: name
+        for name in (
+            *("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed"),
+            *("presence_penalty", "frequency_penalty", "stop"),
+        )
+    },
+    "max_new_tokens": "max_tokens",
+}
+# Those that kvlite's own server takes besides.
+_OWN = ("method", "budget", "kv_bits", "recall", "recall_bits", "recall_entries", "speculate")
+_READING = re.compile(r": reading, ([0-9]+)%")
+# Seconds between two looks at whether nobody wants the answer any more.
+_BEAT = 0.05
+
+Message = dict[str, str]
+
+
+@dataclass
+class ServerAnswer:
+    """An answer, as far as it has come.
+
+    Attributes:
+        usage: what the server says that it cost; empty if it does not.
+    """
+
+    text: str = ""
+    finish_reason: str | None = None
+    model: str = ""
+    usage: dict[str, Any] = field(default_factory=dict)
+
+    def line(self) -> str:
+        """What it cost, in words."""
+        read, made = (_count(self.usage, each) for each in ("prompt_tokens", "completion_tokens"))
+        if not made:
+            return self.model
+        known = _count(self.usage.get("prompt_tokens_details"), "cached_tokens")
+        said = f", {known:,} of them known" if known else ""
+        return f"{self.model}: {read:,} tokens sent{said}, {made:,} generated"
+
+
+class OpenAIClient:
+    """A server at an address, with the key that the environment has for it.
+
+    Attributes:
+        url: where its API begins.
+    """
+
+    def __init__(self, url: str) -> None:
+        """Raises SettingError if this is no address."""
+        import httpx
+
+        if not re.match("https?://", url):
+            if "://" in url:
+                raise SettingError(
+                    f"--server {url} is no address of a server: begin it with http://"
+                )
+            url = f"http://{url}"
+        try:
+            path = httpx.URL(url).path.strip("/")
+        except httpx.InvalidURL as error:
+            raise SettingError(f"--server {url} is no address ({error}): correct it") from None
+        self.url = url.rstrip("/") if path else f"{url.rstrip('/')}/v1"
+        key = os.environ.get("KVLITE_API_KEY") or os.environ.get("OPENAI_API_KEY")
+        self._headers = {"Authorization": f"Bearer {key}"} if key else {}
+
+    def models(self) -> list[str]:
+        """What its models are called; none if it does not say.
+
+        Raises:
+            SettingError: nothing answers there, or not to this key.
+        """
+        import httpx
+
+        try:
+            with self._client() as client:
+                response = client.get(f"{self.url}/models", timeout=10)
+        except (httpx.HTTPError, httpx.InvalidURL, UnicodeError) as error:
+            raise self._unreachable(error) from None
+        if response.status_code not in (200, 404):
+            raise self._refused(_message(response))
+        try:
+            return [str(each["id"]) for each in response.json()["data"]]
+        except (ValueError, LookupError, TypeError):
+            return []
+
+    def first_model(self) -> str:
+        """The server's first model.
+
+        Raises:
+            SettingError: as `models`, or the server does not say.
+        """
+        found = self.models()
+        if not found:
+            raise self._refused("it has no /models: name one (--model)")
+        return found[0]
+
+    def answer(
+        self,
+        fields: dict[str, Any],
+        messages: Sequence[Message],
+        callbacks: Callbacks,
+    ) -> Iterator[ServerAnswer]:
+        """Answer messages: the answer each time that some of it has come, and once it has ended.
+        Cancelled, it ends where it is, and the server is left.
+
+        Args:
+            fields: of the request; they name the model.
+            callbacks: told how much of the messages the server has read, where it says so.
+
+        Raises:
+            SettingError: the server refuses it, or cannot be reached.
+        """
+        streamed = {"stream": True, "stream_options": {"include_usage": True}}
+        body = {**fields, "messages": [*messages], **streamed}
+        answer = ServerAnswer(model=str(fields["model"]))
+        with self._lines("/chat/completions", body, callbacks) as lines:
+            for line in lines:
+                if callbacks.progress is not None and (known := _READING.match(line)):
+                    callbacks.progress(int(known[1]), 100)
+                if not line.startswith("data: ") or line == "data: [DONE]":
+                    continue
+                if self._took(answer, line.removeprefix("data: ")):
+                    yield answer
+        if callbacks.cancelled:
+            answer.finish_reason = "interrupted"
+        yield answer
+
+    def _took(self, answer: ServerAnswer, data: str) -> bool:
+        """Take a chunk of the stream; whether it has text."""
+        try:
+            chunk = json.loads(data)
+            if "error" in chunk:
+                raise self._refused(str(chunk["error"].get("message")))
+            answer.usage |= chunk.get("usage") or {}
+            choice = (chunk.get("choices") or [{}])[0]
+            text = (choice.get("delta") or {}).get("content") or ""
+            answer.finish_reason = choice.get("finish_reason") or answer.finish_reason
+            answer.text += text
+        except (ValueError, LookupError, AttributeError, TypeError) as error:
+            raise self._refused(f"it sends no OpenAI chunks ({reason(error)})") from None
+        return bool(text)
+
+    @contextmanager
+    def _lines(
+        self, path: str, body: dict[str, Any], callbacks: Callbacks
+    ) -> Iterator[Iterator[str]]:
+        """The lines of a stream, until it is cancelled: they are read in a thread of their own, as
+        one that waits for a server cannot look at anything else."""
+        heard = SimpleQueue[str | Exception | None]()
+        connected = list[socket.socket]()
+
+        def read() -> None:
+            try:
+                self._hear(path, body, connected, heard.put)
+            except Exception as error:
+                heard.put(error)
+            heard.put(None)
+
+        Thread(target=read, name="kvlite server", daemon=True).start()
+        try:
+            yield _until(heard, callbacks)
+        finally:  # which wakes the thread, and ends the answer there
+            for each in connected:
+                with suppress(OSError):
+                    socket.socket.shutdown(each, socket.SHUT_RDWR)
+
+    def _hear(
+        self,
+        path: str,
+        body: dict[str, Any],
+        connected: list[socket.socket],
+        hear: Callable[[str], None],
+    ) -> None:
+        import httpx
+
+        def trace(event: str, about: dict[str, Any]) -> None:
+            if event.startswith("connection.") and event.endswith(".complete"):
+                stream = about.get("return_value")
+                connected.append(stream.get_extra_info("socket"))  # type: ignore[union-attr]
+
+        try:
+            with (
+                self._client() as client,
+                client.stream(
+                    "POST", self.url + path, json=body, extensions={"trace": trace}
+                ) as response,
+            ):
+                if response.status_code != 200:
+                    response.read()
+                    raise self._refused(_message(response))
+                for line in response.iter_lines():
+                    hear(line)
+        except (httpx.HTTPError, httpx.InvalidURL, UnicodeError) as error:
+            raise self._unreachable(error) from None
+
+    def _client(self) -> "httpx.Client":
+        import httpx
+
+        timeout = httpx.Timeout(None, connect=10.0)
+        return httpx.Client(headers=self._headers, timeout=timeout, trust_env=False)
+
+    def _refused(self, why: str) -> SettingError:
+        return SettingError(f"--server {self.url} did not answer: {why}")
+
+    def _unreachable(self, error: Exception) -> SettingError:
+        return SettingError(
+            f"--server {self.url} cannot be reached ({reason(error)}): start `kvlite serve`, or "
+            "check the address"
+        )
+
+
+@dataclass(frozen=True)
+class Upstream:
+    """A server that answers in the place of a model here.
+
+    Attributes:
+        models: what its models are called.
+        given: names of the settings that were given, which go along even where they are the usual
+            ones.
+    """
+
+    client: OpenAIClient
+    models: Sequence[str]
+    given: frozenset[str]
+
+
+def _until(heard: SimpleQueue[str | Exception | None], callbacks: Callbacks) -> Iterator[str]:
+    """What is heard, until there is nothing more, or nobody wants it."""
+    while not callbacks.cancelled:
+        try:
+            said = heard.get(timeout=_BEAT)
+        except Empty:
+            continue
+        if said is None:
+            return
+        if isinstance(said, Exception):
+            raise said
+        yield said
+
+
+def fields_of(settings: Settings, names: Collection[str]) -> dict[str, Any]:
+    """These of the settings, as fields of a request.
+
+    Raises:
+        SettingError: one of them cannot be said to a server.
+    """
+    made = {to: getattr(settings, name) for name, to in FIELDS.items() if name in names}
+    if "model" in names:
+        made["model"] = settings.model
+    if settings.logit_bias:
+        pairs = (each.partition(":") for each in settings.logit_bias)
+        made["logit_bias"] = {token: float(bias) for token, _, bias in pairs}
+    if settings.schema:
+        made["response_format"] = _format(settings.schema.strip())
+    if own := {name: getattr(settings, name) for name in _OWN if name in names}:
+        made["kvlite"] = own
+    return made
+
+
+def _format(schema: str) -> dict[str, Any]:
+    if schema == "json":
+        return {"type": "json_object"}
+    if not schema.startswith("{"):
+        raise SettingError("--schema with --server is a JSON Schema, or json: not a grammar")
+    return {
+        "type": "json_schema",
+        "json_schema": {"name": "answer", "schema": json.loads(schema)},
+    }
+
+
+def _count(usage: Any, name: str) -> int:
+    """A count that a server tells; 0 where it is none."""
+    found = usage.get(name) if isinstance(usage, dict) else None
+    return found if isinstance(found, int) else 0
+
+
+def _message(response: "httpx.Response") -> str:
+    """What an error says."""
+    try:
+        return str(response.json()["error"]["message"])
+    except (ValueError, LookupError, TypeError):
+        return f"HTTP {response.status_code}"
