@@ -1,6 +1,7 @@
 """`tools` and `tool_choice`: what a model may call, and answers read for calls."""
 
 import json
+import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -14,6 +15,7 @@ from kvlite.server.formats import followed
 from kvlite.server.messages import Fields
 from kvlite.server.refusals import Refusal
 
+_LOG = logging.getLogger("kvlite.server")
 _TOOLS = 256
 
 
@@ -100,7 +102,8 @@ class ToolUse:
 def tool_use(
     tokenizer: Any, tools: Sequence[Any] | None, choice: Any, *, several: bool
 ) -> ToolUse | None:
-    """What a request lets the model call; None if nothing.
+    """What a request lets the model call; None if nothing, or if it may and this model cannot: many
+    programs send tools with everything that is said.
 
     Args:
         tools: functions, in either of OpenAI's two ways.
@@ -108,13 +111,13 @@ def tool_use(
         several: whether one answer may make several calls.
 
     Raises:
-        Refusal: a tool is no function, one is not there, or this model has no tools.
+        Refusal: a tool is no function, one is not there, or one must be called and this model has
+            none.
     """
     if not tools or choice == "none":
         if choice not in (None, "none", "auto"):
             raise Refusal("tool_choice wants a tool, and there is none", param="tool_choice")
         return None
-    form = require_form(tokenizer)
     if len(tools) > _TOOLS:
         raise Refusal(f"there are {len(tools)} tools: {_TOOLS} at most", param="tools")
     known = [_function(each, number).tool() for number, each in enumerate(tools)]
@@ -123,6 +126,10 @@ def tool_use(
     if not allowed:
         raise Refusal(f"tool_choice {str(wanted)[:60]!r} is no tool here", param="tool_choice")
     needed = choice == "required" or wanted is not None
+    if not needed and tool_form(tokenizer) is None:
+        _LOG.info("%d tools are left out, as the model's chat template has none", len(tools))
+        return None
+    form = require_form(tokenizer)
     shown = [each.plain() for each in known]
     return ToolUse(form, tokenizer, shown, allowed, needed, several and wanted is None)
 
@@ -137,8 +144,8 @@ def require_form(tokenizer: Any) -> ToolForm:
     if form is None:
         said = (
             "this model's chat template has no tools, or writes calls in a way that this server "
-            "does not know: leave them out, or serve a model that has them (Qwen3, Llama 3.1, "
-            "Mistral)"
+            "does not know: leave calls and their results out, or serve a model that has them "
+            "(Qwen3, Llama 3.1, Mistral)"
         )
         raise Refusal(said, param="tools")
     return form

@@ -179,6 +179,7 @@ def test_what_goes_wrong_leaves_what_was_said(foreign: Foreign, tmp_path: Path) 
     service.close()
 
 
+@pytest.mark.long
 def test_kvlites_own_server_says_what_the_model_says_here(given: Settings, tmp_path: Path) -> None:
     here = Service(given, tmp_path)
     facts = upload(here, "facts.txt", FACTS)

@@ -121,7 +121,7 @@ def test_fields_that_mean_nothing_here_are_ignored_and_nulls_are_none(
         "max_tokens": None,
         "stop": None,
         "stream_options": None,
-        "tools": [],
+        "tools": [{"type": "function", "function": {"name": "weather"}}],
         "response_format": {"type": "text"},
         "metadata": {"a": [1]},
     }

@@ -70,7 +70,12 @@ BODIES: dict[str, tuple[Any, int, str]] = {
     "bias of nothing": ({"messages": HI, "logit_bias": {"9999999": 1}}, 400, "9999999 is not in"),
     "top_logprobs": ({"messages": HI, "top_logprobs": 2}, 400, "needs logprobs"),
     "many of them": ({"messages": HI, "logprobs": True, "top_logprobs": 99}, 400, "99"),
-    "tools": ({"messages": HI, "tools": [{"type": "function"}]}, 400, "template has no tools"),
+    "tools": ({"messages": HI, "tools": [{"type": "function"}]}, 400, "tools[0].name"),
+    "tools that must be called": (
+        {"messages": HI, "tools": [{"type": "function", "name": "a"}], "tool_choice": "required"},
+        400,
+        "template has no tools",
+    ),
     "no tool": ({"messages": HI, "tool_choice": "required"}, 400, "there is none"),
     "xml": ({"messages": HI, "response_format": {"type": "xml"}}, 400, "response_format 'xml'"),
     "no schema": ({"messages": HI, "response_format": {"type": "json_schema"}}, 400, "no schema"),

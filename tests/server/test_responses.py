@@ -95,7 +95,7 @@ def test_the_oldest_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"input": [*said("a"), {"type": "reasoning", "role": "user"}]}, 400, "input[1]"),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, 400, "input[0]"),
         ({"input": [{"type": "function_call_output", "output": "1"}]}, 400, "has no tools"),
-        ({"input": "a", "tools": [{"type": "function"}]}, 400, "has no tools"),
+        ({"input": "a", "tools": [{"type": "function"}]}, 400, "tools[0].name"),
         (
             {"input": "a", "text": {"format": {"type": "json_schema"}}},
             400,
