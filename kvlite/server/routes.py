@@ -30,6 +30,7 @@ from kvlite.server.tokens import text_of, tokens_of
 _LOG = logging.getLogger("kvlite.server")
 _T = TypeVar("_T")
 _Fields = TypeVar("_Fields", bound=BaseModel)
+_JSON = json.JSONEncoder(ensure_ascii=False, allow_nan=False)
 _SSE = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
 
@@ -219,7 +220,7 @@ def _event(chunk: dict[str, Any] | str) -> str:
     if isinstance(chunk, str):
         return f": {chunk}\n\n"
     name = f"event: {chunk['type']}\n" if "type" in chunk else ""
-    return f"{name}data: {json.dumps(chunk, ensure_ascii=False, allow_nan=False)}\n\n"
+    return f"{name}data: {_JSON.encode(chunk)}\n\n"
 
 
 async def _unless_gone(answer: Awaitable[_T], request: Request) -> _T:

@@ -157,9 +157,10 @@ class ServedModel:
         """The answers, as they come. Whoever stops listening stops them.
 
         Raises:
-            KvliteError, Refusal: as `Conversations.answer`, `ready` and `until_end`.
+            KvliteError, Refusal: as `Conversations.answer`, `ready` and `require_up`.
         """
         self.ready()
+        self.state.require_up()
         loop, queue = asyncio.get_running_loop(), asyncio.Queue[Token | None]()
 
         def put(token: Token | None) -> None:
@@ -170,27 +171,34 @@ class ServedModel:
             if shown.ended:
                 put(None)
 
+        timer: asyncio.TimerHandle
+        came = False
+
+        def beat() -> None:
+            """Tell how far it is where nothing has come since the last beat."""
+            nonlocal came, timer
+            if not came:
+                queue.put_nowait(Token(waiting=_waiting(work)))
+            came, timer = False, loop.call_later(BEAT, beat)
+
         self.users += 1
         self.state.counters.waiting += 1
         work = self.answering.submit(partial(self._answers, ask, put), partial(self._free, ask))
         work.on_show = shows
         shows(work.shown)
+        timer = loop.call_later(BEAT, beat)
         try:
-            while True:
-                try:
-                    async with self.state.until_end(), asyncio.timeout(BEAT):
-                        token = await queue.get()
-                except TimeoutError:
-                    yield Token(waiting=_waiting(work))
-                    continue
-                if token is None:
-                    break
-                yield token
+            with self.state.at_end(partial(queue.put_nowait, None)):
+                while (token := await queue.get()) is not None:
+                    came = True
+                    yield token
+            self.state.require_up()
             if work.failure is not None and self.conversations is None:
                 raise Refusal("the model was unloaded: send this again", 503, code="unloaded")
             if work.failure is not None:
                 raise work.failure
         finally:
+            timer.cancel()
             self.users -= 1
             self.state.counters.waiting -= 1
             work.abandon()

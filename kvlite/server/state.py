@@ -1,8 +1,9 @@
 """What all models of a server share."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from functools import partial
 
 from kvlite.config.paths import data_folder
 from kvlite.server.config import ServerConfig
@@ -34,7 +35,7 @@ class ServerState:
         self.engine, self.make_way = engine or Engine(), make_way
         self.files, self.folder = Files(folder / "files"), folder / str(config.port)
         self._ending = False
-        self._waits = set[asyncio.Timeout]()
+        self._at_end = set[Callable[[], None]]()
 
     @asynccontextmanager
     async def until_end(self) -> AsyncIterator[None]:
@@ -43,23 +44,33 @@ class ServerState:
         Raises:
             Refusal: it does.
         """
-        ends = Refusal("the server ends: send this again once it is back", 503, code="server_ends")
-        if self._ending:
-            raise ends
+        self.require_up()
         try:
             async with asyncio.timeout(None) as wait:
-                self._waits.add(wait)
-                try:
+                with self.at_end(partial(wait.reschedule, 0)):
                     yield
-                finally:
-                    self._waits.remove(wait)
         except TimeoutError:
-            if self._ending and wait.expired():
-                raise ends from None
+            if wait.expired():
+                self.require_up()
             raise
+
+    @contextmanager
+    def at_end(self, act: Callable[[], None]) -> Iterator[None]:
+        """Have something done within when the server ends, in the loop that answers requests."""
+        self._at_end.add(act)
+        try:
+            yield
+        finally:
+            self._at_end.remove(act)
+
+    def require_up(self) -> None:
+        """Raises Refusal if the server ends."""
+        if self._ending:
+            said = "the server ends: send this again once it is back"
+            raise Refusal(said, 503, code="server_ends") from None
 
     def end_requests(self) -> None:
         """Give up all requests, and all that come; called in the loop that answers them."""
         self._ending = True
-        for wait in self._waits:
-            wait.reschedule(0)
+        for act in [*self._at_end]:
+            act()
