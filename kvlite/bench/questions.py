@@ -2,12 +2,14 @@
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from itertools import product
 from math import inf
 from pathlib import Path
+from statistics import median
 from threading import Event
+from time import perf_counter
 from typing import Any, ClassVar
 
 from kvlite.bench.batch_decode import answers, surprise
@@ -15,8 +17,15 @@ from kvlite.bench.case import MOST_ANSWER, Case, Made, Recipe, fitted, require_f
 from kvlite.bench.fork import Branch, Choice, parties, read_turns
 from kvlite.bench.grid import fitting_prose, require_known, require_memory
 from kvlite.bench.marks import found, leading, rouge_1
+from kvlite.bench.peers import (
+    PeerChoice,
+    PeerProgram,
+    peer_choices,
+    require_peers,
+    versions,
+)
 from kvlite.bench.prose import bundled_prose
-from kvlite.bench.rows import Cells, Curve, QualityRow, tallies
+from kvlite.bench.rows import Cells, Curve, QualityRow, Tally, tallies
 from kvlite.bench.task import GridTask, Work
 from kvlite.conversation.runner import Runner
 from kvlite.model.load import LoadedModel
@@ -35,6 +44,8 @@ class QuestionRow(QualityRow):
         tokens: the prompt's.
         hit: all keys are in the answer.
         found, leading, rouge: see `marks`.
+        reading_s, token_ms: seconds that the prompt took, and milliseconds a token of the answer;
+            measured beside peers alone, where each choice reads by itself.
         surprise: nats a token of the keys, had the model answered in the needle's own words; 0 if
             it was sure of each, 10.8 if all of 49,152 tokens were alike to it.
     """
@@ -57,6 +68,8 @@ class QuestionRow(QualityRow):
     rouge: float
     surprise: float
     answer: str
+    reading_s: float | None = None
+    token_ms: float | None = None
 
 
 @dataclass(kw_only=True)
@@ -66,6 +79,7 @@ class QuestionTask(GridTask[QuestionRow]):
     Attributes:
         question: a key of `ASKED`.
         repeats: prompts of each kind, from different seeds.
+        peer: others' caches to be asked too, as in `peers`.
     """
 
     row: ClassVar = QuestionRow
@@ -77,10 +91,19 @@ class QuestionTask(GridTask[QuestionRow]):
 
     question: str
     repeats: int
+    peer: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         require_known("--question", [self.question], ASKED)
+        require_peers(self.peer)
         super().__post_init__()
+        self.peer_versions = versions() if self.peer else {}
+
+    def options(self) -> dict[str, Any]:
+        """What decides the rows."""
+        options = super().options()
+        peers = options.pop("peer")
+        return {**options, "peer": peers, "versions": self.peer_versions} if peers else options
 
     @property
     @abstractmethod
@@ -117,10 +140,15 @@ class QuestionTask(GridTask[QuestionRow]):
         fitting_prose(runner, longest, MOST_ANSWER)
         require_fit(prompts, model.tokenizer)
         require_memory(self.choices, model, longest + MOST_ANSWER)
-        return ask(model, prompts, self.fitted(model), ASKED[self.question])
+        own, asked = self.fitted(model), ASKED[self.question]
+        if not self.peer:
+            return ask(model, prompts, own, asked)
+        others = peer_choices(self.peer, self.budgets, longest)
+        return ask(model, prompts, own, asked, PeerProgram(model, runner.model_path, others))
 
     def table(self, rows: Sequence[QuestionRow]) -> list[Cells]:
         """A line for each kind, question, length and choice."""
+        timed = any(row.reading_s is not None for row in rows)
         return [
             {
                 "kind": tally.rows[0].kind,
@@ -131,6 +159,7 @@ class QuestionTask(GridTask[QuestionRow]):
                 "leading": tally.estimate("leading").shown(),
                 "ROUGE-1": tally.estimate("rouge").shown(),
                 "surprise": tally.estimate("surprise").shown(),
+                **(_times(tally) if timed else {}),
             }
             for tally in tallies(rows, "kind", "question")
         ]
@@ -147,16 +176,31 @@ class QuestionTask(GridTask[QuestionRow]):
                 draw_depths(folder, f"depths-{name}", title, tallies(own, "depth"))
 
 
+def _times(tally: Tally[QuestionRow]) -> Cells:
+    """Medians of what was measured."""
+    reading, token = (
+        [value for value in tally.values(name) if value is not None]
+        for name in ("reading_s", "token_ms")
+    )
+    return {
+        "reading, s": f"{median(reading):.2f}" if reading else "",
+        "a token, ms": f"{median(token):.0f}" if token else "",
+    }
+
+
 def ask(
     model: LoadedModel,
     recipes: Sequence[Recipe],
     choices: Sequence[Choice],
     questions: Sequence[str],
+    peers: PeerProgram | None = None,
 ) -> list[Work[QuestionRow]]:
-    """Every prompt of every choice; each is read once for all that one host store serves.
+    """Every prompt of every choice; each is read once for all that one host store serves, or once
+    for each if there are peers.
 
     Args:
         questions: "known", "unknown" or both.
+        peers: asked besides.
     """
 
     @lru_cache(maxsize=1)  # units of one prompt follow one another
@@ -164,10 +208,16 @@ def ask(
         return recipe.case(model.tokenizer)
 
     work: list[Work[QuestionRow]] = []
-    for recipe, question, party in product(recipes, questions, parties(choices)):
+    for recipe, question in product(recipes, questions):
         about = {**recipe.columns, "question": question}
-        keys = [QuestionRow.key({**about, **choice.columns}) for choice in party]
-        work.append((keys, partial(_rows, model, case_of, recipe, question, party)))
+        for party in [[each] for each in choices] if peers else parties(choices):
+            keys = [QuestionRow.key({**about, **choice.columns}) for choice in party]
+            own = partial(_rows, model, case_of, recipe, question, party, timed=peers is not None)
+            work.append((keys, own))
+        if peers:
+            for other in peers.choices:
+                told = partial(_peer_rows, peers, case_of, recipe, question, other)
+                work.append(([QuestionRow.key({**about, **other.columns})], told))
     return work
 
 
@@ -194,24 +244,46 @@ def _rows(
     recipe: Recipe,
     question: str,
     choices: Sequence[Choice],
+    *,
+    timed: bool,
 ) -> Iterator[QuestionRow]:
-    case = case_of(recipe)
+    case, begun = case_of(recipe), perf_counter()
     branches = read(model, case, question, choices)
+    seconds = perf_counter() - begun
     held = [branch.columns for branch in branches]
     surprises = surprise(model, branches, case.forced, case.at_keys)
+    begun = perf_counter()
     said = answers(model, branches, case.new_tokens)
+    token_ms = 1000 * (perf_counter() - begun) / max(1, len(said[0]))
+    times = {"reading_s": seconds, "token_ms": token_ms} if timed else {}
     for columns, nats, ids in zip(held, surprises, said, strict=True):
         text: str = model.tokenizer.decode(ids, skip_special_tokens=True)
-        share = found(case.keys, text)
-        yield QuestionRow(
-            **recipe.columns,
-            **columns,
-            question=question,
-            tokens=len(case.prompt),
-            hit=share == 1,
-            found=share,
-            leading=leading(case.keys, text),
-            rouge=rouge_1(case.words, text),
-            surprise=nats,
-            answer=text,
-        )
+        yield _row(recipe, question, case, text, surprise=nats, **columns, **times)
+
+
+def _peer_rows(
+    program: PeerProgram,
+    case_of: Callable[[Recipe], Case],
+    recipe: Recipe,
+    question: str,
+    choice: PeerChoice,
+) -> Iterator[QuestionRow]:
+    case = case_of(recipe)
+    told = program.told(choice, case, known=question == KNOWN)
+    text = program.model.tokenizer.decode(told.pop("ids"), skip_special_tokens=True)
+    yield _row(recipe, question, case, text, **choice.columns, **told)
+
+
+def _row(recipe: Recipe, question: str, case: Case, text: str, **measured: Any) -> QuestionRow:
+    share = found(case.keys, text)
+    return QuestionRow(
+        **recipe.columns,
+        **measured,
+        question=question,
+        tokens=len(case.prompt),
+        hit=share == 1,
+        found=share,
+        leading=leading(case.keys, text),
+        rouge=rouge_1(case.words, text),
+        answer=text,
+    )

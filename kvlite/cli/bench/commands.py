@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from kvlite.cli.bench.harness import lm_eval
+from kvlite.cli.bench.peers import install_peers
 from kvlite.cli.bench.report import report
 from kvlite.cli.bench.run import Json, Out, run
 from kvlite.cli.opening import require_files
@@ -112,23 +113,25 @@ Kinds = Annotated[
         "many; may be repeated",
     ),
 ]
-RULER_TASKS = [
-    "single",
-    "multi-key",
-    "multi-value",
-    "multi-query",
-    "copy-many",
-    "variables",
-    "words",
+Peers = Annotated[
+    list[str],
+    typer.Option(
+        "--peer",
+        callback=_listed,
+        help="others' caches too, by as many entries and with times: kvpress:snapkv or another of "
+        "its presses, transformers:quanto4 or hqq4; `kvlite bench install-peers` comes first",
+    ),
 ]
-RULERS_OWN = ["niah_single_1", "niah_multikey_2", "niah_multikey_3", "vt", "cwe", "fwe"]
+RULER_TASKS = ["single", "multi-key", "multi-value", "multi-query", "copy-many"]
+RULER_TASKS += ["variables", "words"]
+RULERS_OWN = "niah_single_1, niah_multikey_2, niah_multikey_3, vt, cwe, fwe"
 Tasks = Annotated[
     list[str],
     typer.Option(
         "--task",
         callback=_listed,
         help=f"{', '.join(RULER_TASKS)}; RULER's own prompts (extra `eval`): "
-        f"{', '.join(RULERS_OWN)}; several with commas between",
+        f"{RULERS_OWN}; several with commas between",
     ),
 ]
 
@@ -148,6 +151,7 @@ def niah(
     kinds: Kinds = ["number", "sentence", "pairs"],
     question: Question = "known",
     repeats: Repeats = 1,
+    peer: Peers = [],
     out: Out = None,
     as_json: Json = False,
 ) -> None:
@@ -166,6 +170,8 @@ def niah(
       kvlite bench niah --kind pairs --question both --json
 
       kvlite bench niah --question unknown --budget 256 --recall off,0,128 --recall-bits 16,4
+
+      kvlite bench niah --method snapkv --peer kvpress:snapkv,transformers:quanto4
     """
 
 
@@ -183,6 +189,7 @@ def ruler(
     tasks: Tasks = RULER_TASKS,
     question: Question = "known",
     repeats: Repeats = 5,
+    peer: Peers = [],
     out: Out = None,
     as_json: Json = False,
 ) -> None:
@@ -196,7 +203,7 @@ def ruler(
 
       kvlite bench ruler --tokens 4000 --budget 512 --repeats 10
 
-      kvlite bench ruler --task multi-query --task variables --question both --out run2
+      kvlite bench ruler --task multi-query,variables --question both --out run2
 
       kvlite bench ruler --tokens 4000 --question unknown --budget 256 --recall off,0,128
 
@@ -384,4 +391,5 @@ def attention(
 
 
 app.command()(report)
+app.command()(install_peers)
 app.command("lm-eval")(lm_eval)
