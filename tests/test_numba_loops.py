@@ -16,7 +16,7 @@ from kvlite.ops.softmax import Softmax
 
 from .test_recall import full_head_group
 
-vectors = pytest.importorskip("kvlite.ops.numba_vectors")
+codes = pytest.importorskip("kvlite.ops.numba_codes")
 choice = pytest.importorskip("kvlite.ops.numba_recall")
 
 BITS = [None, KVBits(8, 8), KVBits(4, 4), KVBits(8, 4, 16), KVBits(4, 2, 32)]
@@ -26,9 +26,9 @@ def test_every_finite_half_is_the_number_torch_says() -> None:
     bits = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16)
     halves = bits.view(torch.float16)
     finite = halves.isfinite()
-    numbers = [vectors.from_half(np.uint16(each)) for each in bits[finite].numpy().view(np.uint16)]
+    numbers = [codes.from_half(np.uint16(each)) for each in bits[finite].numpy().view(np.uint16)]
     assert torch.tensor(numbers, dtype=torch.float32).equal(halves[finite].float())
-    back = [vectors.to_half(np.float32(each)) for each in numbers]
+    back = [codes.to_half(np.float32(each)) for each in numbers]
     assert np.array_equal(np.array(back, np.uint16), bits[finite].numpy().view(np.uint16))
 
 
@@ -40,7 +40,7 @@ def test_numbers_are_rounded_to_halves_as_torch_does(number: float, nudge: int) 
     between = (np.float32(half) + np.float32(after)) / np.float32(2)
     for each in (np.float32(number), (between.view(np.int32) + np.int32(nudge)).view(np.float32)):
         expected = torch.tensor(each).half().view(torch.int16).item() & 0xFFFF
-        assert int(vectors.to_half(each)) == expected
+        assert int(codes.to_half(each)) == expected
 
 
 @settings(max_examples=60, deadline=None)
@@ -60,8 +60,10 @@ def test_a_vector_is_rounded_and_restored_as_by_torch(
     arrays += [each[0].numpy().view(np.uint16) for each in (mine.scales, mine.zeros)]
     back = np.empty((5, dim), np.float32)
     for place in range(5):
-        vectors.put(x[0, 0, place].numpy().copy(), *arrays, 0, place, bits)
-        vectors.take(*arrays, 0, place, bits, back[place])
+        codes.put(x[0, 0, place].numpy().copy(), *arrays, 0, place, bits)
+    places = np.array([3, 1, 4, 0, 2])
+    codes.restore(*(each[0] for each in arrays), places, bits, back)
+    back[places] = back.copy()
     every = slice(0, 5)
     turned = torch.from_numpy(back) @ rotation(dim, x.device)
     torch.testing.assert_close(turned, mine.read(every)[0, 0], atol=1e-5 * spread, rtol=1e-5)

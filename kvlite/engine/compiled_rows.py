@@ -46,9 +46,6 @@ def _is_plain(step: "LayerStep") -> bool:
     layer, source = step.layer, _source(step)
     if step.done or step.sparse_mask is not None or step.policy.method.across.resolves_at == "step":
         return False
-    # Quantized entries by themselves are multiplied sooner by loops made for their shape.
-    if source is None and any(each.segment is not None for each in layer.head_groups):
-        return False
     if source is not None and not (_only_appends(source.cache) and is_ordered(source.head_group)):
         return False
     return not layer.head_alias and len(layer.head_groups) == 1 and _only_appends(layer)

@@ -6,8 +6,8 @@ from typing import Any
 from numba import types
 
 from kvlite.ops import numba_recall, numba_rows
+from kvlite.ops.numba_codes import put, restore
 from kvlite.ops.numba_search import add, search
-from kvlite.ops.numba_vectors import put, take
 
 
 def compile_all(wanted: Callable[[], bool]) -> None:
@@ -21,14 +21,16 @@ def compile_all(wanted: Callable[[], bool]) -> None:
     sizes = types.UniTuple(whole, 3)
     held = types.Tuple((own, packed, sizes))
     signs = types.uint64[:, :, ::1]
-    rounded = (codes, halves, halves, whole, whole, whole)
     four = real[:, :, :, ::1]
     loops: list[tuple[Any, tuple[Any, ...]]] = [
         (search, (blocks, lines, signs, lines, whole, whole)),
         (add, (blocks, lines, lines, signs, lines, whole)),
         (numba_recall.largest, (line, whole, whole, whole)),
-        (put, (line, *rounded)),
-        (take, (*rounded, line)),
+        (put, (line, codes, halves, halves, whole, whole, whole)),
+        (
+            restore,
+            (byte[:, ::1], types.uint16[:, ::1], types.uint16[:, ::1], whole[::1], whole, lines),
+        ),
         (numba_recall.products_of, (lines, held, whole, whole[::1], lines, place[::1])),
         (numba_recall.fill, (blocks, lines, whole[::1], held, held, blocks, *(whole,) * 5)),
         (

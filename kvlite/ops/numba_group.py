@@ -8,15 +8,21 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
+from kvlite.ops.numba_lanes import (
+    BYTES,
+    FLOAT,
+    FLOATS,
+    LANES,
+    everywhere,
+    load,
+    place,
+    product_sum,
+)
 from kvlite.ops.numba_vectors import write_fetch
 
 # Inputs whose codes are added up at once, and how many outputs they have then.
 INPUTS = 16
 WIDTH = 64
-LANES = 16
-
-_FLOAT, _BYTE, _PLACE = ir.FloatType(), ir.IntType(8), ir.IntType(32)
-_FLOATS, _BYTES = ir.VectorType(_FLOAT, LANES), ir.VectorType(_BYTE, LANES)
 
 
 def adding(rows: int, bytewise: bool) -> Callable[..., Any]:
@@ -54,47 +60,28 @@ class _Adding:
         """Write it for what `adding` says."""
         lines, step, soon, factors, row, scales, offsets, totals, sums, sums_row = addresses
         b, rows, parts = self.builder, range(self.rows), self.parts
-        made = [[ir.Constant(_FLOATS, [0.0] * LANES) for _ in parts] for _ in rows]
-        low = ir.Constant(_BYTES, [15] * LANES)
+        made = [[ir.Constant(FLOATS, [0.0] * LANES) for _ in parts] for _ in rows]
+        low = ir.Constant(BYTES, [15] * LANES)
         for i in range(INPUTS):
             line = b.add(lines, b.mul(step, self._number(i)))
             write_fetch(b, b.add(line, soon))
-            codes = [self._load(line, LANES * part, _BYTES) for part in parts]
+            codes = [load(b, line, LANES * part, BYTES) for part in parts]
             read = [[b.and_(each, low) for each in codes], codes] if self.bytewise else [codes]
-            numbers = [[b.uitofp(each, _FLOATS) for each in side] for side in read]
+            numbers = [[b.uitofp(each, FLOATS) for each in side] for side in read]
             for r in rows:
                 own = b.add(factors, b.mul(row, self._number(r)))
-                for place, side in enumerate(numbers, len(read) * i):
-                    factor = self._all(own, 4 * place)
+                for at, side in enumerate(numbers, len(read) * i):
+                    factor = everywhere(b, load(b, own, 4 * at, FLOAT))
                     for part in parts:
-                        made[r][part] = self._plus(made[r][part], factor, side[part])
+                        made[r][part] = product_sum(b, made[r][part], factor, side[part])
         for part in parts:
             at = 4 * LANES * part
-            scale, offset = self._load(scales, at, _FLOATS), self._load(offsets, at, _FLOATS)
+            scale, offset = load(b, scales, at, FLOATS), load(b, offsets, at, FLOATS)
             for r in rows:
-                place = self._place(b.add(sums, b.mul(sums_row, self._number(r))), at, _FLOATS)
-                total = self._plus(b.load(place, align=4), made[r][part], scale)
-                b.store(self._plus(total, self._all(totals, 4 * r), offset), place, align=4)
+                to = place(b, b.add(sums, b.mul(sums_row, self._number(r))), at, FLOATS)
+                total = product_sum(b, b.load(to, align=4), made[r][part], scale)
+                shared = everywhere(b, load(b, totals, 4 * r, FLOAT))
+                b.store(product_sum(b, total, shared, offset), to, align=4)
 
     def _number(self, value: int) -> Any:
         return ir.Constant(ir.IntType(64), value)
-
-    def _place(self, address: Any, at: int, kind: Any) -> Any:
-        whole = self.builder.add(address, ir.Constant(address.type, at))
-        return self.builder.inttoptr(whole, kind.as_pointer())
-
-    def _load(self, address: Any, at: int, kind: Any) -> Any:
-        return self.builder.load(self._place(address, at, kind), align=1 if kind is _BYTES else 4)
-
-    def _all(self, address: Any, at: int) -> Any:
-        """A number in every lane."""
-        number = self.builder.load(self._place(address, at, _FLOAT), align=4)
-        one = self.builder.insert_element(
-            ir.Constant(_FLOATS, ir.Undefined), number, ir.Constant(_PLACE, 0)
-        )
-        lanes = ir.Constant(ir.VectorType(_PLACE, LANES), [0] * LANES)
-        return self.builder.shuffle_vector(one, ir.Constant(_FLOATS, ir.Undefined), lanes)
-
-    def _plus(self, total: Any, one: Any, other: Any) -> Any:
-        product = self.builder.fmul(one, other, flags=("contract",))
-        return self.builder.fadd(total, product, flags=("contract",))

@@ -5,16 +5,8 @@
 
 import numpy as np
 
-from kvlite.ops.numba_vectors import (
-    close_exp,
-    dot_rows,
-    fetch_vector,
-    hadamard,
-    highest,
-    jitted,
-    put,
-    take,
-)
+from kvlite.ops.numba_codes import multiply_packed, put, restore
+from kvlite.ops.numba_vectors import close_exp, dot_rows, fetch_vector, hadamard, highest, jitted
 
 # Numbers are told apart by their sign, exponent and three more bits first.
 SHIFT = 20
@@ -122,34 +114,29 @@ def products_of(queries, source, head, named, held_keys, slot_of):
         held_keys: `(slots, dim)`, where the key of an entry that is held is read, which is sooner
             there; of those alone for which `slot_of` has a slot.
     """
-    (keys, _, _), packed, sizes = source
-    codes, scales, zeros, _, _, _, positions, mean = packed
-    start, bits, _ = sizes
-    (rows, dim), middle = queries.shape, positions.shape[1]
-    exact, products = keys[head], np.empty((rows, named.size), np.float32)
-    if middle:
-        turned, vector = queries.copy(), np.empty((1, dim), np.float32)
-        shifts = np.empty((rows, 1), np.float32)
-        dot_rows(queries, mean, head, shifts, 0)
-        for row in range(rows):
-            hadamard(turned[row])
+    (keys, _, _), packed, (start, bits, _) = source
+    middle, exact = packed[6].shape[1], keys[head]
+    products = np.empty((len(queries), named.size), np.float32)
+    older, at, found = np.empty(named.size, np.int64), np.empty(named.size, np.int64), 0
     for i in range(named.size):
         if not middle and i + AHEAD < named.size:
-            at = named[i + AHEAD]
-            slot = slot_of[at]
-            fetch_vector(held_keys if slot >= 0 else exact, slot if slot >= 0 else at)
+            ahead = named[i + AHEAD]
+            slot = slot_of[ahead]
+            fetch_vector(held_keys if slot >= 0 else exact, slot if slot >= 0 else ahead)
         place, slot = named[i] - start, slot_of[named[i]]
         if slot >= 0:
             dot_rows(queries, held_keys, slot, products, i)
-        elif place < 0 or not middle:
-            dot_rows(queries, exact, named[i], products, i)
-        elif place >= middle:
-            dot_rows(queries, exact, named[i] - middle, products, i)
+        elif 0 <= place < middle:
+            older[found], at[found] = place, i
+            found += 1
         else:
-            take(codes, scales, zeros, head, place, bits, vector[0])
-            dot_rows(turned, vector, 0, products, i)
-            for row in range(rows):
-                products[row, i] += shifts[row, 0]
+            dot_rows(queries, exact, named[i] - (middle if place >= middle else 0), products, i)
+    if found:
+        made = np.empty((len(queries), found), np.float32)
+        multiply_packed(queries, packed, head, older[:found], bits, made, 0)
+        for row in range(len(queries)):
+            for i in range(found):
+                products[row, at[i]] = made[row, i]
     return products
 
 
@@ -204,20 +191,22 @@ def _swap(source, held, of, head, coming, leaving):
     codes, scales, zeros, value_codes, value_scales, value_zeros, positions, mean = packed
     (own_keys, own_values, own_positions), own, (own_start, own_bits, own_value_bits) = held
     middle, own_middle, dim = positions.shape[1], own[6].shape[1], keys.shape[2]
-    key, value = np.empty(dim, np.float32), np.empty(dim, np.float32)
+    one, other = np.empty((1, dim), np.float32), np.empty((1, dim), np.float32)
+    key, value = one[0], other[0]
     for i in range(coming.size):
         place, slot = coming[i] - start, leaving[i]
         if 0 <= place < middle:
-            take(codes, scales, zeros, of, place, bits, key)
+            at = coming[i : i + 1] - start
+            restore(codes[of], scales[of], zeros[of], at, bits, one)
+            restore(value_codes[of], value_scales[of], value_zeros[of], at, value_bits, other)
             hadamard(key)
-            take(value_codes, value_scales, value_zeros, of, place, value_bits, value)
             hadamard(value)
             for d in range(dim):
                 key[d] += mean[of, d]
         else:
-            at = coming[i] - (middle if place >= middle else 0)
+            entry = coming[i] - (middle if place >= middle else 0)
             for d in range(dim):
-                key[d], value[d] = keys[of, at, d], values[of, at, d]
+                key[d], value[d] = keys[of, entry, d], values[of, entry, d]
         place = slot - own_start
         if 0 <= place < own_middle:
             for d in range(dim):

@@ -13,11 +13,11 @@ import numpy as np
 from numba import carray, types
 from numba.extending import intrinsic
 
-from kvlite.ops.numba_attention import softmax
+from kvlite.ops.numba_attention import products_of_held, weighed
 from kvlite.ops.numba_quant import Part, in_threads, thread_parts
 from kvlite.ops.numba_recall import candidates, exchanged, fill, wanted
 from kvlite.ops.numba_search import add, search
-from kvlite.ops.numba_vectors import dot_rows, fetch_vector, hadamard, jitted, restore
+from kvlite.ops.numba_vectors import fetch_vector, jitted, multiply
 
 Array = np.ndarray
 # Of what is held, and from `SOURCE` on of the host store: where exact keys, values and positions of
@@ -31,8 +31,6 @@ SOURCE = TENSORS + 8
 SIGNS, SIZES, MEAN, BALANCE, INDEX_SLOTS, INDEXED = range(2 * SOURCE, 2 * SOURCE + 6)
 # The token's position, and how many entries it wants of each KV head, 0 if it fetches none.
 POSITION, COUNT = INDEXED + 1, INDEXED + 2
-# Entries whose channels are restored at once.
-RESTORED = 32
 
 
 def attend(
@@ -145,7 +143,9 @@ def attend_held(q, k, v, table, softcap, sinks, out, begin, end):
     for each in range(begin, end):
         line = table[each]
         _write(line, 0, k[each], v[each])
-        _weighed(line, _products_of_held(line, q[each]), softcap, sinks, out[each])
+        entries, packed, sizes = _whole(line, 0, k.shape[1], k.shape[2])
+        products = products_of_held(q[each], entries[:2], packed, sizes, line[USED])
+        weighed(products, entries[:2], packed, sizes, softcap, sinks, out[each])
 
 
 @jitted
@@ -161,79 +161,11 @@ def attend_fetching(
         most = among * line[COUNT]
         if line[COUNT] and line[PACKED] + line[SOURCE + PACKED]:
             came[each] = _fetch_packed(line, queries, at_once, most, first, recent)
-        products = _products_of_held(line, queries)
+        entries, packed, sizes = _whole(line, 0, k.shape[1], k.shape[2])
+        products = products_of_held(queries, entries[:2], packed, sizes, line[USED])
         if line[COUNT] and not line[PACKED] + line[SOURCE + PACKED]:
             came[each] = _fetch(line, queries, products, at_once, most, first, recent)
-        _weighed(line, products, softcap, sinks, out[each])
-
-
-@jitted
-def _products_of_held(line, queries):
-    """Products `(heads, rows, entries)` with what is held."""
-    heads, rows, dim = queries.shape
-    (keys, _, _), packed, (start, bits, _) = _whole(line, 0, heads, dim)
-    middle = line[PACKED]
-    slots = np.arange(line[USED] - middle)
-    products = np.empty((heads, rows, line[USED]), np.float32)
-    for head in range(heads):
-        if middle:
-            _multiply(queries[head], keys[head], slots[:start], products[head], 0)
-            _multiply_packed(queries[head], packed, head, bits, products[head], start)
-            _multiply(queries[head], keys[head], slots[start:], products[head], start + middle)
-        else:
-            _multiply(queries[head], keys[head], slots, products[head], 0)
-    return products
-
-
-@jitted
-def _weighed(line, products, softcap, sinks, out):
-    """Attention by the products, which are lost."""
-    heads, rows, dim = out.shape
-    (_, values, _), packed, (start, _, bits) = _whole(line, 0, heads, dim)
-    middle = line[PACKED]
-    near = line[USED] - middle
-    for head in range(heads):
-        for row in range(rows):
-            softmax(products[head, row], softcap, sinks[head, row])
-        out[head] = 0
-        if middle:
-            _weigh_packed(products[head], packed, head, bits, start, out[head])
-            _weigh(products[head], 0, values[head], start, out[head])
-            _weigh(products[head], start + middle, values[head, start:], near - start, out[head])
-        else:
-            _weigh(products[head], 0, values[head], near, out[head])
-
-
-@jitted
-def _multiply_packed(queries, packed, head, bits, products, at):
-    """A head's products with its quantized keys, into columns from `at` on."""
-    codes, scales, zeros, _, _, _, _, mean = packed
-    (rows, dim), count = queries.shape, codes.shape[1]
-    turned, shifts = queries.copy(), np.empty((rows, 1), np.float32)
-    dot_rows(queries, mean, head, shifts, 0)
-    for row in range(rows):
-        hadamard(turned[row])
-    places, keys = np.arange(RESTORED), np.empty((RESTORED, dim), np.float32)
-    for first in range(0, count, RESTORED):
-        some = min(RESTORED, count - first)
-        restore(codes, scales, zeros, head, first, some, bits, keys)
-        _multiply(turned, keys, places[:some], products, at + first)
-    for row in range(rows):
-        for i in range(at, at + count):
-            products[row, i] += shifts[row, 0]
-
-
-@jitted
-def _weigh_packed(weights, packed, head, bits, at, out):
-    """Add a head's quantized values by their weights, columns from `at` on, to what is 0."""
-    _, _, _, codes, scales, zeros, _, _ = packed
-    values, count = np.empty((RESTORED, out.shape[1]), np.float32), codes.shape[1]
-    for first in range(0, count, RESTORED):
-        some = min(RESTORED, count - first)
-        restore(codes, scales, zeros, head, first, some, bits, values)
-        _weigh(weights, at + first, values, some, out)
-    for row in range(out.shape[0]):
-        hadamard(out[row])
+        weighed(products, entries[:2], packed, sizes, softcap, sinks, out[each])
 
 
 @jitted
@@ -308,7 +240,7 @@ def _fetch(line, queries, products, at_once, most, first, recent):
             values[leaving[i]] = source[1][head, coming[i]]
             positions[leaving[i]] = coming[i]
         changed = np.empty((rows, coming.size), np.float32)
-        _multiply(queries[head], keys, leaving, changed, 0)
+        multiply(queries[head], keys, leaving, changed, 0)
         for row in range(rows):
             for i in range(coming.size):
                 products[head, row, leaving[i]] = changed[row, i]
@@ -332,47 +264,8 @@ def _products(queries, keys, named, products, slot_of):
         for row in range(rows):
             out[row, i] = products[row, max(slot, 0)]
     made = np.empty((rows, others), np.float32)
-    _multiply(queries, keys, far[:others], made, 0)
+    multiply(queries, keys, far[:others], made, 0)
     for row in range(rows):
         for i in range(others):
             out[row, places[i]] = made[row, i]
     return out
-
-
-@jitted
-def _multiply(queries, keys, places, out, at):
-    """A head's products `(rows, entries)` with keys at some places, into columns from `at` on."""
-    whole = places.size - places.size % 4
-    for i in range(0, whole, 4):
-        one, two = keys[places[i]], keys[places[i + 1]]
-        three, four = keys[places[i + 2]], keys[places[i + 3]]
-        for row in range(queries.shape[0]):
-            query, line = queries[row], out[row]
-            a = b = c = d = np.float32(0)
-            for j in range(query.size):
-                a += query[j] * one[j]
-                b += query[j] * two[j]
-                c += query[j] * three[j]
-                d += query[j] * four[j]
-            line[at + i], line[at + i + 1], line[at + i + 2], line[at + i + 3] = a, b, c, d
-    for i in range(whole, places.size):
-        dot_rows(queries, keys, places[i], out, at + i)
-
-
-@jitted
-def _weigh(weights, at, values, count, out):
-    """Add a head's first `count` values by the weights of its rows, `(rows, entries)`, columns from
-    `at` on."""
-    whole = count - count % 4
-    for i in range(0, whole, 4):
-        one, two, three, four = values[i], values[i + 1], values[i + 2], values[i + 3]
-        for row in range(out.shape[0]):
-            line, k = out[row], at + i
-            a, b = weights[row, k], weights[row, k + 1]
-            c, d = weights[row, k + 2], weights[row, k + 3]
-            for j in range(line.size):
-                line[j] += a * one[j] + b * two[j] + c * three[j] + d * four[j]
-    for i in range(whole, count):
-        for row in range(out.shape[0]):
-            for j in range(out.shape[1]):
-                out[row, j] += weights[row, at + i] * values[i, j]

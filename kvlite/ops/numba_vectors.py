@@ -1,4 +1,4 @@
-"""Vectors on a CPU, compiled by numba: rotated, multiplied, rounded into few bits and restored.
+"""Vectors on a CPU, compiled by numba: rotated, multiplied and weighed.
 
 numba compiles these loops at their first use and keeps the result on disk.
 """
@@ -14,7 +14,6 @@ from numba.extending import intrinsic
 
 # Sums may be formed in any order; that numbers are finite is not assumed.
 ORDERLESS = {"reassoc", "contract", "nsz"}
-LARGEST = 65504.0
 Loop = Callable[..., Any]
 
 
@@ -54,95 +53,6 @@ def hadamard(vector):
     share = np.float32(1 / np.sqrt(np.float32(size)))
     for i in range(vector.size):
         vector[i] *= share
-
-
-@jitted
-def from_half(bits):
-    """The number that 16 bits are as a finite float16."""
-    number = np.uint32((np.uint32(bits) & np.uint32(0x7FFF)) << np.uint32(13)).view(np.float32)
-    number *= np.float32(2.0**112)
-    return -number if bits & np.uint16(0x8000) else number
-
-
-@jitted
-def to_half(number):
-    """The bits of the float16 nearest to a number it can hold; of two, the even one."""
-    bits = np.float32(number).view(np.uint32)
-    sign, size = (bits >> np.uint32(16)) & np.uint32(0x8000), np.uint32(bits & np.uint32(2**31 - 1))
-    if size < np.uint32(113 << 23):
-        return np.uint16(sign | np.uint32(np.rint(size.view(np.float32) * np.float32(2.0**24))))
-    size += np.uint32(0xFFF) + ((size >> np.uint32(13)) & np.uint32(1))
-    return np.uint16(sign | ((size - np.uint32(112 << 23)) >> np.uint32(13)))
-
-
-@jitted
-def put(vector, codes, scales, zeros, head, place, bits):
-    """Round a vector, which is rotated for it, into one place, as `Quantized` holds it.
-
-    Args:
-        vector: `(dim,)` float32.
-        codes, scales, zeros: `(heads, n, dim * bits / 8)` uint8 and `(heads, groups, n)` uint16.
-    """
-    hadamard(vector)
-    groups, width, last = scales.shape[1], codes.shape[2], np.float32(2**bits - 1)
-    size = vector.size // groups
-    codes[head, place] = 0
-    for group in range(groups):
-        low, high = np.float32(LARGEST), np.float32(-LARGEST)
-        for d in range(group * size, (group + 1) * size):
-            vector[d] = min(max(vector[d], np.float32(-LARGEST)), np.float32(LARGEST))
-            low, high = min(low, vector[d]), max(high, vector[d])
-        least, share = to_half(low), to_half((high - low) / last)
-        zeros[head, group, place], scales[head, group, place] = least, share
-        zero, step = from_half(least), from_half(share)
-        step = np.float32(1) if step == 0 else step
-        for d in range(group * size, (group + 1) * size):
-            code = min(max(np.rint((vector[d] - zero) / step), np.float32(0)), last)
-            codes[head, place, d % width] |= np.uint8(int(code) << (d // width * bits))
-
-
-@jitted
-def take(codes, scales, zeros, head, place, bits, out):
-    """What `put` put there, still rotated."""
-    groups, width, mask = scales.shape[1], codes.shape[2], np.uint8(2**bits - 1)
-    size = out.size // groups
-    for plane in range(8 // bits):
-        shift = np.uint8(plane * bits)
-        for j in range(width):
-            out[plane * width + j] = np.float32((codes[head, place, j] >> shift) & mask)
-    for group in range(groups):
-        step = from_half(scales[head, group, place])
-        zero = from_half(zeros[head, group, place])
-        for d in range(group * size, (group + 1) * size):
-            out[d] = out[d] * step + zero
-
-
-@jitted
-def restore(codes, scales, zeros, head, place, count, bits, out):
-    """A head's quantized vectors from a place on, still rotated, into the first rows of `out`."""
-    if bits == 4:
-        _restore_in(codes, scales, zeros, head, place, count, np.uint8(15), np.uint8(4), 2, out)
-    elif bits == 8:
-        _restore_in(codes, scales, zeros, head, place, count, np.uint8(255), np.uint8(0), 1, out)
-    else:
-        _restore_in(codes, scales, zeros, head, place, count, np.uint8(3), np.uint8(2), 4, out)
-
-
-@jitted
-def _restore_in(codes, scales, zeros, head, place, count, mask, bits, planes, out):
-    """As `restore`, in so many parts of a byte."""
-    width, groups = codes.shape[2], scales.shape[1]
-    size = out.shape[1] // groups
-    for i in range(count):
-        for plane in range(planes):
-            shift, at = np.uint8(plane) * bits, plane * width
-            for j in range(width):
-                out[i, at + j] = np.float32((codes[head, place + i, j] >> shift) & mask)
-        for group in range(groups):
-            step = from_half(scales[head, group, place + i])
-            zero = from_half(zeros[head, group, place + i])
-            for d in range(group * size, (group + 1) * size):
-                out[i, d] = out[i, d] * step + zero
 
 
 @jitted
@@ -200,6 +110,45 @@ def dot_rows(queries, vectors, at, products, i):
             for d in range(queries.shape[1]):
                 product += queries[row, d] * vectors[at, d]
             products[row, i] = product
+
+
+@jitted
+def multiply(queries, keys, places, out, at):
+    """A head's products `(rows, entries)` with keys at some places, into columns from `at` on."""
+    whole = places.size - places.size % 4
+    for i in range(0, whole, 4):
+        one, two = keys[places[i]], keys[places[i + 1]]
+        three, four = keys[places[i + 2]], keys[places[i + 3]]
+        for row in range(queries.shape[0]):
+            query, line = queries[row], out[row]
+            a = b = c = d = np.float32(0)
+            for j in range(query.size):
+                a += query[j] * one[j]
+                b += query[j] * two[j]
+                c += query[j] * three[j]
+                d += query[j] * four[j]
+            line[at + i], line[at + i + 1], line[at + i + 2], line[at + i + 3] = a, b, c, d
+    for i in range(whole, places.size):
+        dot_rows(queries, keys, places[i], out, at + i)
+
+
+@jitted
+def weigh(weights, at, values, count, out):
+    """Add a head's first `count` values by the weights of its rows, `(rows, entries)`, columns from
+    `at` on."""
+    whole = count - count % 4
+    for i in range(0, whole, 4):
+        one, two, three, four = values[i], values[i + 1], values[i + 2], values[i + 3]
+        for row in range(out.shape[0]):
+            line, k = out[row], at + i
+            a, b = weights[row, k], weights[row, k + 1]
+            c, d = weights[row, k + 2], weights[row, k + 3]
+            for j in range(line.size):
+                line[j] += a * one[j] + b * two[j] + c * three[j] + d * four[j]
+    for i in range(whole, count):
+        for row in range(out.shape[0]):
+            for j in range(out.shape[1]):
+                out[row, j] += weights[row, at + i] * values[i, j]
 
 
 _BYTE, _NUMBER = ir.IntType(8), ir.IntType(32)
