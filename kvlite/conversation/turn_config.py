@@ -19,6 +19,7 @@ from kvlite.methods.layer_policy import LayerPolicy, can_recall, loses
 from kvlite.model.load import LoadedModel
 from kvlite.offload import HostKVStore
 from kvlite.offload.kv.placement import host_kv_bytes, place
+from kvlite.ops.device import WIDEST
 
 if TYPE_CHECKING:
     from kvlite.conversation.context import Context
@@ -197,6 +198,9 @@ def _slow(bits: KVBits, model: LoadedModel, policies: list[LayerPolicy]) -> Iter
             "triton is not installed, so quantized entries are attended to in many small steps, "
             "which is slow: pip install triton"
         )
-    elif bits.by_channel or merged:
-        what = f"--kv-bits {bits}" if bits.by_channel else merged
+        return
+    what = f"--kv-bits {bits}" if bits.by_channel else merged
+    if model.shape.head_dim > WIDEST:
+        what = f"attention over {model.shape.head_dim} channels"
+    if what:
         yield f"{what} has no kernel: its entries are attended to in many small steps"

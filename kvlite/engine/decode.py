@@ -225,7 +225,8 @@ def _queries(q: Tensor, kv_heads: int, scale: float) -> tuple[Tensor, float]:
     """One token's queries by KV head, `(batch, kv heads, rows, dim)`, and what is left to multiply
     them by; kernels do that themselves."""
     queries = grouped(q, kv_heads)[:, :, :, 0]
-    return (queries, scale) if has_triton(q.device) else (queries.float() * scale, 1.0)
+    kernels = has_triton(q.device, q.shape[3])
+    return (queries, scale) if kernels else (queries.float() * scale, 1.0)
 
 
 class Step:

@@ -1,8 +1,6 @@
 """One token looks at a head group whose older entries are computed: they never exist all at
 once."""
 
-from importlib.util import find_spec
-
 import numpy as np
 import torch
 from torch import Tensor
@@ -11,6 +9,7 @@ from kvlite.cache import KVHeadGroup
 from kvlite.cache.packed import Packed
 from kvlite.cache.quantized import Quantized, has_compiled, rotation
 from kvlite.ops.attention import grouped
+from kvlite.ops.device import has_triton
 from kvlite.ops.softmax import Softmax
 
 # Bytes of keys' codes from which on several threads share the work.
@@ -39,7 +38,7 @@ def attend_segment(
         `(batch, kv heads, used)` float32.
     """
     queries = grouped(q, len(head_group.heads))[:, :, :, 0].float() * softmax.scale
-    if q.is_cuda and has_kernel(head_group):
+    if has_kernel(q.device, head_group):
         out, weights = fused(queries, head_group, softmax, remembers, last)
     elif last is None and compiles(head_group):
         out, weights = compiled(queries, head_group, softmax, remembers)
@@ -49,11 +48,11 @@ def attend_segment(
     return out.flatten(1, 2)[:, :, None].to(q.dtype), row
 
 
-def has_kernel(head_group: KVHeadGroup) -> bool:
+def has_kernel(device: torch.device, head_group: KVHeadGroup) -> bool:
     """Whether a head group's segment can be attended to by one kernel, on CUDA."""
     segment = head_group.segment
     each_by_itself = isinstance(segment, Packed) and isinstance(segment.keys, Quantized)
-    return each_by_itself and find_spec("triton") is not None
+    return each_by_itself and has_triton(device, head_group.residual_keys.shape[3])
 
 
 def compiles(head_group: KVHeadGroup) -> bool:

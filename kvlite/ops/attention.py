@@ -149,7 +149,7 @@ def attend_ragged(
     Returns:
         output in the shape and dtype of q.
     """
-    if q.is_cuda:
+    if has_triton(q.device, q.shape[3]):
         # torch brings triton along on CUDA alone.
         from kvlite.ops import triton_ragged
 
@@ -158,13 +158,15 @@ def attend_ragged(
     slots = starts[:, None] + torch.arange(longest, device=q.device)
     held = slots <= last[:, None]
     slots = torch.minimum(slots, last[:, None])
-    logits = softmax.capped((q.float() * softmax.scale) @ keys[:, slots].float().mT)
+    own = keys[:, slots]
+    logits = softmax.capped((q.float() * softmax.scale) @ own.float().mT)
     shares = softmax.probabilities(logits.masked_fill(~held[:, None], -torch.inf))
     if weights is not None:
         weights.zero_().scatter_add_(
             1, slots.view(1, -1).expand(len(q), -1), shares.mean(2).flatten(1)
         )
-    return (shares.to(values.dtype) @ values[:, slots]).to(q.dtype)
+    own = own if values is keys else values[:, slots]
+    return (shares.to(own.dtype) @ own).to(q.dtype)
 
 
 def attention_sums(q: Tensor, k: Tensor, lse: Tensor, softmax: Softmax) -> Tensor:
@@ -257,7 +259,7 @@ def causal_lse(q: Tensor, k: Tensor, softmax: Softmax) -> Tensor:
 
 def sums_in_tiles(q: Tensor) -> bool:
     """Whether `attention_of` takes these; products of float32 would not fit into registers."""
-    return has_triton(q.device) and q.dtype != torch.float32 and q.shape[3] <= 256
+    return has_triton(q.device, q.shape[3]) and q.dtype != torch.float32
 
 
 def grouped(q: Tensor, kv_heads: int) -> Tensor:

@@ -5,11 +5,16 @@ from importlib.util import find_spec
 
 import torch
 
+# Channels of a vector that kernels hold in registers and shared memory: of wider ones (latents)
+# neither has room for what all query heads ask.
+WIDEST = 256
+
 
 @cache
-def has_triton(device: torch.device) -> bool:
-    """Whether Triton's kernels run there; torch brings triton along on CUDA alone."""
-    return device.type == "cuda" and find_spec("triton") is not None
+def has_triton(device: torch.device, dim: int = 0) -> bool:
+    """Whether Triton's kernels run there, those over keys and values of `dim` channels if any;
+    torch brings triton along on CUDA alone."""
+    return device.type == "cuda" and dim <= WIDEST and find_spec("triton") is not None
 
 
 def processors(device: torch.device) -> int:

@@ -277,6 +277,24 @@ def test_learned_sinks_are_those_of_a_cpu(
         assert two_turns(sinking("cuda", weights), tmp_path / "cuda.kv", **given) == expected
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("given", [WAYS[2], WAYS[4]], ids=str)
+def test_heads_too_wide_for_kernels_are_those_of_a_cpu(
+    given: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Latents (MLA), whose kernels no card would have the shared memory for; also in a program."""
+    forgo_loops(monkeypatch)
+    sizes = {"num_hidden_layers": 2, "kv_lora_rank": 264, "mlp_layer_types": ["dense"] * 2}
+    given = {**given, "max_new_tokens": 6}
+    expected = two_turns(make_tiny("glm4-moe-lite", **sizes).model, tmp_path / "cpu.kv", **given)
+    with fake_cuda() as device:
+        model = make_tiny("glm4-moe-lite", "cuda", **sizes).model
+        assert two_turns(model, tmp_path / "cuda.kv", **given) == expected
+        launched_by_a_program(device, read(model, given["method"], bits=given.get("kv_bits", "")))
+        kernels = {name.split(".")[0] for name in device.launches if name.startswith("triton_")}
+    assert kernels <= {"triton_write", "triton_layer_ops"}
+
+
 # Those whose layers have experts, but for recurrent ones: these are no programs.
 WITH_EXPERTS = ["mixtral", "qwen3-moe", "glm4-moe", "gemma4-moe", "deepseek-v2", "deepseek-v3"]
 

@@ -92,7 +92,7 @@ class Index:
         """Queries `(batch, kv heads, rows, dim)`, scaled, balanced and rotated like the signs,
         float32."""
         turn = rotation(queries.shape[3], queries.device)
-        if has_triton(queries.device):
+        if has_triton(queries.device, queries.shape[3]):
             from kvlite.ops.triton_tell import tell
 
             made = tell(self, turn, None, 0, queries=queries, scale=scale)
@@ -122,7 +122,7 @@ class Index:
             found = compiled(asked, _lines(self.balance), *self._arrays(), self.used, entries)
             return torch.from_numpy(found).view(batch, heads, entries)
         turned, dim = self.turned(queries, scale), queries.shape[3]
-        if has_triton(queries.device):
+        if has_triton(queries.device, queries.shape[3]):
             from kvlite.ops.triton_topk import search
 
             return search(turned, self.signs, self.sizes, self.used, entries)
@@ -136,7 +136,7 @@ class Index:
         """Write a key a head, `(batch, kv heads, 1, dim)`, which is not counted."""
         if keys.is_meta:
             return
-        if has_triton(keys.device):
+        if has_triton(keys.device, keys.shape[3]):
             from kvlite.ops.triton_tell import tell
 
             tell(self, rotation(keys.shape[3], keys.device), keys, place)

@@ -13,6 +13,7 @@ from kvlite.cache import KVHeadGroup, LayerCache
 from kvlite.cache.quantized import rotation
 from kvlite.offload.kv.index import Index
 from kvlite.offload.kv.pinned import pieces, pin, reads_pinned
+from kvlite.ops.device import WIDEST
 
 
 @dataclass(frozen=True)
@@ -133,6 +134,7 @@ class KVTransfer:
         it."""
         return (
             self.maps
+            and head_group.residual_keys.shape[3] <= WIDEST
             and head_group.segment is None
             and head_group.residual_keys.is_pinned()
             and head_group.residual_values.is_pinned()
