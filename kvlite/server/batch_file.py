@@ -10,6 +10,7 @@ from kvlite.jobs.answer import BatchAnswer
 from kvlite.jobs.rows import Named
 from kvlite.jobs.tasks import ANSWER, Task, new_id
 from kvlite.server.fields import Chat, parsed
+from kvlite.server.messages import plain_messages
 from kvlite.server.refusals import Refusal
 
 _URL = "/v1/chat/completions"
@@ -45,7 +46,7 @@ def _task(name: str, body: Any, usual: Settings) -> Task:
     settings = chat.settings(usual)
     if others := [each for each in settings if each not in ANSWER]:
         raise Refusal(f"kvlite.{others[0]} is the job's: give it to the command")
-    *before, last = chat.plain_messages()
+    *before, last = plain_messages(chat.messages)
     if last["role"] != "user" or [each["role"] for each in before] not in ([], ["system"]):
         raise Refusal(
             "messages are more than a system message and a user's: a chat that goes on is for "

@@ -13,6 +13,7 @@ from kvlite.model.tool_calls import Call
 from kvlite.server.chances import chat_logprobs
 from kvlite.server.fields import Chat
 from kvlite.server.files import with_documents
+from kvlite.server.messages import plain_messages
 from kvlite.server.refusals import Refusal
 from kvlite.server.served_model import Ask, ServedModel, Token
 from kvlite.server.tools import Reader, TextReader, ToolUse, call_id, read_whole, tool_use
@@ -49,7 +50,7 @@ class ChatAnswer:
             settings["schema"] = await asyncio.to_thread(use.grammar, schema)
         top = _top(request)
         messages, lent = await asyncio.to_thread(
-            with_documents, request.plain_messages(), request.documents, model.state.files
+            with_documents, plain_messages(request.messages), request.documents, model.state.files
         )
         ids = await message_ids(model, messages, shown)
         return cls(model, request, Ask(ids, settings, request.choices, top, lent=lent), use)

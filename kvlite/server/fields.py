@@ -144,21 +144,14 @@ class Chat(Sampled):
     tool_choice: Any = None
     parallel_tool_calls: bool | None = None
     functions: list[Any] | None = None
+    modalities: list[Any] | None = None
 
     def require_here(self) -> None:
         """Raises Refusal for what this server cannot do."""
         if self.functions:
             raise Refusal("functions is not here: send tools", param="functions")
-
-    def plain_messages(self) -> list[Plain]:
-        """The messages for the chat template.
-
-        Raises:
-            Refusal: there is none, or one has something other than text.
-        """
-        if not self.messages:
-            raise Refusal("messages is empty: say something", param="messages")
-        return joined([each.plain(number) for number, each in enumerate(self.messages)])
+        if any(each != "text" for each in self.modalities or ()):
+            raise Refusal("modalities: this server answers with text alone", param="modalities")
 
 
 class TextForm(Fields):
@@ -300,5 +293,9 @@ def _own(given: Mapping[str, Any], usual: Settings) -> dict[str, Any]:
                 param="kvlite",
             )
     assert {*OWN} <= {*OPTIONS}
-    values = {name: _checked(name, value, f"kvlite.{name}") for name, value in given.items()}
+    values = {
+        name: _checked(name, value, f"kvlite.{name}")
+        for name, value in given.items()
+        if value is not None
+    }
     return {name: value for name, value in values.items() if value != getattr(usual, name)}

@@ -1,6 +1,7 @@
 """Messages of requests, as chat templates take them."""
 
 import json
+from collections.abc import Sequence
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
@@ -156,6 +157,17 @@ class Item(Fields):
             kind = "has no role" if is_message else f"is of type {str(self.type)[:40]!r}"
             raise Refusal(f"input[{number}] {kind}: send messages and calls", param="input")
         return Message(role=self.role, content=self.content).plain(number, "input")
+
+
+def plain_messages(messages: Sequence[Message]) -> list[Plain]:
+    """A request's messages for the chat template.
+
+    Raises:
+        Refusal: there is none, or one has something other than text.
+    """
+    if not messages:
+        raise Refusal("messages is empty: say something", param="messages")
+    return joined([each.plain(number) for number, each in enumerate(messages)])
 
 
 def joined(messages: list[Plain]) -> list[Plain]:

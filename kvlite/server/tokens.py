@@ -6,6 +6,7 @@ from typing import Any
 
 from kvlite.model.chat_template import chat_tokens
 from kvlite.server.fields import Detokenizing, Tokenizing
+from kvlite.server.messages import plain_messages
 from kvlite.server.refusals import Refusal
 from kvlite.server.served_model import ServedModel
 
@@ -18,7 +19,7 @@ async def tokens_of(model: ServedModel, fields: Tokenizing) -> dict[str, Any]:
     """
     runner = model.ready()
     if fields.messages is not None:
-        messages = [each.plain(number) for number, each in enumerate(fields.messages)]
+        messages = plain_messages(fields.messages)
         text = "".join(each["content"] for each in messages)
         encode = partial(chat_tokens, runner.tokenizer, messages)
     else:

@@ -124,6 +124,8 @@ def test_fields_that_mean_nothing_here_are_ignored_and_nulls_are_none(
         "tools": [{"type": "function", "function": {"name": "weather"}}],
         "response_format": {"type": "text"},
         "metadata": {"a": [1]},
+        "modalities": ["text"],
+        "kvlite": {"method": None, "kv_bits": None, "recall_entries": None, "documents": None},
     }
     made = server.http.post("/v1/chat/completions", json=body).json()
     assert made["choices"][0]["message"]["content"] == expected(reference, said("Hi"))

@@ -137,6 +137,7 @@ def test_texts_and_chats_as_tokens_and_back(server: Server, reference: Any) -> N
     assert text == {"prompt": TEXT, "content": TEXT}
     require_error(server.http.post("/detokenize", json={"tokens": [-1]}), 400, "token -1")
     require_error(server.http.post("/detokenize", json={}), 400, "tokens")
+    require_error(server.http.post("/tokenize", json={"messages": []}), 400, "messages is empty")
 
 
 def test_metrics_count_what_was_read(server: Server) -> None:

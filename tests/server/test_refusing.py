@@ -110,6 +110,19 @@ BODIES: dict[str, tuple[Any, int, str]] = {
     "far too long": ({"messages": said("x" * 9_000_000)}, 400, "do not fit"),
     "too long, streamed": ({"messages": said("heron " * 2000), "stream": True}, 400, "do not fit"),
     "a surrogate": (b'{"messages": [{"role": "user", "content": "\\ud800"}], "n": 0}', 400, "n 0"),
+    "speech": ({"messages": HI, "modalities": ["text", "audio"]}, 400, "text alone"),
+    "an endless number": (b'{"messages": [], "temperature": 1e999}', 400, "temperature inf"),
+    "a schema without end": (
+        {"messages": HI, "response_format": {"type": "json_schema", "schema": {"$ref": "#"}}},
+        400,
+        "refers to itself",
+    ),
+    "a byte order mark": (b"\xef\xbb\xbf{}", 400, "not JSON"),
+    "a message twice": (
+        b'{"messages": [{"role": "user", "content": "Hi"}], "messages": []}',
+        400,
+        "empty",
+    ),
     "an empty role": ({"messages": [{"role": "", "content": ""}]}, 400, "role"),
 }
 
