@@ -11,7 +11,8 @@ class Counters:
 
     Attributes:
         waiting: requests for answers that are open.
-        prompt, read: tokens of prompts, and those of them that had to be read.
+        answered: answers that have begun.
+        prompt, fresh: tokens of prompts, and those of them that had to be read.
         generated: tokens of answers.
         read_s, answered_s: seconds until first tokens, and from there to the last ones.
         last: metrics of the last answer that ended.
@@ -64,5 +65,5 @@ class Counters:
         lines = list[str]()
         for name, kind, about, value in rows:
             full = f"kvlite:{name}"
-            lines += [f"# HELP {full} {about}", f"# TYPE {full} {kind}", f"{full} {value:g}"]
+            lines += [f"# HELP {full} {about}", f"# TYPE {full} {kind}", f"{full} {value}"]
         return "\n".join(lines) + "\n"

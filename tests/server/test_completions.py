@@ -7,6 +7,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from kvlite.server.counters import Counters
 from tests.server.conftest import Server, said
 from tests.server.test_refusing import require_error
 
@@ -141,6 +142,8 @@ def test_texts_and_chats_as_tokens_and_back(server: Server, reference: Any) -> N
 
 
 def test_metrics_count_what_was_read(server: Server) -> None:
+    assert "kvlite:prompt_tokens_total 12345678\n" in Counters(prompt=12_345_678).text(0)
+
     def numbers() -> dict[str, float]:
         lines = server.http.get("/metrics").text.splitlines()
         rows = (line.split() for line in lines if not line.startswith("#"))
