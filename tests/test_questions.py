@@ -100,6 +100,7 @@ RECALLING = [
     ("expectedattention", 40),
     ("kvzip:window=4", 40),
     ("minicache:start=0", 40),
+    ("chai:start=0", 40),
     ("minference:columns=16,near=16,sinks=4+kvx", 40),
 ]
 WAYS = [Recalled(0), Recalled(20), Recalled(20, KVBits(8, 8))]

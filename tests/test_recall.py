@@ -73,7 +73,7 @@ def test_each_turn_begins_as_if_nothing_had_been_dropped(llama: Tiny, name: str,
         logits = last_logits(talk, ids)
         upto = talk.token_ids[: len(talk.token_ids) - 8]
         torch.testing.assert_close(logits, logits_of_the_whole(llama, upto), atol=1e-4, rtol=1e-4)
-        assert talk.cache.entries_mean < len(upto) or name in ("minicache", "simlayerkv")
+        assert talk.cache.entries_mean < len(upto) or name in ("minicache", "chai", "simlayerkv")
 
 
 @pytest.mark.cases(3)

@@ -319,7 +319,8 @@ class _Reading:
         policies = [policy for each in by_choice for policy in each]
         sums = any(policy.method.decoding.cumulative for policy in policies)
         queries = max(map(_queries, policies))
-        probe = replace(probe, queries=queries, sums=sums)
+        first = max(policy.method.needs.first for policy in policies)
+        probe = replace(probe, queries=queries, first=first, sums=sums)
         # No method chooses among what a sliding window holds.
         watching = [
             LayerPolicy(
@@ -366,7 +367,9 @@ def _cuts(view: LayerView, branches: list[list[LayerPolicy]], room: int) -> list
     for policies in branches:
         policy = policies[view.layer]
         window = view.window.last(_queries(policy))
-        shown = replace(view, window=window, budget=policy.budget)
+        first = policy.method.needs.first
+        opening = view.opening.first(first) if view.opening is not None and first else None
+        shown = replace(view, window=window, opening=opening, budget=policy.budget)
         if policy.method.across.resolves_at == "read":
             policy = policies[view.layer] = policy.settled(shown)
         cuts.append(policy.cut(shown, room))

@@ -48,8 +48,8 @@ class KVHeadGroup:
     Attributes:
         heads: indices of the KV heads within the layer, ascending.
         residual_keys, residual_values: `(batch, heads, slots, dim)`, keys after their rotation; the
-            slots that can be written. Of latents (MLA) both are one tensor, and whatever is written
-            as key and value is the same.
+            slots that can be written. Where heads share keys, there are the first one's alone. Of
+            latents (MLA) both are one tensor, and whatever is written as key and value is the same.
         residual_positions: `(batch, heads, slots)` int32, a token's index in everything read so
             far.
         rows: `(batch, heads, R, capacity)` float32, the last R attention rows seen while
@@ -83,8 +83,20 @@ class KVHeadGroup:
         return self.residual_values is self.residual_keys
 
     @property
+    def shares_keys(self) -> bool:
+        """Whether its heads attend with the first one's queries and keys, to their own values."""
+        return self.residual_keys.shape[1] < len(self.heads)
+
+    @property
+    def asking_heads(self) -> tuple[int, ...]:
+        """For each of its heads, the KV head whose queries and keys it attends with."""
+        return self.heads[:1] * len(self.heads) if self.shares_keys else self.heads
+
+    @property
     def keys(self) -> Tensor:
         """`(batch, heads, capacity, dim)`; a copy if there is a segment: free it after use."""
+        if self.shares_keys:
+            return self.residual_keys.expand(-1, len(self.heads), -1, -1)
         if self.segment is None:
             return self.residual_keys
         return self._whole(self.residual_keys, self.segment.write_keys)
@@ -178,7 +190,7 @@ class KVHeadGroup:
                 f"of a head group of {self.capacity}"
             )
         at = self.residual_len
-        if count == 1 and has_triton(keys.device):
+        if count == 1 and has_triton(keys.device) and not self.shares_keys:
             from kvlite.ops.triton_write import write_token
 
             own = self.residual_keys, self.residual_values, self.residual_positions
@@ -186,7 +198,7 @@ class KVHeadGroup:
             write_token(keys[:, :, 0], values[:, :, 0], positions, into)
             self.used += 1
             return
-        self.residual_keys.narrow(2, at, count).copy_(keys)
+        self.residual_keys.narrow(2, at, count).copy_(keys[:, : self.residual_keys.shape[1]])
         self.residual_values.narrow(2, at, count).copy_(values)
         self.residual_positions.narrow(2, at, count).copy_(positions)
         self.used += count

@@ -28,7 +28,8 @@ class LayerCache:
     Each KV head owns a run of slots; heads of equal capacity lie together as one `KVHeadGroup`.
 
     Attributes:
-        keys, values: `(batch, total, dim)` flat storage; of latents (MLA) one and the same.
+        keys, values: `(batch, total, dim)` flat storage; of keys less, where heads share them; of
+            latents (MLA) one and the same.
         positions: `(batch, total)` int32.
         head_groups: views of it, in order of their offset.
         head_alias: KV heads that hold nothing, and for each the head whose attention output it
@@ -49,32 +50,44 @@ class LayerCache:
         segments: Sequence[CompressedSegment | None] | None = None,
         head_alias: Mapping[int, int] | None = None,
         latent: bool = False,
+        sharing: Sequence[bool] | None = None,
     ) -> None:
         """Allocate room for `sizes`: (KV heads, slots a head) for each head group, those of its
         segment included.
 
         Args:
             latent: an entry is one vector, its key and its value.
+            sharing: of which head groups the heads share keys.
         """
         before = segments or [None] * len(sizes)
+        with_keys = [
+            1 if shared else len(heads)
+            for (heads, _), shared in zip(sizes, sharing or [False] * len(sizes), strict=True)
+        ]
         own = [
             capacity if segment is None else capacity - segment.positions.shape[2]
             for (_, capacity), segment in zip(sizes, before, strict=True)
         ]
         total = sum(len(heads) * slots for (heads, _), slots in zip(sizes, own, strict=True))
-        self.keys = torch.empty(batch, total, dim, dtype=dtype, device=device)
-        self.values = self.keys if latent else torch.empty_like(self.keys)
+        key_slots = sum(heads * slots for heads, slots in zip(with_keys, own, strict=True))
+        self.keys = values = torch.empty(batch, key_slots, dim, dtype=dtype, device=device)
+        if not latent:
+            values = torch.empty(batch, total, dim, dtype=dtype, device=device)
+        self.values = values
         self.positions = torch.empty(batch, total, dtype=torch.int32, device=device)
         self.head_groups: list[KVHeadGroup] = []
         self.head_alias = dict(head_alias or {})
-        offset = 0
-        for (heads, capacity), slots, segment in zip(sizes, own, before, strict=True):
+        offset = key_offset = 0
+        for (heads, capacity), slots, segment, key_heads in zip(
+            sizes, own, before, with_keys, strict=True
+        ):
             span = slice(offset, offset + len(heads) * slots)
+            key_span = slice(key_offset, key_offset + key_heads * slots)
             shape = (batch, len(heads), slots)
             rows = None
             if decode_rows:
                 rows = torch.zeros(batch, len(heads), decode_rows, capacity, device=device)
-            keys = values = self.keys[:, span].view(*shape, dim)
+            keys = values = self.keys[:, key_span].view(batch, key_heads, slots, dim)
             if not latent:
                 values = self.values[:, span].view(*shape, dim)
             self.head_groups.append(
@@ -88,7 +101,7 @@ class LayerCache:
                     used=capacity - slots,
                 )
             )
-            offset = span.stop
+            offset, key_offset = span.stop, key_span.stop
         self.tensors = [self.keys, self.values, self.positions]
         self.tensors += [
             head_group.rows for head_group in self.head_groups if head_group.rows is not None
@@ -132,6 +145,11 @@ class LayerCache:
             head_group.segment is not None and head_group.segment.fixed
             for head_group in self.head_groups
         )
+
+    @property
+    def shares_keys(self) -> bool:
+        """Whether some of its heads have no keys of their own."""
+        return any(head_group.shares_keys for head_group in self.head_groups)
 
     @property
     def packed(self) -> bool:
@@ -302,6 +320,7 @@ class LayerCache:
             segments=segments,
             head_alias=head_alias,
             latent=chosen[0].source.latent,
+            sharing=[selection.shares_keys for selection in chosen],
         )
         if prepare is not None:
             prepare(layer)

@@ -28,12 +28,19 @@ class Selection:
         heads: which heads of `source`, as indices into `source.heads`; None for all of them.
         selection_scores: `(batch, heads, kept)` float32, what they were chosen by, if that is still
             needed.
+        share: let these heads share the first one's keys from now on; all keep the same slots.
     """
 
     source: KVHeadGroup
     slots: Tensor
     heads: tuple[int, ...] | None = None
     selection_scores: Tensor | None = None
+    share: bool = False
+
+    @property
+    def shares_keys(self) -> bool:
+        """Whether the heads will share keys; those that do are not parted."""
+        return self.share or self.source.shares_keys
 
     @property
     def length(self) -> GroupLength:
@@ -107,7 +114,8 @@ class Selection:
         """
         for each in self.blocks(part):
             own = slice(each.start - ahead, each.stop - ahead)
-            head_group.residual_keys[:, :, own] = self.keys(each)
+            stored = head_group.residual_keys[:, :, own]
+            stored.copy_(self.keys(each)[:, : stored.shape[1]])
             head_group.residual_values[:, :, own] = self.values(each)
             head_group.residual_positions[:, :, own] = self.positions(each)
 
@@ -124,7 +132,7 @@ class Selection:
         source = self.source
         return self._entries(
             part,
-            source.residual_keys,
+            source.residual_keys if source.segment is not None else source.keys,
             lambda: source.keys,
             lambda packed, out: packed.write_keys(out),
         )
@@ -206,9 +214,9 @@ class Selection:
 
     def packed(self, bits: KVBits) -> Packed | None:
         """Those between the first few and the recent ones, quantized; those that were already, as
-        they are. None if there are none."""
+        they are. None if there are none, or the heads share keys, which stay exact."""
         middle = slice(bits.sinks, bits.sinks + bits.packed(self.slots.shape[2]))
-        if middle.start == middle.stop:
+        if middle.start == middle.stop or self.shares_keys:
             return None
         packed_source = self.source.packed_source
         if packed_source is None or packed_source.packed.bits != bits:

@@ -96,6 +96,7 @@ class LayerWriter:
             "positions": self.tensor(f"{name}.positions", positions[:, :, own]),
             "front": self._object(head_group.segment),
             "former": self._object(head_group.packed_before),
+            **({"shares_keys": True} if head_group.shares_keys else {}),
             **plain,
         }
 
@@ -190,6 +191,7 @@ class LayerReader:
             segments=[self._object(each["front"], Packed | Half) for each in head_groups],
             head_alias=head_alias,
             latent=self.latent,
+            sharing=[bool(each.get("shares_keys")) for each in head_groups],
         )
         if prepare is not None:
             prepare(layer)

@@ -346,7 +346,11 @@ class Context:
             return None
         full = [self.cache.layers[index] for index in self.model.shape.full_layers]
         if any(
-            layer.entries_mean < self.cache.seen or layer.computed or layer.packed for layer in full
+            layer.entries_mean < self.cache.seen
+            or layer.computed
+            or layer.packed
+            or layer.shares_keys
+            for layer in full
         ):
             return None  # some of it is gone
         return HostKVStore.empty(self.model.shape, self.model.dtype, config.recall_bits)

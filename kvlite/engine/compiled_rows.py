@@ -48,7 +48,8 @@ def _is_plain(step: "LayerStep") -> bool:
         return False
     if source is not None and not (_only_appends(source.cache) and is_ordered(source.head_group)):
         return False
-    return not layer.head_alias and len(layer.head_groups) == 1 and _only_appends(layer)
+    apart = not layer.head_alias and not layer.shares_keys
+    return apart and len(layer.head_groups) == 1 and _only_appends(layer)
 
 
 def _only_appends(layer: LayerCache) -> bool:

@@ -31,14 +31,14 @@ def over_head_groups(
     Returns:
         `(batch, heads, L, dim)`.
     """
-    if len(layer.head_groups) == 1 and not layer.head_alias:
+    if len(layer.head_groups) == 1 and not layer.head_alias and not layer.shares_keys:
         return attend(layer.head_groups[0], q, k, v, softmax)
     out = torch.empty_like(q)
     outs = grouped(out, k.shape[1])
     for head_group in layer.head_groups:
-        heads = head_group.heads
-        queries = of_heads(grouped(q, k.shape[1]), heads).flatten(1, 2)
-        given = of_heads(k, heads), of_heads(v, heads), softmax.of_heads(heads, k.shape[1])
+        heads, asking = head_group.heads, head_group.asking_heads
+        queries = of_heads(grouped(q, k.shape[1]), asking).flatten(1, 2)
+        given = of_heads(k, asking), of_heads(v, heads), softmax.of_heads(asking, k.shape[1])
         own = attend(head_group, queries, *given)
         put_heads(outs, heads, grouped(own, len(heads)))
     for head, other in layer.head_alias.items():

@@ -75,12 +75,14 @@ class Found:
     Attributes:
         length: of the chunk.
         queries: its last, where they are among the last that are observed.
+        opening: its first, where they are among the first that are observed.
         query_sq_sum, statistics: as the reader's, this chunk's queries counted too.
         sums: attention that entries of a head group got, where it is added up.
     """
 
     length: int
     queries: Tensor | None
+    opening: Tensor | None
     query_sq_sum: Tensor | None
     statistics: QueryStatistics
     sums: list[tuple[KVHeadGroup, Tensor]] = field(default_factory=list)
@@ -138,6 +140,7 @@ class LayerPrefill:
         self.done = 0
         self.observed = max(method.needs.num_queries(policy.budget), method.decoding.rows)
         self.queries: list[Tensor] = []
+        self.opening: list[Tensor] = []
         self.query_sq_sum = torch.zeros((), device=positions.device) if measures else None
         self.answers = True  # else keys, values and queries are wanted alone
         self.found: Found | None = None
@@ -175,6 +178,8 @@ class LayerPrefill:
         assert found is not None
         if found.queries is not None:
             self.queries.append(found.queries)
+        if found.opening is not None:
+            self.opening.append(found.opening)
         for head_group, sums in found.sums:
             head_group.add(sums)
         self.query_sq_sum, self.statistics = found.query_sq_sum, found.statistics
@@ -193,7 +198,7 @@ class LayerPrefill:
 
     def _found(self, q: Tensor) -> Found:
         """What a chunk's queries tell."""
-        length, queries = q.shape[2], None
+        length, queries, opening = q.shape[2], None, None
         query_sq_sum, statistics = self.query_sq_sum, self.statistics
         if query_sq_sum is not None:
             query_sq_sum = query_sq_sum + grouped(q, self.kv_heads).float().square().sum(3).mean(2)
@@ -201,13 +206,16 @@ class LayerPrefill:
         wanted = max(0, min(length, self.observed - after))
         if wanted or not after:
             queries = q[:, :, length - wanted :].clone()
+        missing = self.policy.method.needs.first - sum(each.shape[2] for each in self.opening)
+        if missing > 0:
+            opening = q[:, :, :missing].clone()
         future = self.policy.method.needs.future_queries
         if future is not None:
             late = self.positions[self.done : self.done + length] >= future.skipped
             statistics = statistics.joined(
                 unrotated(q, self._rotation(self.done, length))[:, :, late]
             )
-        return Found(length, queries, query_sq_sum, statistics)
+        return Found(length, queries, opening, query_sq_sum, statistics)
 
     def _over_head_group(
         self, head_group: KVHeadGroup, q: Tensor, k: Tensor, v: Tensor, softmax: Softmax
@@ -306,10 +314,15 @@ class LayerPrefill:
         start = self.end - queries.shape[2]
         expected = None if self.coming is None else self.statistics.expected(self.coming)
         window = Window(queries, start, self.kv_heads, self.softmax, expected, backend)
+        begin, opening = self.end - self.positions.shape[0], None
+        if self.opening:
+            first = torch.cat(self.opening, 2)
+            opening = Window(first, begin, self.kv_heads, self.softmax)
         return LayerView(
             index,
             self.layer.head_groups,
             window,
             self.policy.budget,
             head_alias=self.layer.head_alias,
+            opening=opening,
         )

@@ -172,11 +172,12 @@ def _may_be_rounded(policy: LayerPolicy, bits: KVBits) -> bool:
 
 
 def _rounded(layer: LayerCache, policy: LayerPolicy, bits: KVBits) -> LayerCache | None:
-    """A layer in fewer bits; None where it waits for others or is merged with one, or there is
-    too little of it."""
+    """A layer in fewer bits; None where it waits for others or is merged with one, its heads share
+    keys, or there is too little of it."""
     if (
         policy.quantize_now is None
         or layer.computed
+        or layer.shares_keys
         or not any(bits.packed(n) for _, n in layer.lengths)
     ):
         return None
@@ -194,7 +195,7 @@ def _may_be_cut(policy: LayerPolicy) -> bool:
 
 def _shortened(layer: LayerCache, policy: LayerPolicy, share: float) -> LayerCache | None:
     """A layer that keeps a share of each line; None where it will be cut later."""
-    if policy.candidate_budget is not None or layer.computed:
+    if policy.candidate_budget is not None or layer.computed or layer.shares_keys:
         return None
     selections = [
         kept(head_group, max(LEAST, ceil(share * head_group.used)))

@@ -27,7 +27,14 @@ from kvlite.errors import require_uncancelled
 from kvlite.memory.free import is_oom
 from kvlite.memory.oom import HIDDEN, OOMPolicy, T
 from kvlite.methods.base import LayerView
-from kvlite.methods.layer_policy import ROOM, LayerPolicy, merge_below, shares, take_share
+from kvlite.methods.layer_policy import (
+    ROOM,
+    LayerPolicy,
+    merge_below,
+    require_apart,
+    shares,
+    take_share,
+)
 from kvlite.methods.placement import ON_DEVICE, ScoringBackend
 from kvlite.model.load import LoadedModel
 from kvlite.offload import HostKVStore
@@ -73,6 +80,7 @@ class Prefill:
         """
         if store is None or not store.begun:
             cache.require_whole()
+            require_apart(policies, cache.layers)
         require_served(model, policies, cache.layers, cache.seen)
         self.model, self.cache = model, cache
         self.store = store

@@ -19,6 +19,7 @@ class Probe(Method):
     paper: ClassVar[str] = "none"
 
     queries: int
+    first: int = 0
     sums: bool = False
     future_queries: FutureQueries | None = None
     reconstruction: Reconstruction | None = None
@@ -42,7 +43,7 @@ class Probe(Method):
     @cached_property
     def needs(self) -> Needs:
         """What was asked for."""
-        return Needs(queries=self.queries, future_queries=self.future_queries)
+        return Needs(self.queries, self.first, future_queries=self.future_queries)
 
     def select(self, view: LayerView) -> list[Selection]:
         """Never called: the branches cut."""

@@ -68,7 +68,7 @@ def _move(head_group: KVHeadGroup, table: Rotation, seen: int) -> None:
     late = torch.arange(seen - count, seen, device=before.device).expand_as(before)
     after = torch.where(first, before, late)
     for sequence in range(before.shape[0]):
-        for head in range(before.shape[1]):
+        for head in range(head_group.residual_keys.shape[1]):
             line = head_group.residual_keys[sequence, head, :count]
             at, to = (_at(table, each[sequence, head]) for each in (before, after))
             line.copy_(turned(line[None, None], at, to)[0, 0])

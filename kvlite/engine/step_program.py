@@ -68,6 +68,8 @@ def _layer_refusal(
     method, rooms = policy.method, [head_group.room for head_group in layer.head_groups]
     if method.decoding.trim is not None and max(used for _, used in layer.lengths) >= policy.budget:
         return f"{method.name} trims a layer that has grown too long"
+    if layer.shares_keys:
+        return "heads share keys"
     if method.across.resolves_at == "step":
         return f"{method.name} chooses a method for each layer"
     if recall is not None and (reason := recall_refusal(recall, index, layer)):

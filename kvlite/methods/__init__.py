@@ -6,6 +6,7 @@ from typing import Any, get_args, get_type_hints
 from kvlite.config.units import parse_number
 from kvlite.errors import SettingError
 from kvlite.methods.base import LayerView, Method
+from kvlite.methods.chai import CHAI
 from kvlite.methods.expectedattention import ExpectedAttention
 from kvlite.methods.full import Full
 from kvlite.methods.h2o import H2O
@@ -31,7 +32,7 @@ METHODS: dict[str, type[Method]] = {
     method.name: method
     for method in (
         *(Full, Spans, Random, Streaming, LMInfinite, SnapKV, PyramidKV, KVX, H2O, TOVA, KeyDiff),
-        *(ExpectedAttention, KVzip, UNComp, PyramidInfer, MiniCache, SimLayerKV, MInference),
+        *(ExpectedAttention, KVzip, UNComp, PyramidInfer, MiniCache, CHAI, SimLayerKV, MInference),
     )
 }
 

@@ -27,6 +27,7 @@ class LayerView:
             share the budget by their scores; else None.
         head_alias: KV heads dropped before, which are in no head group, and the head that stands in
             for each.
+        opening: the first queries read in this turn, as many as `Method.needs` asks for.
     """
 
     layer: int
@@ -35,6 +36,7 @@ class LayerView:
     budget: int
     candidate_budget: int | None = None
     head_alias: Mapping[int, int] = field(default_factory=dict)
+    opening: Window | None = None
 
     @property
     def lengths(self) -> list[GroupLength]:
@@ -153,6 +155,10 @@ class Method(ABC):
         """Whether a head group's rows hold scores found in prefill and are kept from turn to turn,
         instead of beginning anew with the last queries."""
         return self.decoding.cumulative or self.prefilling.reconstruction is not None
+
+    def for_layer(self, layer: int, layers: int) -> "Method":
+        """The method of one of the model's layers."""
+        return self
 
     def require(self, option: str, holds: bool, policy: str) -> None:
         """Raises SettingError naming the option unless its value holds to `policy`."""

@@ -34,12 +34,14 @@ class Needs:
     Attributes:
         queries: how many of the last queries `select` wants in `view.window`, or a function of
             the budget.
+        first: how many of the first queries of a turn `select` wants in `view.opening`.
         attention: it chooses by attention, so `view.window.backend` may score on the host.
         future_queries: it wants the mean and covariance of the queries to come, in
             `view.window.expected`.
     """
 
     queries: int | Callable[[int], int] = 0
+    first: int = 0
     attention: bool = False
     future_queries: FutureQueries | None = None
 

@@ -229,7 +229,7 @@ def layer_policies(
     partners = dict(pairs) | {upper: lower for lower, upper in pairs}
     policies = [
         LayerPolicy(
-            method,
+            method.for_layer(layer, shape.layers),
             by_layer[layer],
             candidate_budget=candidate_budget,
             partner=partners.get(layer),
@@ -293,6 +293,16 @@ def require_in_sight(method: Method, recall: str) -> None:
             f"{method.spec} never looks at what is out of its sight, so --recall {recall} has "
             "nothing to bring back: use --recall off"
         )
+
+
+def require_apart(policies: Sequence[LayerPolicy], layers: Sequence[LayerCache]) -> None:
+    """Raises SettingError if a policy chooses entries of single heads where heads share keys."""
+    for policy, layer in zip(policies, layers, strict=True):
+        if layer.shares_keys and policy.method.compresses and not policy.method.needs.first:
+            raise SettingError(
+                f"heads of this conversation share keys, of which {policy.method.spec} would drop "
+                "some: start a new conversation, or keep its method"
+            )
 
 
 def merge_below(

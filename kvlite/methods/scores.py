@@ -60,6 +60,10 @@ class Window:
         dropped = max(0, self.queries.shape[2] - rows)
         return replace(self, queries=self.queries[:, :, dropped:], start=self.start + dropped)
 
+    def first(self, rows: int) -> "Window":
+        """The first `rows` queries alone."""
+        return replace(self, queries=self.queries[:, :, :rows])
+
     @property
     def place(self) -> "torch.device":
         """Where `blocks` are."""

@@ -62,6 +62,7 @@ class SimLayerKV(Wrapper):
             self.require("threshold", 0 <= self.threshold <= 1, "from 0 to 1, or auto")
         across = self.inner.across
         unfit = across.resolving is not None or across.merging is not None
+        unfit |= self.inner.needs.first > 0
         if unfit or not self.inner.prefilling.exact:
             raise SettingError(f"{self.name} holds no {self.inner.spec}: name another method")
         self.require(

@@ -37,6 +37,9 @@ class Wrapper(Method):
     respects_budget = _inner("respects_budget")
     variable_head_lens = _inner("variable_head_lens")
 
+    def for_layer(self, layer: int, layers: int) -> Method:
+        return replace(self, inner=self.inner.for_layer(layer, layers))
+
     def fitted(self, shape: ModelShape, calibration: Calibration | None) -> Method:
         return replace(self, inner=self.inner.fitted(shape, calibration))
 

@@ -368,6 +368,7 @@ def _roomy_like(layer: LayerCache, sizes: Sequence[int], rows: int) -> LayerCach
         decode_rows=rows,
         head_alias=layer.head_alias,
         latent=layer.latent,
+        sharing=[head_group.shares_keys for head_group in layer.head_groups],
     )
 
 

@@ -54,7 +54,9 @@ class Recall:
         tied = segment is not None and (
             segment.fixed or (isinstance(segment, Packed) and segment.bits.by_channel)
         )
-        return not tied and self.count(head_group.used) > SINKS + RECENT
+        return (
+            not tied and not head_group.shares_keys and self.count(head_group.used) > SINKS + RECENT
+        )
 
     def count(self, held: int) -> int:
         """How many entries a token wants of a head group that holds so many, the first few and the
