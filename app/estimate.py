@@ -5,10 +5,11 @@ from html import escape
 
 from kvlite.config.settings import OPTIONS, Settings
 from kvlite.config.units import readable
-from kvlite.model.load import choose_device
+from kvlite.model.devices import choose_devices
 from kvlite.model.making import load_transformers, making_modules
 from kvlite.model.source import find_config
 from kvlite.planner.candidates import planner_here
+from kvlite.planner.max_context import reach
 from kvlite.planner.plan import Plan, Planner
 
 from .views.live import bar_html
@@ -42,10 +43,10 @@ def estimate(settings: Settings, tokens: int, own_bytes: int) -> MemoryEstimate:
     loads or answers. Of the device, this process holds `own_bytes`, which would be free for another
     model. Raises a KvliteError if the model cannot be found or planned for."""
     load_transformers()
-    folder, device = find_config(settings.model), choose_device(settings.device)
+    folder, devices = find_config(settings.model), choose_devices(settings.device)
 
     def planner_for(settings: Settings) -> Planner:
-        return planner_here(settings, folder, device, reads_text=False, freed=own_bytes)
+        return planner_here(settings, folder, devices, reads_text=False, freed=own_bytes)
 
     with making_modules():
         planner = planner_for(settings)
@@ -54,7 +55,7 @@ def estimate(settings: Settings, tokens: int, own_bytes: int) -> MemoryEstimate:
         if not plan.fits:
             other = planner_for(settings.replace(_OPEN)).best(plan.tokens)
             nearest = other if other.fits else None
-        return MemoryEstimate(plan, tokens, planner.reach(plan.choice), nearest)
+        return MemoryEstimate(plan, tokens, reach(planner, plan.choice), nearest)
 
 
 def verdict_html(estimate: MemoryEstimate) -> str:

@@ -3,7 +3,9 @@
 import json
 import shutil
 from dataclasses import replace
+from itertools import combinations_with_replacement
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -18,9 +20,10 @@ from kvlite.memory.device_budget import CONTEXT, MARGIN, bandwidth, capped_bytes
 from kvlite.memory.nvml import CardUse, spill_note
 from kvlite.model.weights import Weights
 from kvlite.planner.candidates import load_options_here, open_planner
+from kvlite.planner.cards import split
 from kvlite.planner.forecast import Forecast
 from kvlite.planner.forecaster import Forecaster
-from kvlite.planner.max_context import reaches
+from kvlite.planner.max_context import reach, reaches
 from kvlite.planner.plan import Plan, Planner
 from tests.conftest import ARCHITECTURES, SIZES, Tiny
 from tests.test_packed import random_ids
@@ -186,10 +189,48 @@ def test_a_text_that_fits_may_be_any_shorter_one(tmp_path: Path) -> None:
         phases = made.plan(choice, offered).phases.values()
         total = max(sum(items.values()) for items in phases)
         made.room = replace(made.room, total=total, context=0, margin=0)
-        reach = made.reach(choice)
-        assert offered - 512 < reach <= offered
-        for length in (reach, reach - reach % 512 - 1):
+        most = reach(made, choice)
+        assert offered - 512 < most <= offered
+        for length in (most, most - most % 512 - 1):
             assert made.plan(choice, length).fits
+
+
+def test_layers_are_split_as_trying_every_split_does() -> None:
+    random = Random(1)
+    for _ in range(40):
+        sizes = [random.randint(1, 9) for _ in range(random.randint(3, 7))]
+        first, work = random.randint(0, 9), random.randint(0, 5)
+        offered = [random.randint(5, 30) for _ in range(3)]
+        counts = split(sizes, first, work, offered)
+        assert sum(counts) == len(sizes)
+        every = combinations_with_replacement(range(len(sizes) + 1), 2)
+        levels = [
+            max(
+                (sum(sizes[:one]) + first + work) / offered[0],
+                (sum(sizes[one:two]) + work) / offered[1],
+                (sum(sizes[two:]) + work) / offered[2],
+            )
+            for one, two in [(counts[0], counts[0] + counts[1]), *every]
+        ]
+        assert levels[0] == min(levels)
+
+
+def test_a_model_too_large_for_one_card_is_planned_over_two(llama_8b: str) -> None:
+    given = {"vram": "12GiB", "weights": "bf16", "method": "full", "kv_bits": "16", "chunk": 256}
+    assert WEIGHTS > 12 * GIB
+    asked = planner(llama_8b, device="cuda:0,cuda:1", **given)
+    made = asked.best(16384)
+    assert made.fits and sum(each.layers for each in made.cards) == 32
+    beside = 2 * 2 * 128256 * 4096
+    for each, first in zip(made.cards, (beside, 0), strict=True):
+        layers = each.layers * 2 * (ATTENTION + MLP + 2 * 4096)
+        assert each.weights == pytest.approx(first + layers, abs=1 << 14)
+        assert each.kv == pytest.approx(each.layers * 8 * ENTRY * (16384 + 256), rel=0.01)
+        assert each.free > 0
+    one, other = (each.peak / each.offered for each in made.cards)
+    assert abs(one - other) < 1.5 / 32  # of a layer
+    choice, most = made.choice, reach(asked, made.choice)
+    assert asked.plan(choice, most).fits and not asked.plan(choice, most + most // 50).fits
 
 
 def test_nothing_lossy_is_chosen_where_that_is_forbidden(llama_8b: str) -> None:

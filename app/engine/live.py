@@ -62,7 +62,7 @@ class Live:
         model = Path(runner.settings.model).name
         figures = None if active is None else active.figures
         held = self.model_host.holding if figures is None else figures.holding
-        found = places(runner.model.device, held, runner.settings.vram)
+        found = places(runner.model.device, held, runner.settings.vram, runner.model.cards)
         mine = sum(part.nbytes for part in found[0].parts if part.mine)
         if active is None:
             return Sample(now, found, mine, None, model=model)

@@ -13,20 +13,20 @@ from kvlite.cache.layer import LayerCache
 
 def copied(
     layers: Sequence[LayerCache],
-    device: torch.device,
+    devices: Sequence[torch.device],
     home: Callable[[Tensor], Tensor] | None = None,
 ) -> list[LayerCache]:
-    """Copies on a device; what layers share, their copies share.
+    """Copies on a device each; what layers share, their copies share.
 
     Only between readings: what head groups remember for a cut to come is copied with them.
 
     Args:
         home: makes a flat copy of a storage, `(bytes,)` uint8, on the device.
     """
-    made = partial(torch.Tensor.to, device=device, copy=True) if home is None else home
     homes: dict[int, Tensor] = {}
     placed: dict[int, Any] = {}
-    for layer in layers:
+    for layer, device in zip(layers, devices, strict=True):
+        made = partial(torch.Tensor.to, device=device, copy=True) if home is None else home
         for tensor in [*layer.tensors, *layer.views]:
             if id(tensor) not in placed:
                 placed[id(tensor)] = _placed(tensor, homes, made)

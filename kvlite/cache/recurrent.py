@@ -4,7 +4,7 @@ A state is never changed in place: a step computes new ones, which count once it
 can be shared with checkpoints, and a step that failed is run again from the same.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -47,10 +47,12 @@ def state_tensors(states: Mapping[int, States]) -> list[Tensor]:
     return [each for own in states.values() for state in own.values() for each in state.tensors]
 
 
-def copies_of(states: Mapping[int, States], device: torch.device) -> dict[int, States]:
-    """Copies of the states of all layers, on a device."""
+def copies_of(
+    states: Mapping[int, States], device_of: Callable[[int], torch.device]
+) -> dict[int, States]:
+    """Copies of the states of all layers, each on the device that it says for the layer."""
     return {
-        index: {place: state.copy_to(device) for place, state in own.items()}
+        index: {place: state.copy_to(device_of(index)) for place, state in own.items()}
         for index, own in states.items()
     }
 

@@ -199,8 +199,8 @@ class LayerReader:
             self._fill(head_group, each)
         return layer
 
-    def states(self, plain: Plain) -> dict[int, States]:
-        """The states of recurrent layers, by layer, from where they belong.
+    def states(self, plain: Plain, device_of: Callable[[int], torch.device]) -> dict[int, States]:
+        """The states of recurrent layers, by layer, each on the device that it says for the layer.
 
         Raises:
             SnapshotError: they are damaged.
@@ -208,7 +208,10 @@ class LayerReader:
         return {
             int(index): {
                 int(place): RecurrentState(
-                    **{part: self.source.new(name, self.device) for part, name in parts.items()}
+                    **{
+                        part: self.source.new(name, device_of(int(index)))
+                        for part, name in parts.items()
+                    }
                 )
                 for place, parts in own.items()
             }

@@ -158,9 +158,9 @@ def _devices(text: str, settings: Settings, ray: str) -> "Sequence[torch.device]
         return ()
     for other in ("--ray",) * bool(ray) + ("--device",) * (settings.device != "auto"):
         raise SettingError(f"--devices {text} and {other} both say where: leave one of them out")
-    from kvlite.jobs.devices import devices_named
+    from kvlite.model.devices import choose_devices
 
-    return devices_named(text)
+    return choose_devices(text, "--devices")
 
 
 @contextmanager

@@ -106,7 +106,11 @@ class Settings:
         "of the device and more time",
         choices=("device", "host", "host-softmax"),
     )
-    device: str = _option("auto", "auto, cpu, cuda or cuda:N")
+    device: str = _option(
+        "auto",
+        "auto, cpu, cuda or cuda:N; several cards (cuda:0,cuda:1), or all, hold a model too large "
+        "for one: layers in order, each card filled to the same share",
+    )
     weights: str = _option(
         "auto",
         "data type of the weights; auto is gguf for a GGUF file (Q4, Q5, Q6_K and Q8_0 stay as "

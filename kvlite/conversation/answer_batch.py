@@ -84,9 +84,9 @@ class _Source:
     def branched(self) -> Context:
         """A context that goes on from where the conversation is."""
         model, context = self.talk.model, self.talk.context
-        states = copies_of(context.cache.states, model.device)
+        states = copies_of(context.cache.states, model.device_of)
         if self.copies is None:
-            layers, store = copied(context.cache.layers, model.device), None
+            layers, store = copied(context.cache.layers, model.devices), None
         else:  # the next turn reads from the store
             layers, store = model.empty_cache().layers, self.copies.copy()
         before = context.cache

@@ -99,8 +99,8 @@ def capture(
         others = [layer for layer, stays in zip(cache.layers, stay, strict=True) if not stays]
         if _bytes_in(others) + cache.state_bytes > most:
             return
-        made.states = copies_of(cache.states, HOST)
-        copies = iter(copied(others, HOST))
+        made.states = copies_of(cache.states, lambda _: HOST)
+        copies = iter(copied(others, [HOST] * len(others)))
         made.layers = [
             LayerState(mark=layer.mark()[0]) if stays else LayerState(copy=next(copies))
             for layer, stays in zip(cache.layers, stay, strict=True)
@@ -134,9 +134,10 @@ def copy_out(checkpoints: Iterable[Checkpoint], cache: KVCache, most: int) -> No
             each.release_memory()
         return
     with aside():
-        copies = dict(zip(layers, copied([*layers.values()], HOST), strict=True))
+        copies = copied([*layers.values()], [HOST] * len(layers))
+        made = dict(zip(layers, copies, strict=True))
     for _, index, state in lacking:
-        state.copy = copies[index]
+        state.copy = made[index]
 
 
 @torch.inference_mode()
@@ -157,15 +158,16 @@ def restored(
     givers = [_giver(index, state, cache, store) for index, state in enumerate(made.layers)]
     if None in givers:
         return None
-    before.states = copies_of(made.states, model.device)
-    copies = iter(copied(made.copies, model.device))
+    before.states = copies_of(made.states, model.device_of)
+    homes = zip(model.devices, made.layers, strict=True)
+    copies = iter(copied(made.copies, [device for device, each in homes if each.copy is not None]))
     for index, (state, giver) in enumerate(zip(made.layers, givers, strict=True)):
         if state.mark is None or giver == "copy":
             before.layers[index] = next(copies)
         elif giver == "cache":
             before.layers[index] = cache.layers[index]
         else:
-            before.layers[index] = _from_store(index, state.mark, store, model.device)
+            before.layers[index] = _from_store(index, state.mark, store, model.devices[index])
     # All that has to be allocated is.
     for layer, state in zip(before.layers, made.layers, strict=True):
         if state.mark is not None:
@@ -176,8 +178,8 @@ def restored(
 @torch.inference_mode()
 def everything(model: LoadedModel, cache: KVCache, store: HostKVStore) -> KVCache:
     """A cache with everything in a host store, for a turn that does not recall."""
-    layers = [store.restored(index, 0, model.device) for index in range(len(store.layers))]
-    states = copies_of(store.states, model.device)
+    layers = [store.restored(index, 0, device) for index, device in enumerate(model.devices)]
+    states = copies_of(store.states, model.device_of)
     return KVCache(layers, store.seen, cache.reconstructed, states=states)
 
 

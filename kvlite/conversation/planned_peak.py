@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from kvlite.cache.segment import bytes_held
 from kvlite.errors import ForecastError
-from kvlite.planner.forecast import Task, forecast
+from kvlite.planner.forecast import Moment, Task, forecast
 from kvlite.planner.meta import meta
 from kvlite.planner.meta_model import meta_model_of
 
@@ -23,10 +23,15 @@ def planned_phases(turn: "Turn") -> dict[str, int]:
         chunk=turn.chunk,
         recalled=turn.settings.recall_entries,
     )
-    store = None if turn.store is None else meta(replace(turn.store, transfer=None, disk=None))
+    store = None if turn.store is None else meta(replace(turn.store, transfers={}, disk=None))
     try:
         made = forecast(meta_model_of(model), meta(turn.cache), turn.policies, task, store)
     except ForecastError:
         return {}
-    weights, reading = bytes_held(model.tensors()), max(made.reading.total, made.choosing.total)
-    return {"read": weights + reading, "answer": weights + made.answering.total}
+    weights, cards = bytes_held(model.tensors()), len({model.device, *model.cards})
+
+    def peak(moment: Moment) -> int:
+        """The sum of all cards' peaks: each card has its own layers, and works on them in turn."""
+        return weights + moment.kv + cards * (moment.total - moment.kv)
+
+    return {"read": max(map(peak, (made.reading, made.choosing))), "answer": peak(made.answering)}

@@ -19,7 +19,8 @@ from kvlite.methods.budget import require_budget
 from kvlite.methods.engine_config import EngineConfig, require_meanings
 from kvlite.methods.layer_policy import layer_policies
 from kvlite.model.architectures import UNTESTED, architecture
-from kvlite.model.load import LoadedModel, choose_device, load_model
+from kvlite.model.devices import choose_devices
+from kvlite.model.load import LoadedModel, load_model
 from kvlite.model.shape import ModelShape, described
 from kvlite.model.source import find_config, find_model, find_tokenizer
 from kvlite.model.weights import PLAIN, choose_weights
@@ -154,10 +155,11 @@ def open_runner(
         Stopped: `cancel` was set.
     """
     config = require_meanings(settings)
-    device = choose_device(settings.device)
+    devices = choose_devices(settings.device)
+    device = devices[0]
     draft = _draft_folder(settings, notify, cancel) if settings.draft else None
     folder = find_model(settings.model, notify, cancel)
-    planner = planner_here(settings, folder, device, reads_text=reads is not None, cancel=cancel)
+    planner = planner_here(settings, folder, devices, reads_text=reads is not None, cancel=cancel)
     tokenizer, calibration = planner.forecaster.tokenizer, planner.forecaster.calibration
     asked = None
     if reads is not None and tokenizer is not None:
@@ -185,11 +187,17 @@ def open_runner(
             f"tested with: its experts cannot become {choice.weights.name}, use --weights bf16 or "
             "a smaller model"
         )
-    hold(device, settings.vram)
+    for each in devices:
+        hold(each, settings.vram)
     resident = LEAST if plan is None else plan.resident
     load = partial(load_streamed, choice.stream, resident=resident)
     if choice.stream == "off":
-        load = partial(load_model, opened=partial(open_whole, cancel=cancel))
+        counts = [] if plan is None else [each.layers for each in plan.cards]
+        cards = [card for card, count in zip(devices, counts, strict=False) for _ in range(count)]
+        groups = zip(cards, planner.shape.layer_groups, strict=bool(cards))
+        own = [card for card, group in groups for _ in group]
+        opened = partial(open_whole, cards=own, cancel=cancel)
+        load = partial(load_model, cards=cards, opened=opened)
     model = load(
         folder,
         device=device,
@@ -269,8 +277,11 @@ def _require_fit(planner: Planner, config: EngineConfig, tokens: int | None) -> 
 
 
 def _planned(planner: Planner, tokens: int) -> Plan | None:
-    """A plan; None if there can be none: a turn that does not fit will say why."""
+    """A plan; None if there can be none: a turn that does not fit will say why. Over several cards
+    nothing is loaded without."""
     try:
         return planner.best(tokens)
     except (ForecastError, SettingError):
+        if planner.room.cards:
+            raise
         return None

@@ -247,11 +247,13 @@ class Snapshot(TensorFile):
         plain, shape = self.values["cache"], model.shape
         require(len(plain["layers"]) == shape.layers and 0 <= plain["seen"] <= tokens)
         # A token that was being written when memory ran out is in some layers already.
-        reader = LayerReader(
-            self, plain["objects"], model.device, model.dtype, tokens + 1, shape.latent
-        )
-        layers = [*map(reader.layer, plain["layers"], shape.kv_sizes)]
-        states = reader.states(plain.get("states", {}))
+        readers = {
+            each: LayerReader(self, plain["objects"], each, model.dtype, tokens + 1, shape.latent)
+            for each in {*model.devices}
+        }
+        parts = zip(model.devices, plain["layers"], shape.kv_sizes, strict=True)
+        layers = [readers[device].layer(each, size) for device, each, size in parts]
+        states = readers[model.devices[0]].states(plain.get("states", {}), model.device_of)
         require_states(states, shape, model.dtype)
         cache = KVCache(layers, plain["seen"], plain["rehearsed"], plain["writing"], states)
         if "tier" in self.values and (settings.recall != "off" or not cache.entries_mean):

@@ -157,7 +157,7 @@ class TensorFile:
         except BaseException:
             self.file.close()
             raise
-        self._stages: dict[str, Stage] = {}
+        self._stages: dict[torch.device, Stage] = {}
         self._done = self._begin
 
     def close(self) -> None:
@@ -206,13 +206,13 @@ class TensorFile:
         entry = self._entry(name)
         if into.shape != entry.shape or _type_of(into) != entry.type:
             raise self.damaged(f"{name} has another size")
-        kind = into.device.type
-        if kind not in self._stages:
-            self._stages[kind] = stage_for(into.device)
+        device = into.device
+        if device not in self._stages:
+            self._stages[device] = stage_for(device)
         checksum = 0
         self.file.seek(entry.begin)
         for run in runs(into):
-            for piece in self._stages[kind](run):
+            for piece in self._stages[device](run):
                 checksum = self._read(piece, checksum)
         if checksum != entry.checksum:
             raise self.damaged(name)

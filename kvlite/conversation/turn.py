@@ -37,6 +37,7 @@ from kvlite.methods.layer_policy import LayerPolicy, layer_policies
 from kvlite.methods.placement import ON_DEVICE
 from kvlite.offload import HostKVStore, Recall, host_scoring_backend
 from kvlite.offload.kv.compile_ahead import begin_compiling
+from kvlite.planner.cards import require_on_cards
 
 if TYPE_CHECKING:
     from kvlite.conversation.context import Context
@@ -94,6 +95,8 @@ class Turn:
         started, settings, model = perf_counter(), config.settings, context.model
         self.model, self.cache, self.token_ids = model, context.cache, context.token_ids
         self.oom_policy, self.ids, self.config = context.oom_policy, ids, config
+        if model.cards:
+            require_on_cards(config)
         self.turn_config = TurnConfig.of(context, ids, config, answers=answers)
         self.answers = answers
         self.grammar = self._grammar()
@@ -117,6 +120,7 @@ class Turn:
             chain(model.tensors(), self.cache.tensors, index),
             beside,
             capped_bytes(settings.vram),
+            model.cards,
         )
         if meter.capped is not None:
             self.oom_policy.free = meter.capped.free
@@ -186,8 +190,9 @@ class Turn:
                 self._decide(None, [failed])
                 self.say(failed)
                 self.logits = self._prefilled(callbacks)
-        if self.model.device.type == "cuda":
-            torch.cuda.synchronize(self.model.device)
+        for device in {self.model.device, *self.model.cards}:
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
         self.run_stats.was_read()
         if spills() and (said := spill_note(card_use(self.model.device))):
             self.note_fallback(said)

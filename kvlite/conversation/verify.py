@@ -77,9 +77,13 @@ class _Careful(OOMPolicy):
         return super().run(work, _traceless(oom_actions))
 
     def reserve_for(
-        self, storage: int, workspace: Callable[[], int], oom_actions: OOMActions
+        self,
+        storage: int,
+        workspace: Callable[[], int],
+        oom_actions: OOMActions,
+        device: torch.device | None = None,
     ) -> None:
-        super().reserve_for(storage, workspace, _traceless(oom_actions))
+        super().reserve_for(storage, workspace, _traceless(oom_actions), device)
 
 
 def _traceless(oom_actions: OOMActions) -> OOMActions:
@@ -125,13 +129,13 @@ def _held(talk: "Conversation", seen: int) -> KVCache | None:
 def _givers(talk: "Conversation", index: int) -> Iterator[LayerCache]:
     """Copies of what may hold everything a layer read: the cache, the cache before the answer, and
     the host store."""
-    device, store, prompt = talk.model.device, talk.store, talk.history.prompt
+    device, store, prompt = talk.model.device_of(index), talk.store, talk.history.prompt
     live = talk.cache.layers[index]
     if _plain(live):
         yield live.resized([live.head_groups[0].used])
     kept = prompt.layers[index].copy if prompt and prompt.layers else None
     if kept is not None and _plain(kept):
-        (on_device,) = copied([kept], device)
+        (on_device,) = copied([kept], [device])
         yield on_device.resized([on_device.head_groups[0].used])
     if store is not None and store.begun:
         yield store.restored(index, 0, device)

@@ -261,8 +261,7 @@ class Step:
         self.index = 0
         self.hidden = model.embed(token_ids[:, None])
         self.rotations = model.rotations(cache.seen, 1)
-        self.positions = _on_device(cache.seen, model.device)
-        self.position_ids = self.positions[None]
+        self.positions = model.by_layer(_on_device(cache.seen, model.device))
         self.sparse_masks = sparse_masks(model, policies)
         self.step: LayerStep | None = None
         self.through: Tensor | None = None
@@ -278,7 +277,8 @@ class Step:
         self.cache.writing = True
         while self.index < len(self.policies):
             self.go_on()
-        return self.end(self._safely(lambda: self.model.logits(self.hidden[:, -1])))
+        model = self.model
+        return self.end(self._safely(lambda: model.logits(self.hidden[:, -1].to(model.device))))
 
     def _safely(self, work: Callable[[], T]) -> T:
         """Do a part of the step that can be done again."""
@@ -294,8 +294,8 @@ class Step:
             if self.through is None:
                 module, rotation = self.model.step_layer(index), self.rotations[index]
                 self.through = module(
-                    self.hidden,
-                    position_ids=self.position_ids,
+                    self.hidden.to(self.model.device_of(index)),
+                    position_ids=self.positions[index][None],
                     position_embeddings=rotation,
                     kvlite=step,
                 )
@@ -327,7 +327,7 @@ class Step:
             self.sparse_masks[index],
             self.recall,
             self.cache.states.get(index),
-            self.positions,
+            self.positions[index],
             self.cache.queries.get(index),
         )
 

@@ -98,7 +98,7 @@ class Prefill:
         self.whole = whole
         self.start, self._before = cache.seen, cache.states
         if store is not None and store.begun:
-            self.start, self._before = store.seen, copies_of(store.states, model.device)
+            self.start, self._before = store.seen, copies_of(store.states, model.device_of)
         self.new = token_ids.shape[1]
         self.end = self.start + self.new
         token_ids = token_ids.to(model.device)
@@ -107,7 +107,8 @@ class Prefill:
         self.rotations = model.rotations(self.start, self.new)
         self.sparse_masks = sparse_masks(model, policies)
         self.coming = rotations_to_come(model, policies, self.end)
-        self.positions = torch.arange(self.start, self.end, dtype=torch.int32, device=model.device)
+        positions = torch.arange(self.start, self.end, dtype=torch.int32, device=model.device)
+        self.positions = model.by_layer(positions)
         self.marks: dict[int, list[Mark]] = {}
         self.reconstruction_pass = self._reconstruction_pass(
             token_ids if context is None else torch.cat([context.to(model.device), token_ids], 1)
@@ -129,6 +130,7 @@ class Prefill:
         """
         if self.oom_policy is not None:
             reserve_for(self, index, self.oom_policy)
+        self._safely(partial(self._cross, index))
         layer_prefill = self._safely(partial(self._layer_prefill, index))
         at, length = self._begin(index), self.hidden.shape[1]
         layer_prefill.done = at
@@ -147,9 +149,17 @@ class Prefill:
             )
         return layer_prefill
 
+    def _cross(self, index: int) -> None:
+        """Bring what is on its way to a layer's device, unless it waits in host memory."""
+        device = self.model.device_of(index)
+        if self.hidden.device.type == device.type:
+            self.hidden = self.hidden.to(device)
+        if self.rows is not None:
+            self.rows = self.rows.to(device)
+
     def _layer_prefill(self, index: int) -> LayerPrefill:
         """What reads a layer, with room for all that it will."""
-        (cos, sin), at = self.rotations[index], self.positions
+        (cos, sin), at = self.rotations[index], self.positions[index]
         if self.rows is not None:
             cos, sin, at = cos[:, self.rows], sin[:, self.rows], at[self.rows]
         policy, layer = self.policies[index], self._roomy(index)
@@ -189,7 +199,7 @@ class Prefill:
             or span.stop == length
             or layer_prefill.policy.method.decoding.cumulative
         )
-        hidden = self.hidden[:, span].to(self.model.device)
+        hidden = self.hidden[:, span].to(self.model.device_of(index))
         out = layer_prefill.take(self.model.layers[index], hidden, answers=answers)
         self.hidden[:, span] = out
         return span.stop

@@ -56,7 +56,8 @@ def reserve_for(run: PrefillState, index: int, oom_policy: OOMPolicy) -> None:
     row = (3 * shape.intermediate + 4 * shape.hidden) * itemsize
     every = prefill_oom_actions(run)
     given = {name: every[name] for name in (CHUNK, HIDDEN)}
-    oom_policy.reserve_for(storage, lambda: row * min(run.chunk, length), given)
+    workspace, device = lambda: row * min(run.chunk, length), run.model.device_of(index)
+    oom_policy.reserve_for(storage, workspace, given, device)
 
 
 def may_wait(model: LoadedModel, oom_policy: OOMPolicy | None) -> bool:

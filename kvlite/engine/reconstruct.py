@@ -109,9 +109,10 @@ class ReconstructionPass:
         rows = [passage.hidden.shape[1] for passage in self.passages]
         self.rows = sum(rows)
         self.rotations = rotations_after(model, self.end, max(rows))
-        self.positions = torch.arange(
+        positions = torch.arange(
             self.end, self.end + max(rows), dtype=torch.int32, device=model.device
         )
+        self.positions = model.by_layer(positions)
 
     def to_host(self) -> None:
         """Let hidden states wait in host memory."""
@@ -165,8 +166,8 @@ class ReconstructionPass:
             count, at = passage.hidden.shape[1], 0
             cos, sin = (each[:, :count] for each in self.rotations[index])
             rotation, part = (cos, sin), (passage.first, passage.end)
-            looking_on = partial(self._looking_on, layer, policy, count, rotation, states)
-            positions = self.positions[:count]
+            positions = self.positions[index][:count]
+            looking_on = partial(self._looking_on, layer, policy, positions, rotation, states)
             rating = partial(Telling, layer, part, self.sinks, positions, rotation, states)
             telling = safely(rating) if rates else safely(looking_on)
             while at < count:
@@ -184,7 +185,7 @@ class ReconstructionPass:
     ) -> int:
         """Take a chunk of a passage, from row `at` on, through a layer; the row after it."""
         span = slice(at, min(at + self.chunk, passage.hidden.shape[1]))
-        hidden = passage.hidden[:, span].to(self.model.device)
+        hidden = passage.hidden[:, span].to(self.model.device_of(index))
         out = telling.take(self.model.layers[index], hidden, answers=answers)
         passage.hidden[:, span] = out
         return span.stop
@@ -193,14 +194,14 @@ class ReconstructionPass:
         self,
         layer: LayerCache,
         policy: LayerPolicy,
-        rows: int,
+        positions: Tensor,
         rotation: Rotation,
         states: States,
     ) -> LayerPrefill:
         """Reads a passage into a copy of a layer that no method rates."""
+        rows = len(positions)
         roomy = layer.resized([used + rows for _, used in layer.lengths])
         policy = replace(policy, method=Probe(1), budget=0)
-        positions = self.positions[:rows]
         return LayerPrefill(roomy, policy, positions, self.end + rows, rotation, states=states)
 
 

@@ -116,19 +116,21 @@ class Ahead:
         self.model, self.cache, self.layers = model, cache, [*cache.layers]
         self.token_ids, self.entered, self.start = token_ids, 0, start
         positions = torch.arange(start, start + count, dtype=torch.int32, device=device)
+        by_layer = model.by_layer(positions)
         hidden = model.embed(torch.tensor([token_ids], device=device))
         rotations = rotations_apart(model, start, count)
         passed: list[LayerAhead] = []
         for index, (layer, rotation) in enumerate(zip(self.layers, rotations, strict=True)):
-            attender = LayerAhead(layer, positions, rotation, passed, cache.queries.get(index))
+            own = by_layer[index]
+            attender = LayerAhead(layer, own, rotation, passed, cache.queries.get(index))
             passed.append(attender)
             hidden = model.layers[index](
-                hidden,
-                position_ids=positions[None],
+                hidden.to(model.device_of(index)),
+                position_ids=own[None],
                 position_embeddings=rotation,
                 kvlite=attender,
             )
-        self.hidden = hidden
+        self.hidden = hidden.to(device)
 
     @torch.inference_mode()
     def enter(self, token: int) -> Tensor | None:

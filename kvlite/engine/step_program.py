@@ -39,6 +39,8 @@ def refusal(
         return "triton is not installed"
     if model.layers.passing is not None:
         return "weights are streamed"
+    if model.cards:
+        return "layers are on several cards"
     waits = model.weights.stored or model.weights.name == "int8"
     if waits and model.weights.name not in ("nf4", MXFP4):
         return f"products with {model.weights.name} weights may wait for the host"

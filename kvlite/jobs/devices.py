@@ -7,32 +7,12 @@ import torch
 
 from kvlite.config.settings import Settings
 from kvlite.engine.callbacks import Callbacks
-from kvlite.errors import SettingError
 from kvlite.jobs.answer import BatchAnswer
 from kvlite.jobs.engine import Engine
 from kvlite.jobs.run import largest
 from kvlite.jobs.tasks import Task
 from kvlite.jobs.workers import Place, answered_by_workers
 from kvlite.memory.device_budget import checkpoint_limit, ram_limit
-from kvlite.model.load import choose_device
-
-
-def devices_named(text: str) -> list[torch.device]:
-    """The devices of `--devices`: all CUDA devices, or those with commas between.
-
-    Raises:
-        SettingError: one is not here, or a card is named twice.
-    """
-    if text == "all":
-        found = [torch.device("cuda", number) for number in range(torch.cuda.device_count())]
-        if not found:
-            raise SettingError("--devices all: torch sees no CUDA device here: leave it out")
-        return found
-    named = [choose_device(name.strip()) for name in text.split(",")]
-    for device in named:
-        if device.type == "cuda" and named.count(device) > 1:
-            raise SettingError(f"--devices {text} names {device} twice: a card is one engine's")
-    return named
 
 
 def answered_on_devices(

@@ -1,6 +1,8 @@
 """What a device offers: memory for tensors, and its bandwidth."""
 
 import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -65,6 +67,7 @@ class DeviceBudget:
         margin: how many of these are left alone.
         host: free bytes of host memory.
         bandwidth: bytes a second, None if not known.
+        cards: each by itself, where it stands for several.
     """
 
     name: str
@@ -74,6 +77,7 @@ class DeviceBudget:
     margin: int
     host: int
     bandwidth: float | None = None
+    cards: "tuple[DeviceBudget, ...]" = ()
 
     @property
     def tensors(self) -> int:
@@ -140,6 +144,26 @@ def card(vram: str, name: str = "") -> DeviceBudget:
     total, shown = capped_bytes(vram) or 0, name or f"a card of {vram}"
     host = psutil.virtual_memory().available
     return DeviceBudget(shown, "cuda", total, CONTEXT, margin(), host, bandwidth(name))
+
+
+def together(cards: Sequence[DeviceBudget]) -> DeviceBudget:
+    """What several cards offer; one after the other they read no faster than the slowest."""
+    if len(cards) == 1:
+        return cards[0]
+    name = several(each.name for each in cards)
+    total, context, margin = (
+        sum(getattr(each, part) for each in cards) for part in ("total", "context", "margin")
+    )
+    speeds = [each.bandwidth for each in cards]
+    slowest = None if None in speeds else min(speed for speed in speeds if speed is not None)
+    host = cards[0].host
+    return DeviceBudget(name, "cuda", total, context, margin, host, slowest, tuple(cards))
+
+
+def several(names: Iterable[str]) -> str:
+    """Names in one, equal ones counted."""
+    counted = Counter(names).items()
+    return " and ".join(f"{count} x {name}" if count > 1 else name for name, count in counted)
 
 
 def hold(device: "torch.device", vram: str) -> None:

@@ -3,7 +3,7 @@
 import re
 import sys
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from pathlib import Path
@@ -136,6 +136,7 @@ class PeakMeter:
         held: Iterable[Tensor],
         host: Iterable[Tensor] = (),
         cap: int | None = None,
+        cards: Sequence[torch.device] = (),
     ) -> None:
         """Begin to measure.
 
@@ -143,15 +144,15 @@ class PeakMeter:
             kind: "process" (the allocator's peak on CUDA) or "tensors".
             held, host: live tensors on the device and in host memory.
             cap: the limit of a CPU's live tensors in bytes; on a GPU the allocator has one.
+            cards: all that there are, if there are several: their peaks are added up.
         """
-        self.device = device
+        self.device, self.cards = device, {device, *cards}
         self.tensors = None
         self.phases: dict[str, int] = {}
         if kind == "tensors" or (cap is not None and device.type == "cpu"):
             cap = cap if device.type == "cpu" else None
             self.tensors = TensorMeter(held, host=host, device=device, cap=cap)
-        if device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(device)
+        self._reset()
 
     @property
     def of_tensors(self) -> bool:
@@ -175,7 +176,11 @@ class PeakMeter:
         if self.tensors is not None:
             self.tensors.peak = self.tensors.live
         else:
-            torch.cuda.reset_peak_memory_stats(self.device)
+            self._reset()
+
+    def _reset(self) -> None:
+        for card in self.cards if self.device.type == "cuda" else ():
+            torch.cuda.reset_peak_memory_stats(card)
 
     @property
     def peak_bytes(self) -> int:
@@ -187,7 +192,7 @@ class PeakMeter:
         if self.tensors is not None:
             return self.tensors.peak
         if self.device.type == "cuda":
-            return int(torch.cuda.max_memory_allocated(self.device))
+            return sum(int(torch.cuda.max_memory_allocated(card)) for card in self.cards)
         return peak_resident_bytes()
 
 

@@ -109,7 +109,11 @@ class OOMPolicy:
                 raise OutOfMemory(self._exhausted(oom_actions))
 
     def reserve_for(
-        self, storage: int, workspace: Callable[[], int], oom_actions: OOMActions
+        self,
+        storage: int,
+        workspace: Callable[[], int],
+        oom_actions: OOMActions,
+        device: torch.device | None = None,
     ) -> None:
         """Before a large step: give up what costs no quality until there is enough memory, or
         nothing is left to give up. A forecast may be too high, so quality is not given up for it.
@@ -117,8 +121,10 @@ class OOMPolicy:
         Args:
             storage: bytes it will hold; if fewer are free, giving up anything would be in vain.
             workspace: returns the bytes it needs besides.
+            device: where it needs them, if not on the first.
         """
-        while storage <= self.free(self.device) < storage + workspace():
+        device = device or self.device
+        while storage <= self.free(device) < storage + workspace():
             if not self._gave_up(oom_actions, lossless=True):
                 return
 

@@ -125,7 +125,8 @@ def require_meaning(name: str, value: Any, called: str) -> None:
 
 def _require_device(text: str) -> None:
     # A GPU that is not here may be planned for.
-    if re.fullmatch(r"auto|(cpu|cuda)(:[0-9]{1,3})?", text) is None:
+    one = r"cuda(:[0-9]{1,3})?"
+    if re.fullmatch(rf"auto|all|cpu(:[0-9]{{1,3}})?|{one}(,{one})*", text) is None:
         raise SettingError(f"unknown device {text!r}: use auto, cpu or cuda")
 
 

@@ -1,9 +1,10 @@
 """Weights and tokenizer in memory, and the parts of a model the engine runs."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property, partial
+from itertools import chain
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor
 
 from kvlite.cache import KVCache
-from kvlite.errors import ModelError, SettingError, Stopped, reason
+from kvlite.errors import ModelError, Stopped, reason
 from kvlite.model.architectures import LANGUAGE_WEIGHTS, architecture
 from kvlite.model.attention_interface import ATTENTION, register_attention
 from kvlite.model.calibration import Calibration
@@ -55,6 +56,8 @@ class LoadedModel:
         carried: what goes from one to the next, where that is more than a hidden state.
         meta: the same model without weights, once a forecast needed it.
         draft: a smaller model that proposes its tokens, if there is one.
+        cards: the device of each layer, where they lie on several; none where all are on one. All
+            else of the model is on the first.
     """
 
     module: Any
@@ -64,6 +67,7 @@ class LoadedModel:
     weights: Weights
     stop_ids: frozenset[int]
     calibration: Calibration | None = None
+    cards: tuple[torch.device, ...] = ()
     layers: Layers = field(init=False)
     carried: Carried | None = field(init=False)
     meta: "LoadedModel | None" = field(default=None, init=False, repr=False)
@@ -99,6 +103,20 @@ class LoadedModel:
         return device
 
     @property
+    def devices(self) -> Sequence[torch.device]:
+        """Of each layer."""
+        return self.cards or [self.device] * self.shape.layers
+
+    def device_of(self, index: int) -> torch.device:
+        """Where a layer is, with all that is kept for it; what enters it has to come there."""
+        return self.cards[index] if self.cards else self.device
+
+    def by_layer(self, tensor: Tensor) -> list[Tensor]:
+        """A tensor for each layer, where that is; one copy for each device."""
+        copies = {card: tensor.to(card) for card in {*self.cards}}
+        return [copies[card] for card in self.cards] or [tensor] * self.shape.layers
+
+    @property
     def _final_norm(self) -> Any:
         return getattr(self.module.model, architecture(self.shape.model_type).final_norm)
 
@@ -130,10 +148,10 @@ class LoadedModel:
 
     def empty_cache(self, batch: int = 1) -> KVCache:
         """An empty cache for sequences of this model."""
-        sizes, latent = self.shape.kv_sizes, self.shape.latent
-        return KVCache.empty(
-            sizes, dtype=self.dtype, device=self.device, batch=batch, latent=latent
-        )
+        empty = partial(KVCache.empty, dtype=self.dtype, batch=batch, latent=self.shape.latent)
+        sizes = enumerate(self.shape.kv_sizes)
+        layers = [empty([size], device=self.device_of(index)).layers for index, size in sizes]
+        return KVCache([*chain.from_iterable(layers)])
 
     def embed(self, token_ids: Tensor) -> Tensor:
         """Hidden states `(batch, n, hidden)` of token ids `(batch, n)`."""
@@ -167,6 +185,18 @@ class LoadedModel:
         """Like `rotations`, for any positions `(n,)`; the largest decides the frequencies. Layers
         without rotary positions have tables that turn nothing. Tables have each angle for both
         halves of a head."""
+        tables = self._tables(positions, dtype)
+        if not self.cards:
+            return tables
+        distinct = {id(cos): (cos, sin) for cos, sin in tables}
+        copies = {
+            key: [*zip(self.by_layer(cos), self.by_layer(sin), strict=True)]
+            for key, (cos, sin) in distinct.items()
+        }
+        return [copies[id(cos)][index] for index, (cos, _) in enumerate(tables)]
+
+    def _tables(self, positions: Tensor, dtype: torch.dtype) -> list[tuple[Tensor, Tensor]]:
+        """`rotations_at`, all on the first device."""
         rotary, layers = getattr(self.module.model, "rotary_emb", None), self.shape.layers
         like = torch.empty(0, dtype=dtype, device=self.device)
         if rotary is None:
@@ -210,33 +240,12 @@ def _with_own_table(
     return args, {**given, "position_embeddings": own}
 
 
-def choose_device(device: str) -> torch.device:
-    """The device a setting names, a GPU with its number; `auto` is the first GPU if there is one.
-
-    Raises:
-        SettingError: no such device here.
-    """
-    if device == "auto":
-        return torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
-    try:
-        chosen = torch.device(device)
-    except RuntimeError:
-        raise SettingError(f"unknown device {device!r}: use auto, cpu or cuda") from None
-    if chosen.type not in ("cpu", "cuda"):
-        raise SettingError(f"device {device!r} is not supported: use auto, cpu or cuda")
-    if chosen.type == "cuda" and (chosen.index or 0) >= torch.cuda.device_count():
-        raise SettingError(
-            f"device {device!r} is not here: torch sees {torch.cuda.device_count()} CUDA devices "
-            "(use --device cpu)"
-        )
-    return torch.device("cuda", chosen.index or 0) if chosen.type == "cuda" else chosen
-
-
 def load_model(
     folder: Path,
     *,
     device: torch.device,
     weights: Weights,
+    cards: Sequence[torch.device] = (),
     calibration: Calibration | None = None,
     tokenizer: Any = None,
     opened: Callable[..., tuple[Any, dict[str, Any]]] | None = None,
@@ -245,6 +254,7 @@ def load_model(
     """Load safetensors from `folder`; nothing in it is executed.
 
     Args:
+        cards: of each layer, if `opened` puts them on several devices.
         tokenizer: its own, if it was read before.
         opened: replaces `load_module`; its decoder layers' weights may be elsewhere than on
             `device`.
@@ -273,7 +283,9 @@ def load_model(
     if device.type == "cpu":
         split_linears(module)
     ends = _stop_ids(module, tokenizer)
-    model = LoadedModel(module, tokenizer, shape, folder, weights, ends, calibration)
+    model = LoadedModel(
+        module, tokenizer, shape, folder, weights, ends, calibration, cards=tuple(cards)
+    )
     if opened is None and device.type == "cuda":
         model.step_layer(0)  # weights are moved while there is room
         torch.cuda.empty_cache()

@@ -13,15 +13,17 @@ from kvlite.engine.draft import reads
 from kvlite.engine.prefill import CHUNK
 from kvlite.engine.speculate import WIDEST
 from kvlite.errors import SettingError, require_uncancelled
-from kvlite.memory.device_budget import DeviceBudget, card, device_budget
+from kvlite.memory.device_budget import DeviceBudget, card, device_budget, together
 from kvlite.methods.engine_config import EngineConfig
 from kvlite.model.calibration import find_calibration
+from kvlite.model.devices import choose_devices
 from kvlite.model.gguf_index import read_index
-from kvlite.model.load import PLACE, choose_device
+from kvlite.model.load import PLACE
 from kvlite.model.shape import described, read_config
 from kvlite.model.source import find_config
 from kvlite.model.weights import PLAIN, Weights, choose_weights, stored_name
 from kvlite.offload.weights.loader import require_streamable
+from kvlite.planner.cards import layable, require_cards
 from kvlite.planner.forecaster import Forecaster
 from kvlite.planner.plan import Planner
 
@@ -49,9 +51,9 @@ def open_planner(
     """
     folder = find_config(settings.model, notify, cancel)
     if not card and not _elsewhere(settings):
-        device = choose_device(settings.device)
-        return planner_here(settings, folder, device, reads_text=reads_text, cancel=cancel)
-    room = _room(settings, card)
+        devices = choose_devices(settings.device)
+        return planner_here(settings, folder, devices, reads_text=reads_text, cancel=cancel)
+    room = together([_room(settings, card)] * (settings.device.count(",") + 1))
     load_options = [
         (stream, weights)
         for stream in _streams(settings, room)
@@ -63,16 +65,17 @@ def open_planner(
 def planner_here(
     settings: Settings,
     folder: Path,
-    device: torch.device,
+    devices: Sequence[torch.device],
     *,
     reads_text: bool,
     freed: int = 0,
     cancel: Event | None = None,
 ) -> Planner:
-    """A planner for the model in a folder, on a device of this machine, where `freed` bytes more
+    """A planner for the model in a folder, on devices of this machine, where `freed` bytes more
     will be free before it is loaded; otherwise as `open_planner`."""
-    room = device_budget(device, settings.vram, freed)
-    load_options = load_options_here(settings, device, folder, room)
+    freed //= len(devices)
+    room = together([device_budget(device, settings.vram, freed) for device in devices])
+    load_options = load_options_here(settings, devices[0], folder, room)
     return _planner(settings, folder, room, load_options, reads_text, cancel)
 
 
@@ -92,6 +95,9 @@ def _planner(
     forecaster = Forecaster(config, shape, find_calibration(folder), tokenizer)
     in_files = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
     config = EngineConfig.from_settings(settings)
+    if room.cards:
+        require_cards(config, shape, len(room.cards))
+        load_options = layable(load_options, shape, settings)
     draft = _draft_bytes(settings, room, cancel) if settings.draft else 0
     return Planner(forecaster, room, config, load_options, in_files, cancel, draft)
 
@@ -101,7 +107,7 @@ def _draft_bytes(settings: Settings, room: DeviceBudget, cancel: Event | None) -
     while it reads and proposes."""
     folder = find_config(settings.draft, None, cancel)
     if room.kind == "cpu" or torch.cuda.is_available():
-        weights = choose_weights("auto", choose_device(settings.device), folder)
+        weights = choose_weights("auto", choose_devices(settings.device)[0], folder)
     else:
         weights = _weights_elsewhere(settings.replace({"weights": "auto"}), folder)[0]
     config, shape = described(folder)
@@ -158,6 +164,8 @@ def load_options_here(
 def _streams(settings: Settings, room: DeviceBudget) -> tuple[str, ...]:
     if settings.stream != "auto":
         return (settings.stream,)
+    if room.cards:
+        return ("off",)
     return ("off", "disk") if room.kind == "cpu" else ("off", "ram", "disk")
 
 

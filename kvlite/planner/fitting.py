@@ -12,7 +12,7 @@ from typing import Any
 from kvlite.config.settings import Settings
 from kvlite.config.units import readable
 from kvlite.errors import KvliteError, sentence
-from kvlite.model.load import choose_device
+from kvlite.model.devices import choose_devices
 from kvlite.model.making import load_transformers, making_modules
 from kvlite.model.source import find_config
 from kvlite.planner.candidates import open_planner, planner_here
@@ -82,9 +82,9 @@ def plan_here(settings: Settings, tokens: int, freed: int = 0) -> Plan:
         KvliteError: as `find_config`, `planner_here` and `Planner.best`.
     """
     load_transformers()
-    folder, device = find_config(settings.model), choose_device(settings.device)
+    folder, devices = find_config(settings.model), choose_devices(settings.device)
     with making_modules():
-        planner = planner_here(settings, folder, device, reads_text=False, freed=freed)
+        planner = planner_here(settings, folder, devices, reads_text=False, freed=freed)
         return planner.best(_within(planner, tokens))
 
 

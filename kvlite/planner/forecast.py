@@ -60,6 +60,7 @@ class Forecast:
         answering: at the last token of the longest answer.
         kv_bytes: of the cache after reading, recall indexes included.
         host_bytes: of host memory or disk, for everything read and answered.
+        layers: of each layer's cache after the longest answer, its recall index included.
     """
 
     reading: Moment
@@ -67,11 +68,20 @@ class Forecast:
     answering: Moment
     kv_bytes: int
     host_bytes: int
+    layers: tuple[int, ...]
 
     @property
     def peak_bytes(self) -> int:
         """The highest peak, weights not included."""
         return max(each.total for each in (self.reading, self.choosing, self.answering))
+
+    @property
+    def by_layer(self) -> tuple[list[int], int]:
+        """Bytes of each layer's cache when all are largest, and of the most that there is beside
+        it."""
+        moments = self.reading, self.choosing, self.answering
+        more = max(1, max(each.kv for each in moments) / max(1, sum(self.layers)))
+        return [int(more * each) for each in self.layers], max(m.total - m.kv for m in moments)
 
 
 @dataclass(frozen=True)
@@ -238,6 +248,7 @@ def _forecast(
     read, chosen = Moment(held, meter.peak - held), Moment()
     known: dict[Any, _Took] = {}
     layers: list[LayerCache] = []
+    indexes: list[int] = []
     outdated: list[int] = []
     for index in range(len(policies)):
         hidden = beside + reading.hidden.nbytes
@@ -259,6 +270,7 @@ def _forecast(
         read = _higher(read, _moment(kv, hidden, took.whole, took.reading))
         chosen = _higher(chosen, _moment(kv, hidden, took.whole, took.choosing))
         layers.append(took.layer)
+        indexes.append(max(0, took.kept - took.layer.nbytes))
         del took
         meter.peak, before = meter.live, meter.live
         merge_below(layers, policies, index, reading.room)
@@ -279,7 +291,9 @@ def _forecast(
     known.clear()
     del reading, ids, context, logits, layers
     answering = _answer(meter, model, cache, policies, task, store)
-    return Forecast(read, chosen, answering, last.kv, meter.host)
+    by_layer = zip(cache.layers, indexes, strict=True)
+    grown = tuple(layer.nbytes + index for layer, index in by_layer)
+    return Forecast(read, chosen, answering, last.kv, meter.host, grown)
 
 
 def _answer(

@@ -15,11 +15,13 @@ class HeldWeights:
     Attributes:
         in_files: bytes of the model's files, which a quantized checkpoint takes in memory, too.
         on_cpu: whether the device is a CPU.
+        by_layer: whether layers are read one after the other, as to several cards.
     """
 
     shape: ModelShape
     in_files: int
     on_cpu: bool
+    by_layer: bool = False
 
     def on_device(
         self, weights: Weights, stream: str, resident: Resident = LEAST
@@ -81,12 +83,12 @@ class HeldWeights:
 
     def passing(self, weights: Weights) -> int:
         """Bytes of a weight that is there twice while it is quantized, or laid out for a CPU; of a
-        layer, where experts are quantized."""
-        if weights.keeps_experts_packed(self.shape.model_type):
-            read = weights if weights.stored else replace(weights, name="bf16")  # of its dtype
-            return self._largest_layer(read)
+        layer, where layers are read by themselves."""
         if not self.on_cpu and (weights.name in PLAIN or weights.index is not None):
             return 0
+        if self.by_layer or weights.keeps_experts_packed(self.shape.model_type):
+            read = weights if weights.stored else replace(weights, name="bf16")  # of its dtype
+            return self._largest_layer(read)
         if weights.index is not None:
             return weights.index.largest
         largest = max(part.numbers() // part.count for part in self.shape.parts)

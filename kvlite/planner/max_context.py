@@ -1,11 +1,13 @@
 """The longest text that fits, for each kind of weights, method and bits."""
 
+from bisect import bisect_left
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from kvlite.config.settings import Settings
+from kvlite.methods.budget import AUTO_LEAST, AUTO_SHARE, parse_budget
 from kvlite.methods.engine_config import EngineConfig
-from kvlite.planner.plan import BITS, CHUNKS, Choice, Planner
+from kvlite.planner.plan import BITS, CHUNKS, Choice, Plan, Planner
 
 FULL = "full"
 
@@ -52,8 +54,73 @@ def reaches(planner: Planner) -> list[MaxContext]:
         for weights in dict.fromkeys(weights for _, weights in planner.load_options):
             for width in bits:
                 choice = Choice(weights, "off", settings.budget, width, settings.chunk or CHUNKS[0])
-                tokens = others.reach(choice)
+                tokens = reach(others, choice)
                 whole = tokens >= planner.shape.max_context - settings.max_new_tokens
                 name = "the default" if config.method.spec == Settings.method else method
                 rows.append(MaxContext(weights.name, name, width, tokens, whole))
     return rows
+
+
+def reach(planner: Planner, choice: Choice) -> int:
+    """The most tokens that fit with a choice; 0 if there are none.
+
+    Each phase grows in a straight line between bends (`_bends`): forecasts of the longest text,
+    and of shorter ones until one fits, tell all others. Where windows are chunks, that line
+    has texts that all but fill their last one; any other takes less.
+    """
+    held = planner.held.on_device(choice.weights, choice.stream)
+    beside = planner.held.passing(choice.weights) + planner.draft
+    if sum(held.values()) + beside > planner.room.tensors:
+        return 0
+    above: Plan | None = None
+    bends = _bends(planner, choice)
+    for length in reversed(bends):
+        made = planner.plan(choice, length)
+        if not made.fits:
+            if length < bends[-1] or not planner.shape.aligned:
+                above = made
+            continue
+        if above is None:
+            return length
+        if made.cards:
+            return _reach_over_cards(planner, made, above)
+        between = zip(made.needs, above.needs, strict=True)
+        return length + min(
+            _share(offered, low, high, above.tokens - length)
+            for (low, offered), (high, _) in between
+        )
+    return 0
+
+
+def _reach_over_cards(planner: Planner, below: Plan, above: Plan) -> int:
+    """The most tokens that fit, between a plan that does and one that does not. What each layer
+    takes grows in a straight line, not what each card does: layers move."""
+    (kv, work), (more, most) = below.forecast.by_layer, above.forecast.by_layer
+
+    def too_long(tokens: int) -> bool:
+        share = (tokens - below.tokens) / (above.tokens - below.tokens)
+        held = [int(low + share * (high - low)) for low, high in zip(kv, more, strict=True)]
+        beside = int(work + share * (most - work))
+        cards = planner.over_cards(below.choice, below.weights, held, beside)
+        return any(card.free < 0 for card in cards)
+
+    lengths = range(below.tokens, above.tokens)
+    return lengths[bisect_left(lengths, True, key=too_long) - 1]
+
+
+def _bends(planner: Planner, choice: Choice) -> list[int]:
+    """Lengths between which every phase grows in a straight line, ascending; the last is the
+    longest there may be."""
+    most = planner.shape.max_context - planner.settings.max_new_tokens
+    grows = choice.budget == "auto" and planner.method.compresses
+    windows = {window for window in planner.shape.windows if window is not None}
+    if planner.shape.aligned:
+        windows = {last for window in windows for last in (window - 1, most - most % window - 1)}
+    bends = {1, choice.chunk, *windows, parse_budget(choice.budget).entries}
+    bends |= {int(AUTO_LEAST / AUTO_SHARE)} if grows else set()
+    return [*sorted(n for n in bends if n and n < most), *([most] if most > 0 else [])]
+
+
+def _share(offered: int, low: int, high: int, tokens: int) -> int:
+    """How many of so many tokens, which take a phase from `low` to `high`, are offered."""
+    return tokens if high <= offered else int(tokens * (offered - low) / (high - low))

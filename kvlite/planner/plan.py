@@ -11,11 +11,12 @@ from kvlite.config.units import readable
 from kvlite.engine.prefill import CHUNK
 from kvlite.errors import SettingError, require_uncancelled
 from kvlite.memory.device_budget import DeviceBudget
-from kvlite.methods.budget import AUTO_LEAST, AUTO_SHARE, parse_budget
+from kvlite.methods.budget import AUTO_LEAST, parse_budget
 from kvlite.methods.engine_config import EngineConfig
 from kvlite.model.chat_template import tokens_of
-from kvlite.model.weights import Weights
+from kvlite.model.weights import Weights, held_tensors
 from kvlite.offload.weights.experts import LEAST, Resident
+from kvlite.planner.cards import CardPlan, over_cards
 from kvlite.planner.forecast import Forecast, Moment
 from kvlite.planner.forecaster import Forecaster
 from kvlite.planner.held_weights import HeldWeights
@@ -55,6 +56,7 @@ class Plan:
         tokens_per_s: the most that the memory's bandwidth allows; None if it is not known.
         draft: bytes that a draft model takes.
         resident: what stays on the device of layers that are streamed.
+        cards: each by itself, where layers are on several.
     """
 
     model: str
@@ -69,6 +71,7 @@ class Plan:
     tokens_per_s: float | None
     draft: int = 0
     resident: Resident = LEAST
+    cards: tuple[CardPlan, ...] = ()
 
     @property
     def weight_bytes(self) -> int:
@@ -98,13 +101,22 @@ class Plan:
 
     @property
     def peak_bytes(self) -> int:
-        """Bytes of tensors in the phase that takes most."""
+        """Bytes of tensors in the phase that takes most; of several cards, all their peaks."""
+        if self.cards:
+            return sum(card.peak for card in self.cards)
         return max(sum(items.values()) for items in self.phases.values())
+
+    @property
+    def needs(self) -> list[tuple[int, int]]:
+        """Bytes of each phase, or of each card, and those that are offered for them."""
+        if self.cards:
+            return [(card.peak, card.offered) for card in self.cards]
+        return [(sum(items.values()), self.room.tensors) for items in self.phases.values()]
 
     @property
     def fits(self) -> bool:
         """Whether the device offers that much."""
-        return self.peak_bytes <= self.room.tensors
+        return all(need <= offered for need, offered in self.needs)
 
     @property
     def changes(self) -> tuple[str, ...]:
@@ -128,6 +140,7 @@ class Plan:
             "tokens": self.tokens,
             "answer_tokens": self.longest,
             "phases": self.phases,
+            "cards": [card.to_json() for card in self.cards],
             "peak_bytes": self.peak_bytes,
             "kv_bytes": self.forecast.kv_bytes,
             "host_bytes": self.forecast.host_bytes,
@@ -167,7 +180,9 @@ class Planner:
         self.settings = config.settings
         self.method = config.method
         self.load_options = list(load_options)
-        self.held = HeldWeights(self.shape, in_files, on_cpu=room.kind == "cpu")
+        self.held = HeldWeights(
+            self.shape, in_files, on_cpu=room.kind == "cpu", by_layer=bool(room.cards)
+        )
         self.cancel = cancel
         self.draft = draft
         self.known: dict[Any, Forecast] = {}
@@ -194,7 +209,27 @@ class Planner:
             tokens_per_s=self._ceiling(choice, held, made, resident),
             resident=resident,
             draft=self.draft,
+            cards=self.over_cards(choice, held, *made.by_layer),
         )
+
+    def over_cards(
+        self, choice: Choice, held: dict[str, int], kv: Sequence[int], work: int
+    ) -> tuple[CardPlan, ...]:
+        """What each card takes, if there are several.
+
+        Args:
+            held: bytes of weights, by group.
+            kv, work: as of `Forecast.by_layer`.
+        """
+        if not self.room.cards:
+            return ()
+        modules = self.forecaster.model(choice.weights).layers
+        shares = [sum(each.nbytes for each in held_tensors(module)) for module in modules]
+        first = held["embedding"] + held["head"]
+        of_layers = sum(held.values()) - first
+        weights = [of_layers * share // sum(shares) for share in shares]
+        passing = self.held.passing(choice.weights)
+        return over_cards(self.room.cards, weights, kv, first + self.draft, work, passing)
 
     def forecast(self, choice: Choice, tokens: int) -> Forecast:
         """What a choice takes beside the weights."""
@@ -326,53 +361,6 @@ class Planner:
         if choice.stream != "off":
             seconds += self.held.brought(choice.weights, resident) / PCIE
         return 1 / seconds
-
-    def reach(self, choice: Choice) -> int:
-        """The most tokens that fit with a choice; 0 if there are none.
-
-        Each phase grows in a straight line between bends (`_bends`): forecasts of the longest text,
-        and of shorter ones until one fits, tell all others. Where windows are chunks, that line
-        has texts that all but fill their last one; any other takes less.
-        """
-        held = self.held.on_device(choice.weights, choice.stream)
-        beside = self.held.passing(choice.weights) + self.draft
-        if sum(held.values()) + beside > self.room.tensors:
-            return 0
-        above: tuple[int, list[int]] | None = None
-        bends = self._bends(choice)
-        for length in reversed(bends):
-            phases = [sum(items.values()) for items in self.plan(choice, length).phases.values()]
-            if max(phases) > self.room.tensors:
-                if length < bends[-1] or not self.shape.aligned:
-                    above = length, phases
-                continue
-            if above is None:
-                return length
-            longer, higher = above
-            return min(
-                length + _share(self.room.tensors, low, high, longer - length)
-                for low, high in zip(phases, higher, strict=True)
-            )
-        return 0
-
-    def _bends(self, choice: Choice) -> list[int]:
-        """Lengths between which every phase grows in a straight line, ascending; the last is the
-        longest there may be."""
-        most = self.shape.max_context - self.settings.max_new_tokens
-        grows = choice.budget == "auto" and self.method.compresses
-        windows = {window for window in self.shape.windows if window is not None}
-        if self.shape.aligned:
-            windows = {
-                last for window in windows for last in (window - 1, most - most % window - 1)
-            }
-        bends = {1, choice.chunk, *windows, parse_budget(choice.budget).entries}
-        bends |= {int(AUTO_LEAST / AUTO_SHARE)} if grows else set()
-        return [*sorted(n for n in bends if n and n < most), *([most] if most > 0 else [])]
-
-
-def _share(offered: int, low: int, high: int, tokens: int) -> int:
-    """How many of so many tokens, which take a phase from `low` to `high`, are offered."""
-    return tokens if high <= offered else int(tokens * (offered - low) / (high - low))
 
 
 def refusal(plan: Plan) -> SettingError:

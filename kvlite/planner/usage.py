@@ -1,7 +1,7 @@
 """Where memory goes now: what a conversation holds on its device, in host memory and on disk."""
 
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 import psutil
@@ -10,7 +10,7 @@ import torch
 from kvlite.cache import KVCache
 from kvlite.cache.segment import bytes_held
 from kvlite.engine.callbacks import ReadingBytes
-from kvlite.memory.device_budget import capped_bytes
+from kvlite.memory.device_budget import capped_bytes, several
 from kvlite.memory.nvml import CardUse, card_use
 from kvlite.model.load import LoadedModel
 from kvlite.model.shape import ModelShape
@@ -129,12 +129,14 @@ def _of_cache(shape: ModelShape, cache: KVCache, store: HostKVStore | None) -> I
         yield Part("search index", store.index_bytes, "finds what to fetch back")
 
 
-def places(device: torch.device, held: Holding, vram: str) -> list[Place]:
-    """The device, then host memory and disk; `vram` as in `Settings`, which on a CPU limits live
-    tensors."""
+def places(
+    device: torch.device, held: Holding, vram: str, cards: Sequence[torch.device] = ()
+) -> list[Place]:
+    """The device, or all `cards` together, then host memory and disk; `vram` as in `Settings`,
+    which on a CPU limits live tensors."""
     elsewhere = [] if held.disk is None else [_disk(held.disk, held.folder)]
     if device.type == "cuda":
-        return [_card(device, held.device), host(held.host), *elsewhere]
+        return [_cards({device, *cards}, held.device), host(held.host), *elsewhere]
     capped = [] if capped_bytes(vram) is None else [_cap(vram, held.device)]
     return [*capped, host((*held.device, *held.host)), *elsewhere]
 
@@ -147,19 +149,25 @@ def _cap(vram: str, parts: tuple[Part, ...]) -> Place:
     )
 
 
-def _card(device: torch.device, parts: tuple[Part, ...]) -> Place:
-    live, use = torch.cuda.memory_allocated(device), card_use(device)
+def _cards(devices: Collection[torch.device], parts: tuple[Part, ...]) -> Place:
+    live, uses = sum(map(torch.cuda.memory_allocated, devices)), [*map(_use, devices)]
+    others, held = sum(use.others for use in uses), sum(use.held for use in uses)
+    rest = (
+        Part("other tensors", max(0, live - _sum(parts)), "work in progress"),
+        Part("allocator", max(0, held - live), "held by torch, not in use"),
+        Part("others", others, "driver, display, other programs", False),
+        Part(FREE, sum(use.free for use in uses), mine=False),
+    )
+    name = several(torch.cuda.get_device_properties(device).name for device in devices)
+    return Place(name, "VRAM", sum(use.total for use in uses), (*parts, *rest))
+
+
+def _use(device: torch.device) -> CardUse:
+    use = card_use(device)
     if use is None:  # NVML is not available
         free, total = torch.cuda.mem_get_info(device)
         use = CardUse(total, total - free, torch.cuda.memory_reserved(device))
-    rest = (
-        Part("other tensors", max(0, live - _sum(parts)), "work in progress"),
-        Part("allocator", max(0, use.held - live), "held by torch, not in use"),
-        Part("others", use.others, "driver, display, other programs", False),
-        Part(FREE, use.free, mine=False),
-    )
-    name = torch.cuda.get_device_properties(device).name
-    return Place(name, "VRAM", use.total, (*parts, *rest))
+    return use
 
 
 def host(parts: tuple[Part, ...]) -> Place:

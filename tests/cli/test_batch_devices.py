@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from kvlite.errors import SettingError
-from kvlite.jobs.devices import devices_named
 from kvlite.jobs.output import Writer
 from kvlite.jobs.tasks import Task
+from kvlite.model.devices import choose_devices
 from tests.cli.conftest import Refused, Run
 
 
@@ -27,10 +27,10 @@ def test_which_devices(
     refused([*asked, "--devices", "cpu", "--ray", "local"], "--devices cpu and --ray")
     refused([*asked, "--devices", "cpu", "--device", "cpu"], "--devices cpu and --device")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    cards = [torch.device("cuda:0"), torch.device("cuda:1")]
-    assert devices_named("all") == cards == devices_named("cuda, cuda:1")
+    cards = torch.device("cuda:0"), torch.device("cuda:1")
+    assert choose_devices("all") == cards == choose_devices("cuda, cuda:1")
     with pytest.raises(SettingError, match="names cuda:0 twice"):
-        devices_named("cuda,cuda:0")
+        choose_devices("cuda,cuda:0")
 
 
 @pytest.mark.long

@@ -1,9 +1,10 @@
-"""A CUDA device whose numbers are in host memory: what runs on CUDA runs, and is watched, without.
+"""CUDA devices whose numbers are in host memory: what runs on CUDA runs, and is watched, without.
 
-Tensors there say that they are on `cuda:0`. An operation on tensors of two devices fails, as on
-CUDA. Whatever makes the host wait for the device is noted with the line that asked, and operations
-that launch a kernel are counted. What is copied to the host without waiting has not arrived, and is
-nonsense, until somebody waited for it.
+Tensors there say that they are on `cuda:0`, or another. An operation on tensors of two devices
+fails, as on CUDA, and so does a kernel while another device is the current one. Whatever makes the
+host wait for the device is noted with the line that asked, and operations that launch a kernel are
+counted. What is copied to the host without waiting has not arrived, and is nonsense, until somebody
+waited for it.
 """
 
 import threading
@@ -25,6 +26,7 @@ from tests.cuda.operators import OWN, asker, is_view, mapped, tensors_in
 from tests.cuda.streams import Event, LateCopy, Stream
 
 DEVICE, HOST = torch.device("cuda:0"), torch.device("cpu")
+MOST = 3
 GIB = 1 << 30
 
 _has, _KEY = torch._C._dispatch_has_kernel_for_dispatch_key, torch._C.DispatchKey
@@ -44,7 +46,7 @@ class CudaTensor(Tensor):
     __torch_function__ = torch._C._disabled_torch_function_impl
 
     @staticmethod
-    def __new__(cls, numbers: Tensor) -> "CudaTensor":
+    def __new__(cls, numbers: Tensor, device: torch.device = DEVICE) -> "CudaTensor":
         with torch.inference_mode(numbers.is_inference()):
             made = Tensor._make_wrapper_subclass(
                 cls,
@@ -53,7 +55,7 @@ class CudaTensor(Tensor):
                 storage_offset=numbers.storage_offset(),
                 storage_size=numbers.untyped_storage().nbytes(),
                 dtype=numbers.dtype,
-                device=DEVICE,
+                device=device,
             )
         made.numbers = numbers
         return made
@@ -93,8 +95,16 @@ class Generator(torch.Generator):
         return super().__new__(cls)
 
 
+class _Current(threading.local):
+    """What is current in a thread: a device, and a stream of each."""
+
+    def __init__(self) -> None:
+        self.number = 0
+        self.streams = {number: Stream(number) for number in range(MOST)}
+
+
 class FakeCuda(TorchDispatchMode):
-    """The device.
+    """The devices.
 
     Attributes:
         waits: what the host waited for, and which function asked.
@@ -115,7 +125,7 @@ class FakeCuda(TorchDispatchMode):
         self.launches: Counter[str] = Counter()
         self.pinned: dict[int, int] = {}
         self.kept: list[Tensor] = []
-        self.thread, self.own = threading.get_ident(), threading.local()
+        self.thread, self.own = threading.get_ident(), _Current()
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -138,20 +148,38 @@ class FakeCuda(TorchDispatchMode):
 
     @property
     def stream(self) -> Stream:
-        """The current one of this thread."""
-        if not hasattr(self.own, "stream"):
-            self.own.stream = Stream()
-        stream: Stream = self.own.stream
-        return stream
+        """The current one of this thread, on its current device."""
+        return self.stream_of(None)
+
+    def stream_of(self, device: Any) -> Stream:
+        """The current one of a device in this thread."""
+        return self.own.streams[self.number(device)]
+
+    def number(self, device: Any) -> int:
+        """Of a device; of the current one for None, or where it has none."""
+        named = torch.device("cuda", device) if isinstance(device, int) else device
+        number = None if named is None else torch.device(named).index
+        return self.own.number if number is None else number
 
     @contextmanager
     def on(self, stream: Stream) -> Iterator[None]:
-        """Let a stream be the current one."""
-        before, self.own.stream = self.stream, stream
+        """Let a stream be the current one, and its device."""
+        number = self.number(stream.device)
+        with self.within(number):
+            before, self.own.streams[number] = self.own.streams[number], stream
+            try:
+                yield
+            finally:
+                self.own.streams[number] = before
+
+    @contextmanager
+    def within(self, number: int) -> Iterator[None]:
+        """Let a device be the current one."""
+        before, self.own.number = self.own.number, number
         try:
             yield
         finally:
-            self.own.stream = before
+            self.own.number = before
 
     def launches_one(self, name: str) -> None:
         if threading.get_ident() == self.thread:
@@ -190,9 +218,9 @@ class FakeCuda(TorchDispatchMode):
         """An operator, on the device or off it."""
         name = func.name().removeprefix("aten::")
         given = list(tensors_in((args, kwargs)))
-        here = any(isinstance(each, CudaTensor) for each in given)
+        here = next((each.device for each in given if isinstance(each, CudaTensor)), None)
         to = self._target(kwargs, here)
-        if not here and to == HOST:
+        if here is None and to == HOST:
             return self._on_host(func, args, kwargs)
         if name not in OWN and _is_composed(func.name()):
             with self:
@@ -200,7 +228,8 @@ class FakeCuda(TorchDispatchMode):
         if name in ("copy_", "_to_copy"):
             return self._copied(name, func, args, kwargs, to)
         self._require_one_device(name, given, args)
-        self._note_questions(name, args)
+        there = to if to != HOST else next(each.device for each in given if each.is_cuda)
+        self._note_questions(name, args, there)
         if not (name.startswith(NO_LAUNCH) or is_view(func)):
             self.launches_one(name)
         held = {id(each.numbers): each for each in given if isinstance(each, CudaTensor)}
@@ -210,14 +239,17 @@ class FakeCuda(TorchDispatchMode):
         out = OWN.get(name, func)(*args, **kwargs)
         if to == HOST:
             return out
-        return mapped(lambda each: held[id(each)] if id(each) in held else _wrapped(each), out)
+        return mapped(
+            lambda each: held[id(each)] if id(each) in held else _wrapped(each, there), out
+        )
 
-    def _target(self, kwargs: dict[str, Any], here: bool) -> torch.device:
+    def _target(self, kwargs: dict[str, Any], here: torch.device | None) -> torch.device:
         """Where the result is."""
         device = kwargs.get("device")
         if device is None:
-            return DEVICE if here else HOST
-        return DEVICE if torch.device(device).type == "cuda" else HOST
+            return here or HOST
+        on_card = torch.device(device).type == "cuda"
+        return torch.device("cuda", self.number(device)) if on_card else HOST
 
     def _on_host(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         if not kwargs.get("pin_memory"):
@@ -230,7 +262,7 @@ class FakeCuda(TorchDispatchMode):
         """A copy, perhaps from one device to the other, and then perhaps later."""
         self.launches_one(name)
         source = args[1] if name == "copy_" else args[0]
-        here, there = isinstance(source, CudaTensor), to == DEVICE
+        here, there = isinstance(source, CudaTensor), to != HOST
         if name == "copy_":
             target, there = args[0], isinstance(args[0], CudaTensor)
             later = bool(kwargs.get("non_blocking") or (len(args) > 2 and args[2]))
@@ -240,11 +272,11 @@ class FakeCuda(TorchDispatchMode):
             target = func(_numbers(source), **{**kwargs, **others})
             if here and not there and later:
                 target = self.pinned_copy(target)  # as torch does
-            target = CudaTensor(target) if there else target
+            target = CudaTensor(target, to) if there else target
         into = _numbers(target)
         if here and not there and self._goes_later(target, source, later):
             numbers = source.numbers.to(into.dtype).expand(into.shape).clone()
-            self.stream.queued.append(LateCopy(into, numbers))
+            self.stream_of(source.device).queued.append(LateCopy(into, numbers))
             return target
         if there and not here and source.dim():
             self._goes_later(source, target, later)
@@ -259,25 +291,28 @@ class FakeCuda(TorchDispatchMode):
             return bool(host.numel())
         why = "as asked" if not later else "not contiguous" if not whole else "not pinned"
         self.waits_for(f"a copy of {tuple(host.shape)}, {why}")
-        self.stream.arrive()
+        self.stream_of(device.device).arrive()
         return False
 
     def _require_one_device(self, name: str, given: list[Tensor], args: Any) -> None:
         indices = args[1] if name.startswith(("index.", "index_put")) else ()
+        on_card = [each.device for each in given if isinstance(each, CudaTensor)]
         for each in given:
-            if isinstance(each, CudaTensor) or not each.dim() or name.startswith("set_"):
+            if each.device in on_card[:1] or name.startswith("set_"):
                 continue
-            if not any(each is index for index in indices):
+            if not isinstance(each, CudaTensor) and not each.dim():
+                continue
+            if each.is_cuda or not any(each is index for index in indices):
                 raise RuntimeError(
                     f"Expected all tensors to be on the same device, but found at least two "
-                    f"devices, cuda:0 and cpu! ({name} in {asker()})"
+                    f"devices, {on_card[0]} and {each.device}! ({name} in {asker()})"
                 )
             self.waits_for("a copy of an index")
 
-    def _note_questions(self, name: str, args: Any) -> None:
+    def _note_questions(self, name: str, args: Any, device: torch.device) -> None:
         if name in ASKING:
             self.waits_for(name)
-            self.stream.arrive()
+            self.stream_of(device).arrive()
         if name.startswith(("index.", "index_put")):
             masks = (torch.bool, torch.uint8)
             if any(each is not None and each.dtype in masks for each in args[1]):
@@ -290,8 +325,11 @@ class FakeCuda(TorchDispatchMode):
         given |= {key: value for key, value in kwargs.items() if key in kernel.arg_names}
         missing = {*kernel.arg_names} - {*given}
         assert not missing, f"{name} is launched without {sorted(missing)}"
+        current = torch.device("cuda", self.own.number)
         for key, value in given.items():
-            if isinstance(value, Tensor) and not isinstance(value, CudaTensor):
+            if isinstance(value, CudaTensor):
+                assert value.device == current, f"{key} of {name} is on {value.device}"
+            elif isinstance(value, Tensor):
                 assert self.maps and self.is_pinned(value), f"{key} of {name} is in host memory"
         self.launches_one(name)
         if self.kernels is not None:
@@ -320,8 +358,8 @@ def _numbers(each: Any) -> Any:
     return each.numbers if isinstance(each, CudaTensor) else each
 
 
-def _wrapped(each: Any) -> Any:
-    return CudaTensor(each) if isinstance(each, Tensor) else each
+def _wrapped(each: Any, device: torch.device) -> Any:
+    return CudaTensor(each, device) if isinstance(each, Tensor) else each
 
 
 def _properties(*_: Any) -> SimpleNamespace:
@@ -342,11 +380,11 @@ def _limited(fraction: float, device: Any = None) -> None:
 
 
 @contextmanager
-def fake_cuda(*, maps: bool = True) -> Iterator[FakeCuda]:
-    """The device, as the only one there is.
+def fake_cuda(*, maps: bool = True, count: int = 1) -> Iterator[FakeCuda]:
+    """So many devices, as all that there are.
 
     Args:
-        maps: whether its kernels read pinned host memory; not all systems allow that.
+        maps: whether their kernels read pinned host memory; not all systems allow that.
     """
     from triton.runtime.jit import JITFunction
 
@@ -354,18 +392,20 @@ def fake_cuda(*, maps: bool = True) -> Iterator[FakeCuda]:
     runtime: dict[str, Any] = {
         "is_available": lambda: True,
         "_lazy_init": lambda: None,
-        "device_count": lambda: 1,
-        "current_device": lambda: 0,
+        "device_count": lambda: count,
+        "current_device": lambda: device.own.number,
         "get_device_capability": lambda *_: (8, 9),
         "get_device_properties": _properties,
         "get_device_name": lambda *_: _properties().name,
         "is_bf16_supported": lambda **_: True,
         "Stream": Stream,
         "Event": Event,
-        "current_stream": lambda *_: device.stream,
+        "current_stream": lambda named=None: device.stream_of(named),
         "stream": device.on,
-        "device_of": lambda tensor: nullcontext(),
-        "synchronize": lambda *_: device.stream.synchronize(),
+        "device_of": lambda tensor: (
+            device.within(tensor.device.index) if tensor.is_cuda else nullcontext()
+        ),
+        "synchronize": lambda named=None: device.stream_of(named).synchronize(),
         "empty_cache": lambda: None,
         "memory_allocated": lambda *_: GIB,
         "memory_reserved": lambda *_: GIB,

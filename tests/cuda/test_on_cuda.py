@@ -24,8 +24,9 @@ from kvlite.engine.step_program import StepProgram
 from kvlite.memory.device_budget import hold
 from kvlite.methods import parse_method
 from kvlite.methods.layer_policy import LayerPolicy, layer_policies
+from kvlite.model.devices import choose_device
 from kvlite.model.experts import experts_of
-from kvlite.model.load import LoadedModel, choose_device
+from kvlite.model.load import LoadedModel
 from kvlite.model.packing import pack_linears
 from kvlite.model.quantizing import quantize_experts
 from kvlite.model.token_layer import TokenLayer

@@ -46,11 +46,11 @@ def run(
     from kvlite.bench.report import COMMAND
     from kvlite.bench.task import measure
     from kvlite.conversation.runner import open_runner
-    from kvlite.model.load import choose_device
+    from kvlite.model.devices import choose_devices
     from kvlite.model.source import find_model
 
     screen, settings = console(), task.settings(settings)
-    choose_device(settings.device)
+    choose_devices(settings.device)
     with screen.status("Loading the model") as status:
         model = find_model(settings.model, status.update)
         folder = opened(task, settings, model, out)

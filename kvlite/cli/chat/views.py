@@ -111,7 +111,8 @@ def memory_now(session: "Session") -> list[Place]:
     """Where every byte is, the device first."""
     talk = session.talk
     held = holding(talk.model, talk.cache, talk.store, talk.checkpoint_bytes)
-    return places(talk.model.device, held, session.runner.settings.vram)
+    model = talk.model
+    return places(model.device, held, session.runner.settings.vram, model.cards)
 
 
 class MemoryView:
@@ -167,6 +168,8 @@ class PlanView:
         yield _all_phases(made) if options.max_width >= _ROOMY else _highest_phase(made)
         verdict = "fits" if made.fits else "does not fit"
         offered = readable(room.tensors)
+        if made.cards:
+            yield _by_card(made)
         yield Text(f"Peak {readable(made.peak_bytes)} of tensors, {offered} offered: {verdict}.")
         if made.forecast.host_bytes:
             host = readable(made.forecast.host_bytes)
@@ -190,6 +193,18 @@ def _all_phases(made: "Plan") -> Table:
     if room.context:
         table.add_row("CUDA context, allocator", *[readable(room.context)] * len(phases))
     table.add_row("margin", *[readable(room.margin)] * len(phases))
+    return table
+
+
+def _by_card(made: "Plan") -> Table:
+    table = Table("card", "layers", "weights", "cache", "activations", "free")
+    begin = 0
+    for card in made.cards:
+        layers = f"{begin}-{begin + card.layers - 1}" if card.layers else "none"
+        free = readable(card.free) if card.free >= 0 else f"{readable(-card.free)} too few"
+        sizes = map(readable, (card.weights, card.kv, card.work))
+        table.add_row(card.name, layers, *sizes, free)
+        begin += card.layers
     return table
 
 

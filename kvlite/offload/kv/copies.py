@@ -64,7 +64,7 @@ class StoreCopies:
 
 
 def _copied(layer: HostKVLayer, home: Callable[[Tensor], Tensor] | None) -> HostKVLayer:
-    (cache,), index = copied([layer.cache], HOST, home), layer.index
+    (cache,), index = copied([layer.cache], [HOST], home), layer.index
     if index is not None:
         index = replace(index, signs=index.signs.clone(), sizes=index.sizes.clone())
     return replace(layer, cache=cache, index=index, disk=None)

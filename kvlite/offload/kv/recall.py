@@ -35,12 +35,12 @@ class Recall:
     entries: int
     wanted: int = 0
     _known: int = field(default=0, init=False)
-    _counted: Tensor | None = field(default=None, init=False)
+    _counted: dict[torch.device, Tensor] = field(default_factory=dict, init=False)
 
     @property
     def brought(self) -> int:
         """How many of `wanted` had to be brought back; waits for a device that counts."""
-        return self._known + (0 if self._counted is None else int(self._counted))
+        return self._known + sum(map(int, self._counted.values()))
 
     def reaches(self, layer: int, head_group: KVHeadGroup) -> bool:
         """Whether a head group lacks entries, and may replace its own with them."""
@@ -65,9 +65,9 @@ class Recall:
 
     def counter(self, device: torch.device) -> Tensor:
         """What counts on a device how many were brought back, int64."""
-        if self._counted is None:
-            self._counted = torch.zeros((), dtype=torch.int64, device=device)
-        return self._counted
+        if device not in self._counted:
+            self._counted[device] = torch.zeros((), dtype=torch.int64, device=device)
+        return self._counted[device]
 
     def scores(self, layer: int, queries: Tensor, scale: float = 1.0) -> Tensor:
         """Estimated attention of queries `(batch, kv heads, rows, dim)`, on a CPU float32 and
@@ -97,7 +97,8 @@ class Recall:
         """
         if queries.is_meta:  # takes next to no memory
             return
-        source, transfer = self.store.layers[layer].head_group, self.store.transfer
+        source = self.store.layers[layer].head_group
+        transfer = self.store.transfers.get(queries.device)
         count, ordered = self.count(head_group.used), is_ordered(source)
         if ordered and len(queries) == 1 and _compiles(head_group) and _compiles(source):
             self._known += _swap_in_compiled(head_group, queries, scores, source, count)

@@ -16,7 +16,7 @@ from kvlite.offload.kv.swap import CANDIDATES, swap_on_device
 
 def recall_refusal(recall: Recall, index: int, layer: LayerCache) -> str | None:
     """Why recall in a layer is no part of a program, in a few words; None if it is one."""
-    source, transfer = recall.store.layers[index], recall.store.transfer
+    source, transfer = recall.store.layers[index], recall.store.transfers.get(layer.keys.device)
     if source.index is None:
         return None
     head_group = source.head_group

@@ -13,15 +13,13 @@ from kvlite.model.recurrent_states import require_states
 from kvlite.offload.kv.disk import Disk
 from kvlite.offload.kv.index import Index, sign_bytes
 from kvlite.offload.kv.store import HostKVLayer, HostKVStore
-from kvlite.offload.kv.transfer import transfer_to
 
 PREFIX = "tier"
 
 
 def store_parts(store: HostKVStore) -> tuple[dict[str, Tensor], Plain]:
     """Take a host store apart, without the last answer: that will be read again."""
-    if store.transfer is not None:
-        store.transfer.wait()
+    store.wait()
     parts = LayerWriter(PREFIX)
     layers = [_described(parts, f"{index}", layer) for index, layer in enumerate(store.layers)]
     return parts.tensors, {
@@ -70,22 +68,22 @@ def store_of(
     bits, shape = None if plain["bits"] is None else KVBits(**plain["bits"]), model.shape
     empty = HostKVStore.empty(shape, model.dtype, bits)
     store = replace(empty, seen=plain["seen"], disk=disk, spare=spare)
-    if disk is None and bits is None:
-        store.transfer = transfer_to(model.device)
     require(len(plain["layers"]) == shape.layers)
     host = torch.device("cpu")
     reader = LayerReader(source, plain["objects"], host, model.dtype, store.seen, shape.latent)
     parts = zip(plain["layers"], shape.windows, shape.kv_sizes, strict=True)
     for index, (each, window, size) in enumerate(parts):
-        pin = store.transfer.pin if store.transfer is not None and window is None else None
+        plain_in_memory = disk is None and bits is None
+        transfer = store.transfer(model.device_of(index)) if plain_in_memory else None
+        pin = transfer.pin if transfer is not None and window is None else None
         layer = store.layers[index] = _layer(reader.layer(each["cache"], size, pin), each, reader)
         require(layer.window == window)
         if "index" in each:
-            layer.index = _index(source, each["index"], layer.read, model)
+            layer.index = _index(source, each["index"], layer.read, model, model.device_of(index))
         if disk is not None:
             disk.take(layer.cache)
             layer.disk = disk
-    store.states = reader.states(plain.get("states", {}))
+    store.states = reader.states(plain.get("states", {}), lambda _: host)
     require_states(store.states, shape, model.dtype)
     return store
 
@@ -101,8 +99,10 @@ def _layer(cache: LayerCache, plain: Plain, reader: LayerReader) -> HostKVLayer:
     return layer
 
 
-def _index(source: Source, plain: Plain, read: int, model: LoadedModel) -> Index:
-    heads, dim, device = model.shape.kv_heads, model.shape.head_dim, model.device
+def _index(
+    source: Source, plain: Plain, read: int, model: LoadedModel, device: torch.device
+) -> Index:
+    heads, dim = model.shape.kv_heads, model.shape.head_dim
     room = plain["capacity"]
     require(room >= read)
     signs = torch.empty(1, heads, room, sign_bytes(dim), dtype=torch.uint8, device=device)

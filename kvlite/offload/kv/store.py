@@ -112,7 +112,7 @@ class HostKVStore:
         seen: tokens read.
         disk: where new entries go, if not to memory.
         spare: whether layers that grow may take more than they need.
-        transfer: copies from and to a device with its own memory.
+        transfers: copies from and to devices, as far as these have memory of their own.
         marked: the layers to which `rewind` returns, while something is read.
         states: by layer, of the recurrent layers that run with it, after what was read; in host
             memory.
@@ -124,7 +124,7 @@ class HostKVStore:
     seen: int = 0
     disk: Disk | None = None
     spare: bool = True
-    transfer: KVTransfer | None = None
+    transfers: dict[torch.device, KVTransfer | None] = field(default_factory=dict)
     marked: list[HostKVLayer] = field(default_factory=list)
     states: dict[int, States] = field(default_factory=dict)
     marked_states: dict[int, States] = field(default_factory=dict)
@@ -209,10 +209,9 @@ class HostKVStore:
             layer.index = Index.of(keys, query_sq_sum, reserve)
         elif layer.window is None and layer.index is not None:
             layer.index = layer.index.extended(start, keys, reserve)
-        if self.transfer is None:
-            self.transfer = transfer_to(keys.device)
-        waits = self.disk is not None or self.bits is not None  # they are read right after
-        transfer = None if waits else self.transfer
+        transfer = self.transfer(keys.device)
+        if self.disk is not None or self.bits is not None:
+            transfer = None  # they are read right after
         before = layer.read if transfer is None else layer.read + new
         spare = before // SPARE if self.spare and self.bits is None else 0
         with aside():
@@ -247,8 +246,9 @@ class HostKVStore:
         if layer.index is None:
             return
         head_group = layer.head_group
-        if self.transfer is not None:
-            self.transfer.put(head_group, keys, values, position, layer.index)
+        transfer = self.transfers.get(keys.device)
+        if transfer is not None:
+            transfer.put(head_group, keys, values, position, layer.index)
             layer.count()
             return
         pending, end = head_group.used - layer.index.used, head_group.residual_len
@@ -259,16 +259,23 @@ class HostKVStore:
 
     def forget_answer(self) -> None:
         """Drop the entries of the answer since the last reading."""
-        self._wait()
+        self.wait()
         for layer in self.layers:
             layer.head_group.used = layer.read
             if layer.index is not None:
                 layer.index.used = layer.read
 
-    def _wait(self) -> None:
+    def transfer(self, device: torch.device) -> KVTransfer | None:
+        """Copies from and to a device; None if its memory is the host's."""
+        if device not in self.transfers:
+            self.transfers[device] = transfer_to(device)
+        return self.transfers[device]
+
+    def wait(self) -> None:
         """Wait until all copies have arrived."""
-        if self.transfer is not None:
-            self.transfer.wait()
+        for transfer in self.transfers.values():
+            if transfer is not None:
+                transfer.wait()
 
     def restored(
         self, index: int, room: int, device: torch.device, scored_by: str = ""
@@ -290,8 +297,9 @@ class HostKVStore:
             latent=source.cache.latent,
         )
         (made,), every = layer.head_groups, slice(0, source.read)
-        if head_group.segment is None and self.transfer is not None:
-            self.transfer.restore(head_group, made, source.read)
+        transfer = self.transfers.get(device)
+        if head_group.segment is None and transfer is not None:
+            transfer.restore(head_group, made, source.read)
         elif head_group.segment is None:
             made.residual_keys[:, :, every] = head_group.residual_keys[:, :, every]
             made.residual_values[:, :, every] = head_group.residual_values[:, :, every]
@@ -317,7 +325,7 @@ class HostKVStore:
 
     def rewind(self) -> None:
         """Forget what was read since `mark`."""
-        self._wait()
+        self.wait()
         self.layers, self.marked = self.marked, []
         self.states, self.marked_states = self.marked_states, {}
         self.forget_answer()
@@ -325,9 +333,9 @@ class HostKVStore:
     def carry(self, states: Mapping[int, States]) -> None:
         """Copy the states of recurrent layers after what is read, from any device."""
         with aside():
-            self.states = copies_of(states, HOST)
+            self.states = copies_of(states, lambda _: HOST)
 
     def read(self, seen: int) -> None:
         """End reading: all layers hold `seen` tokens, and `rewind` is no longer possible."""
-        self._wait()
+        self.wait()
         self.seen, self.marked, self.marked_states = seen, [], {}

@@ -134,7 +134,7 @@ class _Pinned:
             piece = self.memory[turn].view(into.dtype)[: len(part)]
             yield piece
             part.copy_(piece, non_blocking=True)
-            self.copied[turn].record()
+            self.copied[turn].record(torch.cuda.current_stream(into.device))
 
 
 class FileReader:

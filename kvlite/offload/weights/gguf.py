@@ -1,5 +1,6 @@
 """Models read from GGUF files, tensor by tensor: packed as the file has them, or otherwise."""
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -22,16 +23,25 @@ def open_gguf(
     *,
     device: torch.device,
     weights: Weights,
+    cards: Sequence[torch.device] = (),
     cancel: Event | None = None,
 ) -> tuple[Any, dict[str, Any]]:
     """A transformers model with weights of a GGUF file, and loading info like transformers'. Beside
     what stays, one tensor is in memory, or one layer where it is quantized.
+
+    Args:
+        cards: of each of its layers, where these are on several.
 
     Raises:
         Stopped: `cancel` was set.
         ModelError: the file is not what it was.
     """
     module = empty_module(folder, weights)
+    layers = [(f"model.layers.{index}.", card) for index, card in enumerate(cards)]
+
+    def device_of(name: str) -> torch.device:
+        return next((card for layer, card in layers if name.startswith(layer)), device)
+
     shapes = {name: tuple(each.shape) for name, each in module.named_parameters()}
     if module.config.tie_word_embeddings:
         shapes.pop("lm_head.weight", None)
@@ -41,15 +51,15 @@ def open_gguf(
     }
     if not missing and not misfits:
         with index.reading() as reader:
-            _fill(module, reader, device, weights, cancel)
+            _fill(module, reader, device_of, weights, cancel)
     if isinstance(module.model.embed_tokens, nn.Embedding):
         with making_modules():
             module.tie_weights(
                 missing_keys={"lm_head.weight"} - shapes.keys(), recompute_mapping=False
             )
-    for part in module.modules():
+    for within, part in module.named_modules():
         for name, buffer in part.named_buffers(recurse=False):
-            setattr(part, name, buffer.to(device))
+            setattr(part, name, buffer.to(device_of(f"{within}.")))
     module.eval().requires_grad_(False)
     return module, {
         "missing_keys": missing,
@@ -61,7 +71,7 @@ def open_gguf(
 def _fill(
     module: Any,
     reader: GGUFReader,
-    device: torch.device,
+    device_of: Callable[[str], torch.device],
     weights: Weights,
     cancel: Event | None,
 ) -> None:
@@ -74,13 +84,13 @@ def _fill(
                 continue
             require_uncancelled(cancel)
             owner, _, own = name.rpartition(".")
-            whole = reader.numbers(prefix + name, empty.dtype).to(device)
+            whole = reader.numbers(prefix + name, empty.dtype).to(device_of(prefix + name))
             made = nn.Parameter(whole, requires_grad=False)
             setattr(within.get_submodule(owner), own, made)
 
     def blocks(name: str, size: tuple[int, int]) -> torch.Tensor:
         require_uncancelled(cancel)
-        return reader.blocks(name).to(device)
+        return reader.blocks(name).to(device_of(name))
 
     for number, layer in enumerate(module.model.layers):
         numbers(layer, f"model.layers.{number}.")

@@ -18,15 +18,16 @@ def stream_from_memory(model: LoadedModel) -> bool:
     """Stream a loaded model's layers from host memory from now on.
 
     Returns:
-        Whether that was possible: not on a CPU, if they are streamed already, for other types of
-        weights, or without enough host memory.
+        Whether that was possible: not on a CPU, if they are streamed already or on several devices,
+        for other types of weights, or without enough host memory.
 
     Raises:
         torch.OutOfMemoryError, ModelError: as `off_device`.
     """
     name, stored = model.weights.name, model.weights.stored
     moves = name == MXFP4 or (name in (*PLAIN, "nf4") and not stored)
-    if model.device.type == "cpu" or model.layers.passing is not None or not moves:
+    stays = model.device.type == "cpu" or model.cards or model.layers.passing is not None
+    if stays or not moves:
         return False
     modules = model.layers.modules
     needed = sum(tensor.nbytes for layer in modules for tensor in layer.parameters())

@@ -1,6 +1,6 @@
 """Models with streamed decoder layers: from the start (`--stream`), or once memory runs out."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -176,9 +176,17 @@ def in_memory(model: LoadedModel, resident: Resident = LEAST) -> StreamedLayers:
 
 
 def open_whole(
-    folder: Path, *, device: torch.device, weights: Weights, cancel: Event | None = None
+    folder: Path,
+    *,
+    device: torch.device,
+    weights: Weights,
+    cards: Sequence[torch.device] = (),
+    cancel: Event | None = None,
 ) -> tuple[Any, dict[str, Any]]:
     """A transformers model with all weights on the device, and loading info like transformers'.
+
+    Args:
+        cards: of each of its layers, where these are on several.
 
     Raises:
         Stopped: `cancel` was set.
@@ -186,17 +194,24 @@ def open_whole(
     model_type = read_config(folder)["model_type"]
     index = weights.index or gguf_alone(folder)
     if index is not None:
-        return open_gguf(folder, index, device=device, weights=weights, cancel=cancel)
-    if weights.packs or weights.keeps_experts_packed(model_type):
-        return open_by_layer(folder, device=device, weights=weights, cancel=cancel)
+        given: dict[str, Any] = {"device": device, "weights": weights, "cancel": cancel}
+        return open_gguf(folder, index, cards=cards, **given)
+    if cards or weights.packs or weights.keeps_experts_packed(model_type):
+        return open_by_layer(folder, cards=cards, device=device, weights=weights, cancel=cancel)
     return load_module(folder, device=device, weights=weights)
 
 
 def open_by_layer(
-    folder: Path, *, device: torch.device, weights: Weights, cancel: Event | None = None
+    folder: Path,
+    *,
+    device: torch.device,
+    weights: Weights,
+    cards: Sequence[torch.device] = (),
+    cancel: Event | None = None,
 ) -> tuple[Any, dict[str, Any]]:
-    """A transformers model with weights in 4 bits (`model.packing`) or quantized ones
-    (`model.quantizing`), of which no more than one layer is ever in memory as it was.
+    """A transformers model with layers on devices of their own, weights in 4 bits
+    (`model.packing`) or quantized ones (`model.quantizing`), of which no more than one layer is
+    ever in memory as it was. Args are those of `open_whole`.
 
     Raises:
         Stopped: `cancel` was set.
@@ -208,7 +223,7 @@ def open_by_layer(
     for index, layer in enumerate(module.model.layers):
         require_uncancelled(cancel)
         parts = partial(_parts, f"{LAYERS}{index}.", stored=stored)
-        _read_and_pack(layer, parts, device, weights)
+        _read_and_pack(layer, parts, cards[index] if cards else device, weights)
     if device.type == "cpu":
         keep_odd_sizes_unpacked(module)
     return module, found
@@ -227,10 +242,13 @@ def _read_and_pack(
     source = InFiles([parts(layout)], device)
     with closing(source.reader):
         source.bring(0, memory)
+    move_unstreamed(layer, device)
     if weights.packs:
         pack_linears(layer, weights.dtype)
-    elif not weights.stored:
+    elif not weights.stored and weights.name not in PLAIN:
         quantize_layer(layer, weights)
+    if weights.name in PLAIN:
+        return
     first = memory.data_ptr()
     for parameter in layer.parameters():
         if first <= parameter.data_ptr() < first + layout.size:

@@ -1,0 +1,46 @@
+"""Devices, as settings name them."""
+
+import torch
+
+from kvlite.errors import SettingError
+
+
+def choose_devices(setting: str, option: str = "--device") -> tuple[torch.device, ...]:
+    """The devices of a setting: one as of `choose_device`, some with commas between, or `all` CUDA
+    devices.
+
+    Raises:
+        SettingError: one is not here, or a card is named twice.
+    """
+    if setting == "all":
+        found = tuple(torch.device("cuda", number) for number in range(torch.cuda.device_count()))
+        if not found:
+            raise SettingError(f"{option} all: torch sees no CUDA device here: leave it out")
+        return found
+    named = tuple(choose_device(name.strip()) for name in setting.split(","))
+    for device in named:
+        if device.type == "cuda" and named.count(device) > 1:
+            raise SettingError(f"{option} {setting} names {device} twice: name each card once")
+    return named
+
+
+def choose_device(device: str) -> torch.device:
+    """The device a setting names, a GPU with its number; `auto` is the first GPU if there is one.
+
+    Raises:
+        SettingError: no such device here.
+    """
+    if device == "auto":
+        return torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
+    try:
+        chosen = torch.device(device)
+    except RuntimeError:
+        raise SettingError(f"unknown device {device!r}: use auto, cpu or cuda") from None
+    if chosen.type not in ("cpu", "cuda"):
+        raise SettingError(f"device {device!r} is not supported: use auto, cpu or cuda")
+    if chosen.type == "cuda" and (chosen.index or 0) >= torch.cuda.device_count():
+        raise SettingError(
+            f"device {device!r} is not here: torch sees {torch.cuda.device_count()} CUDA devices "
+            "(use --device cpu)"
+        )
+    return torch.device("cuda", chosen.index or 0) if chosen.type == "cuda" else chosen
