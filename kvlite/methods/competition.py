@@ -25,7 +25,8 @@ def compete(scores: Sequence[Tensor], total: int, guaranteed: int) -> list[list[
     """
     import torch
 
-    falling = [each.sort(dim=-1, descending=True).values.mean(0) for each in scores]
+    place = scores[0].device  # layers may be on several
+    falling = [each.sort(dim=-1, descending=True).values.mean(0).to(place) for each in scores]
     kept = [min(guaranteed, each.shape[1]) for each in falling]
     certain = sum(count * each.shape[0] for count, each in zip(kept, falling, strict=True))
     rest = [each[:, count:] for count, each in zip(kept, falling, strict=True)]

@@ -21,52 +21,71 @@ if not guard.POSSIBLE:
     pytest.skip("needs a torch without CUDA, triton and g++", allow_module_level=True)
 
 from tests.cuda.fake_cuda import fake_cuda
-from tests.cuda.test_on_cuda import SIZES, WAYS, forgo_loops, two_turns
+from tests.cuda.test_on_cuda import forgo_loops, read, two_turns
 
 CARDS = torch.device("cuda", 0), torch.device("cuda", 1)
-FOUR = {**SIZES, "num_hidden_layers": 4}
-# The second card has most, as where the first has a large embedding.
-LIES = (CARDS[0], CARDS[1], CARDS[1], CARDS[1])
 
 
-def laid_out(name: str, **sizes: Any) -> LoadedModel:
-    """A tiny model, three of its four layers on the second card."""
-    model = make_tiny(name, "cuda", **sizes).model
-    for layer, card in zip(model.module.model.layers, LIES, strict=True):
-        layer.to(card)
-    model.cards = LIES
+def on_one(name: str) -> LoadedModel:
+    return make_tiny(name, "cuda").model
+
+
+def laid_out(name: str) -> LoadedModel:
+    """A tiny model, all but its first layer on the second card."""
+    model = on_one(name)
+    model.cards = (CARDS[0], *CARDS[1:] * (model.shape.layers - 1))
+    layers = iter(model.module.model.layers)
+    for card, group in zip(model.cards, model.shape.layer_groups, strict=True):
+        for _ in group:
+            next(layers).to(card)
     return model
 
 
+WAYS: list[tuple[str, dict[str, Any]]] = [
+    ("llama", {"method": "snapkv:per_head=true", "recall": 16}),
+    ("llama", {"method": "h2o", "bits": "4"}),
+    ("llama", {"method": "kvzip"}),  # all layers' scores are compared
+    ("qwen3-next", {"method": "spans"}),  # recurrent layers run with others
+]
+
+
 @pytest.mark.cases(1)
-@pytest.mark.parametrize("given", [way for way in WAYS if "scores" not in way], ids=str)
-def test_a_conversation_on_two_cards_is_that_of_a_cpu(
-    given: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    forgo_loops(monkeypatch)
-    expected = two_turns(make_tiny("llama", **FOUR).model, tmp_path / "cpu.kv", **given)
+@pytest.mark.parametrize(("name", "given"), WAYS, ids=str)
+def test_logits_are_those_of_one_card(name: str, given: dict[str, Any]) -> None:
     with fake_cuda(count=2):
-        assert two_turns(laid_out("llama", **FOUR), tmp_path / "cards.kv", **given) == expected
+        one, two = (read(make(name), **given) for make in (on_one, laid_out))
+        for _ in range(3):
+            assert one.logits.cpu().equal(two.logits.cpu())
+            one.step(), two.step()
 
 
-def opened(folder: Path, device: str, **given: Any) -> Runner:
-    return open_runner(Settings(model=str(folder), device=device, weights="fp32", **given))
+@pytest.mark.long
+def test_what_was_saved_goes_on(tmp_path: Path) -> None:
+    """Each layer comes back to its card, with its host store and its index."""
+    given = {"method": "spans", "recall": "ram"}
+    with fake_cuda(count=2):
+        expected = two_turns(on_one("llama"), tmp_path / "card.kv", **given)
+        assert two_turns(laid_out("llama"), tmp_path / "cards.kv", **given) == expected
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model of four layers, and the embedded model's tokenizer."""
     made = tmp_path_factory.mktemp("cards")
-    make_tiny("llama", **FOUR).model.module.save_pretrained(made)
+    make_tiny("llama").model.module.save_pretrained(made)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(find_model("smollm2-135m") / name, made)
     return made
 
 
+def opened(folder: Path, device: str, **given: Any) -> Runner:
+    return open_runner(Settings(model=str(folder), device=device, weights="fp32", **given))
+
+
 def test_a_model_is_loaded_as_it_is_planned(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each layer with its weights, cache, host store and index on its card."""
+    """Each layer with its weights, cache and index on its card, and the same answer as on a CPU."""
     forgo_loops(monkeypatch)
-    ids, usual = random_ids(130, 1)[0].tolist(), {"budget": "60", "max_new_tokens": 20}
+    ids, usual = random_ids(130, 1)[0].tolist(), {"budget": "60", "max_new_tokens": 12}
     expected = opened(folder, "cpu", **usual).generate(ids, ignore_eos=True)
     with fake_cuda(count=2):
         runner = opened(folder, "all", **usual)
@@ -79,10 +98,11 @@ def test_a_model_is_loaded_as_it_is_planned(folder: Path, monkeypatch: pytest.Mo
         talk = runner.conversation()
         answer = talk.generate(ids, ignore_eos=True)
         assert answer.token_ids == expected.token_ids
+        assert answer.metrics.no_graph == "layers are on several cards"
         assert talk.store is not None
         for index, card in enumerate(runner.model.cards):
             aside = talk.store.layers[index].index
-            kept = [*talk.cache.layers[index].tensors, *(aside.tensors if aside else ())]
+            assert aside is not None
+            kept = [*talk.cache.layers[index].tensors, *aside.tensors]
             kept += runner.model.layers[index].parameters()
             assert {tensor.device for tensor in kept} == {card}
-        assert answer.metrics.no_graph == "layers are on several cards"
