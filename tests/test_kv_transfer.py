@@ -121,7 +121,8 @@ def test_a_token_brings_back_what_the_oracle_says(
     everything = full_head_group(300)
     source, head_group = everything.head_groups[0], some_held(everything, heads)
     before, (queries, rough) = lines(head_group), asked(len(heads))
-    store = HostKVStore([HostKVLayer(everything, None, 300)], None, seen=300, transfer=transfer)
+    layers, transfers = [HostKVLayer(everything, None, 300)], {HOST: transfer}
+    store = HostKVStore(layers, None, seen=300, transfers=transfers)
     recall = Recall(store, 40 - SINKS - RECENT)
     recall.bring_back(0, head_group, queries, rough)
     numbers = (each[0].double().numpy() for each in (queries, source.keys, rough))

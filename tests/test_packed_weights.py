@@ -223,7 +223,7 @@ def test_a_gguf_is_read_where_it_is(
         if setting != "auto":
             continue
         given = settings.replace({"weights": setting, "vram": "64MB"})
-        planner = planner_here(given, folder, CPU, reads_text=False)
+        planner = planner_here(given, folder, [CPU], reads_text=False)
         runner = Runner(model, given, planner.best(len(tokens)))
         answer = runner.generate(tokens, max_new_tokens=16, ignore_eos=True)
         assert answer.token_ids == expected

@@ -199,10 +199,10 @@ def copies(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Bytes of what is copied for checkpoints, at a time."""
     made: list[int] = []
 
-    def counted(layers: Sequence[LayerCache], device: torch.device) -> list[LayerCache]:
+    def counted(layers: Sequence[LayerCache], devices: Sequence[torch.device]) -> list[LayerCache]:
         held = {t.untyped_storage().data_ptr(): t for layer in layers for t in layer.tensors}
         made.append(sum(each.untyped_storage().nbytes() for each in held.values()))
-        return copied(layers, device)
+        return copied(layers, devices)
 
     monkeypatch.setattr("kvlite.conversation.checkpoint.copied", counted)
     return made

@@ -46,7 +46,7 @@ class Context:
         self.store: HostKVStore | None = None
         self.token_ids: list[int] = []
         self.turn: Turn | None = None
-        self.oom_policy = OOMPolicy(model.device)
+        self.oom_policy = OOMPolicy(model.device, model.cards)
         self.checkpoints: list[Checkpoint] = []
         self._pending_ids: list[int] = []
         self.notes: tuple[str, ...] = ()

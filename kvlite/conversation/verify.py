@@ -55,7 +55,7 @@ def checked(talk: "Conversation", callbacks: Callbacks, **settings: object) -> I
     drawn = talk.config if turn is None or talk.history.prompt is None else turn.config
     chosen = EngineConfig.from_settings(drawn.settings.after_load(settings).replace(_WHOLE))
     own = Context(talk.model)
-    own.oom_policy = _Careful(own.model.device)
+    own.oom_policy = _Careful(own.model.device, own.model.cards)
     ids = context.token_ids[: branch.tip.prompt_end]
     found = own.oom_policy.run(partial(_held, talk, len(ids) - 1), {})
     if found is not None:

@@ -5,7 +5,7 @@ unused memory was released; then after giving up one thing at a time. What costs
 first, what costs quality last, or never.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
@@ -78,8 +78,15 @@ class OOMPolicy:
         free: returns how many bytes can be taken on a device now.
     """
 
-    def __init__(self, device: torch.device, *, never_lossy: bool = False) -> None:
-        self.device = device
+    def __init__(
+        self,
+        device: torch.device,
+        cards: Sequence[torch.device] = (),
+        *,
+        never_lossy: bool = False,
+    ) -> None:
+        """For work on a device, or on several `cards`."""
+        self.device, self.devices = device, [*dict.fromkeys((device, *cards))]
         self.never_lossy = never_lossy
         self.tell: Tell = lambda said: None
         self.taken: list[str] = []
@@ -163,8 +170,7 @@ class OOMPolicy:
             if forbidden
             else "close other programs, ask about less at once, or use a smaller model"
         )
-        free = readable(self.free(self.device))
-        return (
-            f"out of memory on {self.device} with {free} free{gone}; the conversation is kept and "
-            f"can go on: {remedy}"
+        where = " and ".join(
+            f"{device} with {readable(self.free(device))} free" for device in self.devices
         )
+        return f"out of memory on {where}{gone}; the conversation is kept and can go on: {remedy}"

@@ -182,9 +182,9 @@ def test_nothing_is_copied_to_go_back_to(
     """Neither questions nor lines of a chat are ever gone back to."""
     sizes: list[int] = []
 
-    def counted(layers: Sequence[LayerCache], device: torch.device) -> list[LayerCache]:
+    def counted(layers: Sequence[LayerCache], devices: Sequence[torch.device]) -> list[LayerCache]:
         sizes.append(sum(layer.nbytes for layer in layers))
-        return copied(layers, device)
+        return copied(layers, devices)
 
     monkeypatch.setattr("kvlite.conversation.checkpoint.copied", counted)
     flags = ("--model", model, "--max-tokens", "4", "--budget", "64", "--recall", "off")

@@ -2,6 +2,7 @@
 
 import gc
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -45,6 +46,23 @@ def test_tables_for_people(kvlite: Run, llama: Path) -> None:
         assert part in shown.out
     assert "does not fit" in shown.out
     assert "smaller model" in shown.out
+
+
+def test_each_card_has_a_line(
+    kvlite: Run, refused: Refused, llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvlite.planner.max_context.reaches", lambda planner: [])
+    given = ["plan", llama, "--vram", "12GiB", "--device", "cuda:0,cuda:1", "--weights", "bf16"]
+    shown = kvlite(*given, "--context", 16384)
+    assert shown.code == 0
+    (first, last), others = re.findall(r" ([0-9]+)-([0-9]+) ", shown.out)
+    assert (first, others) == ("0", (f"{int(last) + 1}", "31"))
+    for part in ("2 x a card of 12GiB", "activations", "free"):
+        assert part in shown.out
+    refused([*given, "--scores", "host"], "--scores host is for one card")
+    refused([*given, "--stream", "disk"], "--stream disk is for one card")
+    refused([*given, "--method", "minicache"], "minicache merges layers")
+    refused([*given[:4], "--device", "cpu,cuda"], "unknown device 'cpu,cuda'")
 
 
 def test_a_plan_is_shown_before_it_is_known_what_else_fits(
