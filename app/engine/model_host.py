@@ -7,6 +7,7 @@ holds. Others are on disk, and are opened again in about a second.
 import ctypes
 import gc
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from threading import Event
@@ -90,7 +91,7 @@ class ModelHost:
     def held_bytes(self) -> int:
         """Bytes of its device that the model holds."""
         runner = self.runner
-        return 0 if runner is None else held_now(runner.model.device)
+        return 0 if runner is None else sum(map(held_now, runner.model.all_devices))
 
     def holds(self, store: ConversationStore, id: str) -> ActiveConversation | None:
         """A conversation, if it is the one in memory."""
@@ -131,10 +132,10 @@ class ModelHost:
             self.lent.expect(settings, work)
         freed = ""
         if self.runner is not None:
-            device, before = self.runner.model.device, self.held_bytes()
+            devices, before = self.runner.model.all_devices, self.held_bytes()
             self.runner = self.text_limit = None
             name = Path(self.settings.model).name
-            freed = f"{name} is gone, {readable(_release_memory(device, before))} are free again"
+            freed = f"{name} is gone, {readable(_release_memory(devices, before))} are free again"
             work.note(freed)
         work.begin(f"Loading {Path(settings.model).name}")
         runner = open_runner(settings, notify=work.begin, cancel=work.cancel)
@@ -196,15 +197,16 @@ def held_now(device: torch.device) -> int:
     return int(psutil.Process().memory_info().rss)
 
 
-def _release_memory(device: torch.device, before: int) -> int:
+def _release_memory(devices: Sequence[torch.device], before: int) -> int:
     """Give unused memory back to the system; how many bytes of `before` are free again."""
     gc.collect()
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    if devices[0].type == "cuda":
+        for device in devices:
+            torch.cuda.synchronize(device)
         torch.cuda.empty_cache()
     elif sys.platform == "linux":
         # The C library keeps freed memory until it is told otherwise.
         trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
         if trim is not None:
             trim(0)
-    return max(0, before - held_now(device))
+    return max(0, before - sum(map(held_now, devices)))

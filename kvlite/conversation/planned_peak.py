@@ -28,7 +28,7 @@ def planned_phases(turn: "Turn") -> dict[str, int]:
         made = forecast(meta_model_of(model), meta(turn.cache), turn.policies, task, store)
     except ForecastError:
         return {}
-    weights, cards = bytes_held(model.tensors()), len({model.device, *model.cards})
+    weights, cards = bytes_held(model.tensors()), len(model.all_devices)
 
     def peak(moment: Moment) -> int:
         """The sum of all cards' peaks: each card has its own layers, and works on them in turn."""

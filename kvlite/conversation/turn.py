@@ -190,7 +190,7 @@ class Turn:
                 self._decide(None, [failed])
                 self.say(failed)
                 self.logits = self._prefilled(callbacks)
-        for device in {self.model.device, *self.model.cards}:
+        for device in self.model.all_devices:
             if device.type == "cuda":
                 torch.cuda.synchronize(device)
         self.run_stats.was_read()
@@ -369,7 +369,7 @@ class Turn:
             notes=self.notes,
             fallbacks=tuple(dict.fromkeys(self.oom_policy.taken[self._fallbacks_before :])),
             model=self.settings.model,
-            device=str(model.device),
+            device=" and ".join(map(str, model.all_devices)),
             weights=model.weights.name,
             dtype=str(model.dtype).removeprefix("torch."),
             method=self.turn_config.method.spec,

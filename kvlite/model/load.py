@@ -107,6 +107,11 @@ class LoadedModel:
         """Of each layer."""
         return self.cards or [self.device] * self.shape.layers
 
+    @property
+    def all_devices(self) -> tuple[torch.device, ...]:
+        """Those that hold any of it, the first one first."""
+        return tuple(dict.fromkeys((self.device, *self.cards)))
+
     def device_of(self, index: int) -> torch.device:
         """Where a layer is, with all that is kept for it; what enters it has to come there."""
         return self.cards[index] if self.cards else self.device

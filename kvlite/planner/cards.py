@@ -11,6 +11,7 @@ from kvlite.config.settings import Settings
 from kvlite.errors import SettingError
 from kvlite.memory.device_budget import DeviceBudget
 from kvlite.methods.engine_config import EngineConfig
+from kvlite.model.architectures import UNTESTED, architecture
 from kvlite.model.shape import ModelShape
 from kvlite.model.weights import Weights
 
@@ -114,6 +115,11 @@ def require_cards(config: EngineConfig, shape: ModelShape, count: int) -> None:
     if count > shape.layers:
         raise SettingError(
             f"{named} names {count} cards for the {shape.layers} layers of {model}: name fewer"
+        )
+    if architecture(shape.model_type) is UNTESTED:
+        raise SettingError(
+            f"{named}: {model} is a {shape.model_type!r} model, which kvlite was not tested with "
+            "and cannot check over several cards: name one"
         )
     if shape.lenders:
         raise SettingError(

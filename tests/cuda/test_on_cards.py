@@ -11,6 +11,11 @@ import torch
 
 from kvlite.config.settings import Settings
 from kvlite.conversation.runner import Runner, open_runner
+from kvlite.engine.prefill import prefill
+from kvlite.errors import OutOfMemory
+from kvlite.memory.oom import OOMPolicy
+from kvlite.methods import parse_method
+from kvlite.methods.layer_policy import layer_policies
 from kvlite.model.load import LoadedModel
 from kvlite.model.source import find_model
 from tests.conftest import make_tiny
@@ -57,6 +62,21 @@ def test_logits_are_those_of_one_card(name: str, given: dict[str, Any]) -> None:
         for _ in range(3):
             assert one.logits.cpu().equal(two.logits.cpu())
             one.step(), two.step()
+
+
+def test_memory_is_looked_for_on_a_layers_own_card() -> None:
+    def fails() -> None:
+        raise torch.OutOfMemoryError
+
+    with fake_cuda(count=2):
+        model, asked = laid_out("llama"), list[torch.device]()
+        oom_policy = OOMPolicy(model.device, model.cards)
+        oom_policy.free = lambda device: asked.append(device) or 1 << 40
+        policies = layer_policies(parse_method("full"), model.shape, 80, 80)
+        prefill(model, model.empty_cache(), random_ids(80, 1), policies, oom_policy=oom_policy)
+        assert asked == [*model.cards]
+        with pytest.raises(OutOfMemory, match=r"on cuda:0 with .* free and cuda:1 with .* free"):
+            oom_policy.run(fails, {})
 
 
 @pytest.mark.long

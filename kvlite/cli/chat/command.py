@@ -135,7 +135,8 @@ def _typed(
 
     if not quiet:
         model, most = session.runner.model, session.runner.shape.max_context
-        what = f"{Path(session.given.model).name}, {model.weights.name} on {model.device}"
+        where = " and ".join(map(str, model.all_devices))
+        what = f"{Path(session.given.model).name}, {model.weights.name} on {where}"
         terminal.say(f"kvlite {__version__} · {what} · {most:,} tokens of context")
     hint = "Say something; /help lists commands"
     with guarded(), suppress(EOFError, Quit):
