@@ -18,6 +18,7 @@ from kvlite.methods.pyramidkv import PyramidKV
 from kvlite.methods.snapkv import SnapKV
 from kvlite.methods.streaming import Streaming
 from kvlite.model.shape import ModelShape
+from kvlite.model.window import LocalWindow
 
 from .oracles import budgets as oracle
 
@@ -307,7 +308,7 @@ def make_shape(windows: tuple[int | None, ...], kv_heads: int = 2, head_dim: int
         intermediate=64,
         vocab=100,
         max_context=32_768,
-        windows=windows,
+        windows=tuple(None if size is None else LocalWindow(size) for size in windows),
         parts=(),
         rotary=(True,) * len(windows),
         alike=(0,) * len(windows),

@@ -77,7 +77,7 @@ def test_what_a_conversation_holds_equals_loops_over_lists(
     model: str, chosen: dict[str, Any], budget: str
 ) -> None:
     tiny = make_tiny(model)
-    windows = tiny.model.shape.windows
+    windows = tiny.model.shape.window_sizes
     talk = Conversation(tiny.model, Settings(budget=budget, max_new_tokens=9).replace(chosen))
     torch.manual_seed(3)
     came = 0
@@ -161,7 +161,7 @@ def test_nothing_was_read() -> None:
 def test_what_an_interrupted_step_left_in_some_layers_is_not_counted(llama: Tiny) -> None:
     talk = Conversation(llama.model, Settings(method="full", max_new_tokens=2))
     talk.generate([5, 6, 7, 8])
-    windows, whole = llama.model.shape.windows, kept_map(None, look(talk.cache, [None] * 4))
+    windows, whole = llama.model.shape.window_sizes, kept_map(None, look(talk.cache, [None] * 4))
     talk.cache.seen -= 1
     made = kept_map(None, look(talk.cache, windows))
     assert (whole.seen, made.seen) == (5, 4)
@@ -177,7 +177,7 @@ def test_something_is_not_nothing_and_not_all_is_not_all() -> None:
 
 
 def test_looks_at_two_caches_are_refused(llama: Tiny) -> None:
-    windows = llama.model.shape.windows
+    windows = llama.model.shape.window_sizes
     longer = look(Lines(9, [[[1], [2]]] * 4, 0).cache, windows)
     shorter = look(Lines(8, [[[1], [2]]] * 4, 0).cache, windows)
     other = look(Lines(8, [[[1]]] * 4, 0).cache, windows)
@@ -212,4 +212,4 @@ def test_a_look_takes_a_bit_for_a_head_and_position(llama: Tiny) -> None:
     talk = Conversation(llama.model, Settings(method="full", max_new_tokens=1))
     talk.generate(list(range(3, 103)))
     shape = llama.model.shape
-    assert look(talk.cache, shape.windows).nbytes == shape.layers * shape.kv_heads * 13
+    assert look(talk.cache, shape.window_sizes).nbytes == shape.layers * shape.kv_heads * 13

@@ -53,7 +53,7 @@ def lambda_logits(tiny: Tiny, ids: Tensor, sinks: int, window: int, limit: bool)
         module: Any, q: Tensor, k: Tensor, v: Tensor, mask: Any, *, scaling: float, **more: Any
     ) -> tuple[Tensor, None]:
         layer = module.layer_idx
-        own = shape.windows[layer]
+        own = shape.window_sizes[layer]
         sparse_mask = (sinks, window, limit) if own is None else (0, own, False)
         outs = [
             lambda_attention(

@@ -93,7 +93,7 @@ def test_the_shape_has_the_sizes_of_the_real_cache(tiny: Tiny, tmp_path: Path) -
     assert len(recurrent) == shape.recurrent_layers
     _, window = ADMITTED[config.model_type].short_sight
     sliding = config.model_type in WINDOWS and getattr(config, window, None)
-    assert shape.windows == (WINDOWS[config.model_type] if sliding else (None,) * 4)
+    assert shape.window_sizes == (WINDOWS[config.model_type] if sliding else (None,) * 4)
     assert shape.full_layers == tuple(i for i in range(4) if shape.windows[i] is None)
 
 
@@ -105,8 +105,8 @@ def test_full_kv_bytes_equal_a_count_of_what_can_be_seen(tiny: Tiny, tokens: int
         for position in range(tokens):
             if (
                 window is None
-                or (shape.aligned and position // window == tokens // window)
-                or (not shape.aligned and position > tokens - 1 - window)
+                or (window.chunked and position // window.size == tokens // window.size)
+                or (not window.chunked and position > tokens - 1 - window.size)
             ):
                 numbers += (1 if shape.latent else 2) * heads * dim
     assert shape.full_kv_bytes(tokens, 2) == 2 * numbers
@@ -136,7 +136,7 @@ def test_shapes_of_well_known_models(
 def test_a_window_as_long_as_the_context_never_slides(tmp_path: Path) -> None:
     for window, expected in ((1023, 1023), (1024, None), (4096, None)):
         config = transformers.MistralConfig(**SIZES, sliding_window=window)
-        assert save_config(config, tmp_path).windows == (expected,) * 4
+        assert save_config(config, tmp_path).window_sizes == (expected,) * 4
 
 
 # --- refusals ------------------------------------------------------------------------------------

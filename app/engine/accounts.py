@@ -25,7 +25,7 @@ AROUND = 4_000
 def look_at(session: Session) -> Look | None:
     """What the cache holds now; None where there is no memory even for that."""
     try:
-        return look(session.talk.cache, session.talk.model.shape.windows)
+        return look(session.talk.cache, session.talk.model.shape.window_sizes)
     except Exception as error:
         if not is_oom(error):
             raise

@@ -17,10 +17,9 @@ from kvlite.bench.task import Task, Work
 from kvlite.conversation.runner import Runner
 from kvlite.documents import read_document
 from kvlite.engine.prefill import Prefill
-from kvlite.engine.probe import Probe
+from kvlite.engine.probe import Probe, probing
 from kvlite.methods import parse_method
 from kvlite.methods.base import LayerView
-from kvlite.methods.layer_policy import LayerPolicy
 from kvlite.model.load import LoadedModel
 
 # The last tokens, whose attention is looked at, and the share of it that entries are counted for.
@@ -144,12 +143,8 @@ def _by_layer(rows: Sequence[AttentionRow]) -> list[AttentionRow]:
 
 @torch.inference_mode()
 def _rows(model: LoadedModel, ids: list[int], part: int) -> Iterator[AttentionRow]:
-    probe, length = Probe(QUERIES), len(ids)
-    shape = model.shape
-    policies = [
-        LayerPolicy(probe, length, window, aligned=shape.aligned) for window in shape.windows
-    ]
-    tokens = torch.tensor([ids], device=model.device)
+    tokens, length = torch.tensor([ids], device=model.device), len(ids)
+    policies = probing(model.shape, Probe(QUERIES))
     reading = Prefill(model, model.empty_cache(), tokens, policies)
     for index, window in enumerate(model.shape.windows):
         view = reading.read_layer(index).view(index)

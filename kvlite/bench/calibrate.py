@@ -13,9 +13,8 @@ from kvlite.bench.batch_decode import surprise
 from kvlite.bench.fork import Choice, read_turns
 from kvlite.engine.callbacks import Progress
 from kvlite.engine.prefill import Prefill
-from kvlite.engine.probe import Probe
+from kvlite.engine.probe import Probe, probing
 from kvlite.errors import SettingError, require_uncancelled
-from kvlite.methods.layer_policy import LayerPolicy
 from kvlite.methods.rank import effective_rank, elbow, spectrum
 from kvlite.methods.simlayerkv import SimLayerKV
 from kvlite.model.calibration import Calibration
@@ -160,11 +159,7 @@ def _layers(
     share of attention to sinks and recent tokens."""
     shape = model.shape
     ids = torch.tensor([piece], device=model.device)
-    policies = [
-        LayerPolicy(Probe(len(piece)), len(piece), window, aligned=shape.aligned)
-        for window in shape.windows
-    ]
-    run = Prefill(model, model.empty_cache(), ids, policies)
+    run = Prefill(model, model.empty_cache(), ids, probing(shape, Probe(len(piece))))
     for index in range(shape.layers):
         view = run.read_layer(index).view(index)
         window, ends = view.window.last(lazy.last), lazy.sinks + lazy.recent

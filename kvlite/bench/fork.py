@@ -17,7 +17,7 @@ from kvlite.cache import KVBits, KVCache, LayerCache
 from kvlite.cache.bits import written
 from kvlite.engine.callbacks import Callbacks
 from kvlite.engine.prefill import Prefill, prefill
-from kvlite.engine.probe import Probe
+from kvlite.engine.probe import Probe, probing
 from kvlite.methods import Method
 from kvlite.methods.base import LayerView
 from kvlite.methods.capabilities import Reconstruction
@@ -320,14 +320,7 @@ class _Reading:
         sums = any(policy.method.decoding.cumulative for policy in policies)
         queries = max(map(_queries, policies))
         first = max(policy.method.needs.first for policy in policies)
-        probe = replace(probe, queries=queries, first=first, sums=sums)
-        # No method chooses among what a sliding window holds.
-        watching = [
-            LayerPolicy(
-                probe if window is None else Probe(queries), 0, window, aligned=shape.aligned
-            )
-            for window in shape.windows
-        ]
+        watching = probing(shape, replace(probe, queries=queries, first=first, sums=sums))
         run = Prefill(
             self.model,
             cache,

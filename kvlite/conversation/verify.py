@@ -19,7 +19,6 @@ from kvlite.conversation.metrics import Piece
 from kvlite.engine.callbacks import Callbacks
 from kvlite.memory.oom import CHUNK, HIDDEN, OOMActions, OOMPolicy, T
 from kvlite.methods.engine_config import EngineConfig
-from kvlite.model.kv_sizes import sight
 
 if TYPE_CHECKING:
     from kvlite.conversation.conversation import Conversation
@@ -116,7 +115,7 @@ def _held(talk: "Conversation", seen: int) -> KVCache | None:
         return None
     layers, shape = talk.model.empty_cache().layers, talk.model.shape
     for index, window in enumerate(shape.windows):
-        seeing = seen + 1 if window is None else sight(window, seen, aligned=shape.aligned)
+        seeing = seen + 1 if window is None else window.visible(seen)
         first = max(0, seen + 1 - seeing)
         givers = _givers(talk, index)
         made = next((cut for each in givers if (cut := _cut(each, first, seen))), None)

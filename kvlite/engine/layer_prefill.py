@@ -22,6 +22,7 @@ from kvlite.methods.scores import Window
 from kvlite.model.attention_interface import Attender, Lender
 from kvlite.model.layers import LayerGroup
 from kvlite.model.rotary import Rotation, unrotated
+from kvlite.model.window import LocalWindow
 from kvlite.ops.attention import attend_causal, attend_masked, attention_sums, grouped
 from kvlite.ops.softmax import Softmax
 
@@ -256,8 +257,9 @@ class LayerPrefill:
         used = head_group.used - max(0, self.done - at - q.shape[2])
         first = self.end - self.positions.shape[0] + at
         keys, values = head_group.keys[:, :, :used], head_group.values[:, :, :used]
-        if self.policy.window is not None and used > self.policy.sight(first + q.shape[2] - 1):
-            return self._over_window(head_group, q, used - q.shape[2], first, softmax)
+        window = self.policy.window
+        if window is not None and used > window.visible(first + q.shape[2] - 1):
+            return self._over_window(window, head_group, q, used - q.shape[2], first, softmax)
         vertical_slash = self.policy.method.prefilling.columns
         if self.sparse_mask is not None:
             own = self._rotation(at, q.shape[2])
@@ -278,19 +280,24 @@ class LayerPrefill:
         return cos[:, at : at + length], sin[:, at : at + length]
 
     def _over_window(
-        self, head_group: KVHeadGroup, q: Tensor, before: int, position: int, softmax: Softmax
+        self,
+        window: LocalWindow,
+        head_group: KVHeadGroup,
+        q: Tensor,
+        before: int,
+        position: int,
+        softmax: Softmax,
     ) -> Tensor:
         """Attention of rows from a position on, behind `before` entries: a band, cut into blocks of
         rows so that each mask is about window x window."""
-        outs, window = [], self.policy.window
-        assert window is not None
+        outs = []
         positions = head_group.positions[
             0, 0
         ]  # a window holds the same for every head and sequence
-        block = max(window, 256)
+        block = max(window.size, 256)
         for first in range(0, q.shape[2], block):
             rows = q[:, :, first : first + block]
-            low = max(0, before + first + 1 - self.policy.sight(position + first))
+            low = max(0, before + first + 1 - window.visible(position + first))
             high = before + first + rows.shape[2]
             i, j = positions[before + first : high, None], positions[low:high]
             outs.append(
@@ -298,7 +305,7 @@ class LayerPrefill:
                     rows,
                     head_group.keys[:, :, low:high],
                     head_group.values[:, :, low:high],
-                    self.policy.sees(i, j),
+                    window.sees(i, j),
                     softmax,
                 )
             )

@@ -8,6 +8,8 @@ from kvlite.cache import Selection
 from kvlite.methods import Method
 from kvlite.methods.base import LayerView
 from kvlite.methods.capabilities import Decoding, FutureQueries, Needs, Prefilling, Reconstruction
+from kvlite.methods.layer_policy import LayerPolicy
+from kvlite.model.shape import ModelShape
 
 
 @dataclass(frozen=True)
@@ -48,3 +50,12 @@ class Probe(Method):
     def select(self, view: LayerView) -> list[Selection]:
         """Never called: the branches cut."""
         raise AssertionError("watch does not select")
+
+
+def probing(shape: ModelShape, probe: Probe) -> list[LayerPolicy]:
+    """Policies that let a probe look on at every layer; of those with windows, where no method
+    chooses, it keeps the queries alone."""
+    return [
+        LayerPolicy(probe if window is None else Probe(probe.queries), 0, window)
+        for window in shape.windows
+    ]

@@ -40,10 +40,9 @@ def compacted(model: LoadedModel, cache: KVCache, most: int) -> KVCache:
         [kept(head_group, most) for head_group in layer.head_groups] for layer in cache.layers
     ]
     seen = max(each.length[1] for selections in chosen for each in selections)
-    if model.shape.aligned:
-        for index, window in enumerate(model.shape.windows):
-            if window is not None:
-                chosen[index] = [_last(each, seen % window) for each in chosen[index]]
+    for index, window in enumerate(model.shape.windows):
+        if window is not None:
+            chosen[index] = [_last(each, window.entries(seen)) for each in chosen[index]]
     tables = model.rotations_at(torch.arange(cache.seen, device=model.device), torch.float32)
     layers = []
     for layer, selections, table in zip(cache.layers, chosen, tables, strict=True):

@@ -68,7 +68,8 @@ class Budget:
         grown = 0 if method.decoding.bounded else longest + ROOM
         most = seen + longest + ROOM
         sliding = sum(
-            kv_heads * _LineBytes(dim, itemsize, 0, bits, latent=shape.latent).of(min(window, most))
+            kv_heads
+            * _LineBytes(dim, itemsize, 0, bits, latent=shape.latent).of(min(window.size, most))
             for window, (kv_heads, dim) in zip(shape.windows, shape.kv_sizes, strict=True)
             if window is not None
         )

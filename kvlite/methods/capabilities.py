@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from kvlite.cache.bits import KVBits
 from kvlite.methods.types import KVHeadGroup, LayerCache, Position, Segment, Selection, Tensor
+from kvlite.model.window import LocalWindow
 
 if TYPE_CHECKING:
     from kvlite.methods.base import LayerView, Method
@@ -170,14 +171,14 @@ class MergePairs:
     """Layers are merged in pairs and keep every entry; other layers keep everything, too.
 
     Attributes:
-        pairs: given the sliding window of each layer of the model (None for full attention): the
+        pairs: given the window of each layer of the model (None for full attention): the
             layers to merge, (lower, upper), each in one pair at most.
         merge: given the head groups of the lower and the upper layer, ascending in position, and
             the bits to quantize what they share (or None): two segments a head group, the lower
             layer's first; none if these layers cannot be merged.
     """
 
-    pairs: Callable[[Sequence[int | None]], list[tuple[int, int]]]
+    pairs: Callable[[Sequence[LocalWindow | None]], list[tuple[int, int]]]
     merge: Callable[[Groups, Groups, KVBits | None], Segments]
 
 

@@ -13,9 +13,9 @@ from kvlite.methods.capabilities import LambdaMask
 from kvlite.methods.placement import ON_DEVICE, ScoringBackend
 from kvlite.methods.scores import Window, window_rows
 from kvlite.methods.streaming import Streaming
-from kvlite.methods.types import GroupLength, LayerCache, Selection, Tensor
-from kvlite.model.kv_sizes import sight
+from kvlite.methods.types import GroupLength, LayerCache, Selection
 from kvlite.model.shape import ModelShape
+from kvlite.model.window import LocalWindow
 
 ROOM, PACKED_ROOM, PROVISION = 64, 32, 4
 
@@ -27,34 +27,26 @@ class LayerPolicy:
     Attributes:
         method: what chooses.
         budget: entries a KV head may keep.
-        window: tokens that a layer with a window sees (its own included), None for other layers.
+        window: what the layer sees, if not everything.
         candidate_budget: entries a KV head may keep until all layers are read and share the budget,
             for methods whose layers do.
         partner: the layer that this one is merged with, for methods that merge.
         token_budget: how many of the tokens read it is given, if not all of them.
         bits: how what is kept is quantized, if it is.
-        aligned: the window is a chunk that begins at a multiple of its length, and does not slide.
     """
 
     method: Method
     budget: int
-    window: int | None = None
+    window: LocalWindow | None = None
     candidate_budget: int | None = None
     partner: int | None = None
     token_budget: int | None = None
     bits: KVBits | None = None
-    aligned: bool = False
 
-    def sight(self, position: int) -> int:
-        """The most entries, its own included, that a token sees through the layer's window."""
-        assert self.window is not None
-        return sight(self.window, position, aligned=self.aligned)
-
-    def sees(self, i: Tensor, j: Tensor) -> Tensor:
-        """Whether tokens at positions `i` see those at positions `j` through the window."""
-        assert self.window is not None
-        first = i - i % self.window if self.aligned else i - self.window + 1
-        return (j <= i) & (j >= first)
+    @property
+    def chunk(self) -> int | None:
+        """The size of the layer's window where that is a chunk."""
+        return self.window.size if self.window is not None and self.window.chunked else None
 
     @property
     def quantize_now(self) -> KVBits | None:
@@ -98,9 +90,9 @@ class LayerPolicy:
         whole chunk."""
         if self.quantize_now is not None:
             room = min(room, PACKED_ROOM)
-        if not self.method.decoding.bounded and not self.aligned:
+        if not self.method.decoding.bounded and self.chunk is None:
             return [entries + room for _, entries in lengths]
-        most = self.window if self.aligned and self.window is not None else self.budget
+        most = self.chunk or self.budget
         return [
             entries + max(0, min(room, most - ceil(held)))
             for (_, entries), held in zip(lengths, self.held(lengths), strict=True)
@@ -236,7 +228,7 @@ def layer_policies(
             bits=bits,
         )
         if window is None
-        else _of_window(window, bits, aligned=shape.aligned)
+        else _of_window(window, bits)
         for layer, window in enumerate(shape.windows)
     ]
     if bits is not None:
@@ -256,11 +248,11 @@ def layer_policies(
     ]
 
 
-def _of_window(window: int, bits: KVBits | None, *, aligned: bool) -> LayerPolicy:
+def _of_window(window: LocalWindow, bits: KVBits | None) -> LayerPolicy:
     """A layer that does not see everything; a chunk is dropped once it is full."""
-    if aligned:
-        return LayerPolicy(Aligned(), window - 1, window=window, bits=bits, aligned=True)
-    return LayerPolicy(Streaming(sinks=0), window, window=window, bits=bits)
+    if window.chunked:
+        return LayerPolicy(Aligned(), window.size - 1, window, bits=bits)
+    return LayerPolicy(Streaming(sinks=0), window.size, window, bits=bits)
 
 
 def _require_codes(bits: KVBits, shape: ModelShape) -> None:

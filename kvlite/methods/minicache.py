@@ -11,6 +11,7 @@ from kvlite.methods.base import LayerView, Method
 from kvlite.methods.capabilities import Across, MergePairs, Segments
 from kvlite.methods.scores import top
 from kvlite.methods.types import KVHeadGroup, Selection, Tensor
+from kvlite.model.window import LocalWindow
 
 if TYPE_CHECKING:
     from kvlite.cache.pair import Merged, Pair
@@ -53,7 +54,7 @@ class MiniCache(Method):
     def across(self) -> Across:
         return Across(merging=MergePairs(self.pairs, self.merge))
 
-    def pairs(self, windows: Sequence[int | None]) -> list[tuple[int, int]]:
+    def pairs(self, windows: Sequence[LocalWindow | None]) -> list[tuple[int, int]]:
         """Neighbouring layers from `start` up; the last one may be left over."""
         pairs, lower = [], int(self.start * len(windows))
         while lower + 1 < len(windows):

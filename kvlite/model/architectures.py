@@ -33,7 +33,7 @@ class Architecture:
         dense: whether a model has no experts at all, given what is in its config.
         needs_unless: pairs of keys; the first is needed where there is no second.
         carries: whether more goes from layer to layer than a hidden state (`model.gemma`).
-        aligned: whether layers that do not see everything see chunks: what lies between multiples
+        chunked: whether layers that do not see everything see chunks: what lies between multiples
             of a number of tokens, not the last so many (`model.llama4`).
     """
 
@@ -54,13 +54,13 @@ class Architecture:
     dense: Callable[[Mapping[str, Any]], bool] = lambda config: False
     needs_unless: tuple[tuple[str, str], ...] = ()
     carries: bool = False
-    aligned: bool = False
+    chunked: bool = False
 
     @property
     def short_sight(self) -> tuple[str, str]:
         """transformers' name of layers that do not see everything, and the key of how much they
         see."""
-        if self.aligned:
+        if self.chunked:
             return "chunked_attention", "attention_chunk_size"
         return "sliding_attention", "sliding_window"
 
@@ -201,7 +201,7 @@ ADMITTED: dict[str, Architecture] = {
         experts="num_local_experts",
         neighbors=True,
         angles="complex",
-        aligned=True,
+        chunked=True,
     ),
     "phi3": AS_MANY_KV_HEADS,
     "mixtral": Architecture(experts="num_local_experts"),

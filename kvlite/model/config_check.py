@@ -307,7 +307,7 @@ def _require_layers(values: Values, own: Architecture) -> None:
         "no_rope_layers",
         lambda turns: (
             isinstance(turns, list)
-            and (len(turns) == layers or (own.aligned and not turns))
+            and (len(turns) == layers or (own.chunked and not turns))
             and all(each in (0, 1) for each in turns)
         ),
         f"it must be a list of 0 or 1 for each of {layers} layers",

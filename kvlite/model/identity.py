@@ -13,7 +13,16 @@ if TYPE_CHECKING:
     from kvlite.model.load import LoadedModel
 
 
-_SIZES = ("model_type", "layers", "heads", "kv_heads", "head_dim", "hidden", "vocab", "windows")
+_SIZES = (
+    "model_type",
+    "layers",
+    "heads",
+    "kv_heads",
+    "head_dim",
+    "hidden",
+    "vocab",
+    "window_sizes",
+)
 
 
 @dataclass(frozen=True)

@@ -1,14 +1,15 @@
-"""How large keys and values of a model's layers are, and how much each layer sees."""
+"""How large keys and values of a model's layers are, and which layers have windows."""
 
 from collections.abc import Iterable
 from typing import Any
 
 from kvlite.model.architectures import UNTESTED, architecture
+from kvlite.model.window import LocalWindow
 
 
 def sizes_and_windows(
     config: Any, module: Any, numbers: Iterable[int]
-) -> tuple[tuple[tuple[int, int], ...], tuple[int | None, ...]]:
+) -> tuple[tuple[tuple[int, int], ...], tuple[LocalWindow | None, ...]]:
     """Per layer the number of KV heads and the dimension of one; and its window, or None.
 
     Args:
@@ -24,16 +25,11 @@ def sizes_and_windows(
         from kvlite.model.untested import attention_sizes
 
         found = attention_sizes(module)
-        return tuple(each[:2] for each in found), tuple(each[2] for each in found)
-    windows = _windows(config)
+        windows = (None if size is None else LocalWindow(size) for *_, size in found)
+        return tuple(each[:2] for each in found), tuple(windows)
+    by_layer = _windows(config)
     sizes = tuple(_kv_size(config, number) for number in numbers)
-    return sizes, tuple(windows[number] for number in numbers)
-
-
-def sight(window: int, position: int, *, aligned: bool) -> int:
-    """The most entries, its own included, that a token sees through a window; where windows are
-    `aligned`, those since the last multiple of its length."""
-    return position % window + 1 if aligned else window
+    return sizes, tuple(by_layer[number] for number in numbers)
 
 
 def _kv_size(config: Any, number: int) -> tuple[int, int]:
@@ -48,7 +44,7 @@ def _kv_size(config: Any, number: int) -> tuple[int, int]:
 
 
 def sizes_by_sight(
-    sizes: Iterable[tuple[int, int]], windows: Iterable[int | None]
+    sizes: Iterable[tuple[int, int]], windows: Iterable[LocalWindow | None]
 ) -> tuple[tuple[int, int], tuple[int, int] | None]:
     """The size of layers that see everything, and of those with a window where that is another.
     Raises ValueError if layers that see alike differ."""
@@ -61,13 +57,15 @@ def sizes_by_sight(
     return max(full), max(sliding) if sliding - full else None
 
 
-def _windows(config: Any) -> tuple[int | None, ...]:
+def _windows(config: Any) -> tuple[LocalWindow | None, ...]:
     """Per layer; a window that is no shorter than the context never slides, and counts as none."""
-    short_sighted, key = architecture(config.model_type).short_sight
-    window: int | None = getattr(config, key, None)
+    own = architecture(config.model_type)
+    short_sighted, key = own.short_sight
+    size: int | None = getattr(config, key, None)
     layers: int = config.num_hidden_layers
-    if not window or window >= config.max_position_embeddings:
+    if not size or size >= config.max_position_embeddings:
         return (None,) * layers
+    window = LocalWindow(size, own.chunked)
     kinds = getattr(config, "layer_types", None)
     if kinds is None:
         return (window,) * layers

@@ -82,7 +82,7 @@ class LoadedModel:
         if own.latent:
             for layer in self.layers.modules:
                 keep_latents(layer.self_attn, ATTENTION)
-        if own.aligned:
+        if own.chunked:
             for layer in self.layers.modules:
                 tell_positions(layer)
         if own.angles != "halves":

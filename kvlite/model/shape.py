@@ -25,6 +25,7 @@ from kvlite.model.config_check import (
 )
 from kvlite.model.kv_sizes import sizes_and_windows, sizes_by_sight
 from kvlite.model.recurrent_states import StateShape, state_shapes
+from kvlite.model.window import LocalWindow
 
 if TYPE_CHECKING:
     from kvlite.model.weights import Weights
@@ -108,8 +109,7 @@ class ModelShape:
         heads, kv_heads, head_dim, hidden, intermediate, vocab: as in the papers; kv_heads and
             head_dim are those of the layers that see everything.
         max_context: tokens the model was trained to hold.
-        windows: per layer, the tokens a window shows (its own included), or None where the layer
-            sees everything.
+        windows: per layer, its window, or None where it sees everything.
         parts: the weights, by kind and size.
         rotary: per layer, whether queries and keys are rotated.
         alike: per layer, the first one of the same kind and size.
@@ -118,7 +118,6 @@ class ModelShape:
         window_heads: kv_heads and head_dim of layers with a sliding window, where they have others.
         lenders: layers whose entries those behind the last layer attend to, too.
         chosen_experts: experts of a layer that a token is routed to, where there are any.
-        aligned: windows do not slide: each begins where the one before ends.
         latent: an entry is one vector, its key and its value (MLA).
     """
 
@@ -131,7 +130,7 @@ class ModelShape:
     intermediate: int
     vocab: int
     max_context: int
-    windows: tuple[int | None, ...]
+    windows: tuple[LocalWindow | None, ...]
     parts: tuple[Parts, ...]
     rotary: tuple[bool, ...]
     alike: tuple[int, ...]
@@ -140,7 +139,6 @@ class ModelShape:
     window_heads: tuple[int, int] | None = None
     lenders: tuple[int, ...] = ()
     chosen_experts: int = 0
-    aligned: bool = False
     latent: bool = False
 
     @property
@@ -149,6 +147,11 @@ class ModelShape:
         full = self.kv_heads, self.head_dim
         sliding = self.window_heads or full
         return tuple(full if window is None else sliding for window in self.windows)
+
+    @property
+    def window_sizes(self) -> tuple[int | None, ...]:
+        """Per layer, the tokens that its window shows, or None where it sees everything."""
+        return tuple(None if window is None else window.size for window in self.windows)
 
     @property
     def recurrent_layers(self) -> int:
@@ -193,16 +196,10 @@ class ModelShape:
     def full_kv_bytes(self, tokens: int, itemsize: int, batch: int = 1) -> int:
         """Bytes of keys and values of `tokens` if methods kept all; windows still drop."""
         numbers = sum(
-            self.entries(window, tokens) * heads * dim
+            (tokens if window is None else window.entries(tokens)) * heads * dim
             for window, (heads, dim) in zip(self.windows, self.kv_sizes, strict=True)
         )
         return batch * (1 if self.latent else 2) * numbers * itemsize
-
-    def entries(self, window: int | None, tokens: int) -> int:
-        """What a layer with this window holds after so many tokens, if no method cuts it."""
-        if window is None:
-            return tokens
-        return tokens % window if self.aligned else min(tokens, window)
 
 
 def entry_bytes(dim: int, itemsize: int, *, latent: bool) -> int:
@@ -310,7 +307,6 @@ def shape_of(config: Any) -> ModelShape:
         window_heads=window_heads,
         lenders=tuple(sorted({*own.borrowed(config).values()})),
         chosen_experts=experts_per_token(config),
-        aligned=own.aligned,
         latent=own.latent,
     )
 

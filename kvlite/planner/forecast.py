@@ -348,7 +348,7 @@ def _grown(layer: LayerCache, policy: LayerPolicy, longest: int) -> LayerCache:
     """A layer before the last token of an answer."""
     sizes = held = [head_group.capacity for head_group in layer.head_groups]
     wanted = [head_group.used + longest - 1 for head_group in layer.head_groups]
-    if policy.aligned:
+    if policy.chunk is not None:
         wanted = [min(entries, policy.budget) for entries in wanted]
     while any(size < want for size, want in zip(sizes, wanted, strict=True)):
         full = [

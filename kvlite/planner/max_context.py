@@ -74,10 +74,11 @@ def reach(planner: Planner, choice: Choice) -> int:
         return 0
     above: Plan | None = None
     bends = _bends(planner, choice)
+    chunked = any(window and window.chunked for window in planner.shape.windows)
     for length in reversed(bends):
         made = planner.plan(choice, length)
         if not made.fits:
-            if length < bends[-1] or not planner.shape.aligned:
+            if length < bends[-1] or not chunked:
                 above = made
             continue
         if above is None:
@@ -114,9 +115,8 @@ def _bends(planner: Planner, choice: Choice) -> list[int]:
     most = planner.shape.max_context - planner.settings.max_new_tokens
     grows = choice.budget == "auto" and planner.method.compresses
     windows = {window for window in planner.shape.windows if window is not None}
-    if planner.shape.aligned:
-        windows = {last for window in windows for last in (window - 1, most - most % window - 1)}
-    bends = {1, choice.chunk, *windows, parse_budget(choice.budget).entries}
+    bends = {1, choice.chunk, parse_budget(choice.budget).entries}
+    bends = bends.union(*(window.bends(most) for window in windows))
     bends |= {int(AUTO_LEAST / AUTO_SHARE)} if grows else set()
     return [*sorted(n for n in bends if n and n < most), *([most] if most > 0 else [])]
 

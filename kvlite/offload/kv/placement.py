@@ -23,7 +23,7 @@ def host_kv_bytes(
     """
     total = 0
     for window, (heads, dim) in zip(shape.windows, shape.kv_sizes, strict=True):
-        entries = tokens + reserve if window is None else min(window, tokens)
+        entries = tokens + reserve if window is None else min(window.size, tokens)
         packed = 0 if bits is None or window is not None else bits.packed(tokens)
         line = (entries - packed) * entry_bytes(dim, itemsize, latent=shape.latent)
         if bits is not None and packed:

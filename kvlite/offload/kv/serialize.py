@@ -71,7 +71,7 @@ def store_of(
     require(len(plain["layers"]) == shape.layers)
     host = torch.device("cpu")
     reader = LayerReader(source, plain["objects"], host, model.dtype, store.seen, shape.latent)
-    parts = zip(plain["layers"], shape.windows, shape.kv_sizes, strict=True)
+    parts = zip(plain["layers"], shape.window_sizes, shape.kv_sizes, strict=True)
     for index, (each, window, size) in enumerate(parts):
         plain_in_memory = disk is None and bits is None
         transfer = store.transfer(model.device_of(index)) if plain_in_memory else None
