@@ -76,7 +76,7 @@ class Lines:
         host = [pinned(each) for each in (self.keys, self.values)]
         own, rows = [each.to(DEVICE) for each in (*self.own, self.positions)], self.rows.to(DEVICE)
         kernel.bring_back(
-            kernel.Held(self.heads, *own, rows, None),
+            kernel.HeadGroupTensors(self.heads, *own, rows, None),
             tuple(host),
             self.queries.to(DEVICE),
             0.3,

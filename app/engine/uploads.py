@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from kvlite.documents import Document, read_apart
+from kvlite.documents import Document, read_document
 from kvlite.errors import DocumentError, KvliteError, Stopped, require_uncancelled
 from kvlite.web.work import Work
 
@@ -85,12 +85,13 @@ class Uploads:
             with _turn(own, work), _turn(self._turns, work):
                 os.utime(path)  # so that it is not removed as an old one
                 work.begin(f"Opening {name}")
-                document = read_apart(
+                document = read_document(
                     path,
                     limit=model_host.text_limit,
                     progress=work.progress,
                     cancel=work.cancel,
                     ocr=ocr,
+                    apart=True,
                 )
             model_host.require_fits(document.text, work.cancel)
             return document

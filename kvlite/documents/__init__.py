@@ -7,6 +7,6 @@ need none of them.
 
 from kvlite.documents.document import Document, whole_characters
 from kvlite.documents.opening import require_readable
-from kvlite.documents.reading import read_apart, read_document
+from kvlite.documents.reading import read_document
 
-__all__ = ["Document", "read_apart", "read_document", "require_readable", "whole_characters"]
+__all__ = ["Document", "read_document", "require_readable", "whole_characters"]

@@ -53,6 +53,7 @@ def read_document(
     progress: ProgressCallback | None = None,
     cancel: threading.Event | None = None,
     ocr: bool = False,
+    apart: bool = False,
 ) -> Document:
     """Read a text, PDF, HTML, Word, OpenDocument, PowerPoint, Excel, EPUB, RTF or mail file; "-"
     reads standard input.
@@ -64,32 +65,39 @@ def read_document(
             before it is read, anything else as soon as that much text came out of it.
         progress: called with how much of the file is done, and of how much: pages, or bytes.
         cancel: set to stop reading.
-        ocr: whether pages of a PDF that are pictures are read, too, which takes seconds each, in a
-            process of its own.
+        ocr: whether pages of a PDF that are pictures are read, too, which takes seconds each, and
+            always happens apart.
+        apart: read a file in a process of its own, which can be stopped at any time and whose
+            memory is limited: for files from others, and callers that cannot wait.
 
     Raises:
         DocumentError: in one sentence with the remedy, for whatever cannot be read as text.
         ContextError: it is longer than `limit`.
         Stopped: `cancel` was set.
     """
-    read = read_apart if ocr and path != "-" else _read_here
-    return read(path, limit=limit, progress=progress, cancel=cancel, ocr=ocr)
+    about: dict[str, Any] = {"limit": limit, "progress": progress, "cancel": cancel}
+    try:
+        if path == "-" or not (apart or ocr):
+            return _read_here(path, ocr=ocr, **about)
+        memory = _MEMORY_OCR if ocr else _MEMORY
+        return run_in_child(_read_here, path, ocr=ocr, memory=memory, **about)
+    except MemoryError as error:
+        raise DocumentError(
+            f"{_label(path)} takes more memory to open than there is: split it, or save it as text."
+        ) from error
 
 
 def _read_here(
     path: str,
     *,
-    limit: int | None = None,
+    limit: int | None,
+    ocr: bool,
     progress: ProgressCallback | None = None,
     cancel: threading.Event | None = None,
-    ocr: bool = False,
 ) -> Document:
-    label, name = ("standard input", "stdin") if path == "-" else (path, os.path.basename(path))
+    label, name = _label(path), "stdin" if path == "-" else os.path.basename(path)
     tracker = Tracker(label, limit, progress, cancel, ocr)
-    try:
-        pages, text = _read(path, tracker)
-    except MemoryError as error:
-        raise _too_large_for_memory(label) from error
+    pages, text = _read(path, tracker)
     if not text.strip():
         raise DocumentError(f"{label} holds no text: name a file that has some.")
     ends = tuple(itertools.accumulate((len(page) + 1 for page in pages), initial=0))
@@ -99,32 +107,8 @@ def _read_here(
     return Document(name, text, ends[:-1], tracker.skipped)
 
 
-def read_apart(
-    path: str,
-    *,
-    limit: int | None = None,
-    progress: ProgressCallback | None = None,
-    cancel: threading.Event | None = None,
-    ocr: bool = False,
-) -> Document:
-    """Like `read_document`, in a process of its own: it can be stopped at any time, and its memory
-    is limited. For files from others, and callers that cannot wait. Standard input is read in this
-    process.
-    """
-    if path == "-":
-        return _read_here(path, limit=limit, progress=progress, cancel=cancel, ocr=ocr)
-    memory = _MEMORY_OCR if ocr else _MEMORY
-    given: dict[str, Any] = {"progress": progress, "cancel": cancel, "memory": memory}
-    try:
-        return run_in_child(_read_here, path, limit=limit, ocr=ocr, **given)
-    except MemoryError as error:
-        raise _too_large_for_memory(path) from error
-
-
-def _too_large_for_memory(label: str) -> DocumentError:
-    return DocumentError(
-        f"{label} takes more memory to open than there is: split it, or save it as text."
-    )
+def _label(path: str) -> str:
+    return "standard input" if path == "-" else path
 
 
 def _read(path: str, tracker: Tracker) -> tuple[list[str], str]:

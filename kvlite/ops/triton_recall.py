@@ -44,7 +44,7 @@ class Wanted:
 
 
 @dataclass(frozen=True)
-class Held:
+class HeadGroupTensors:
     """What a head group holds, on the device.
 
     Attributes:
@@ -67,7 +67,7 @@ class Held:
 
 
 def bring_back(
-    held: Held,
+    held: HeadGroupTensors,
     source: tuple[Tensor, Tensor],
     queries: Tensor,
     scale: float,

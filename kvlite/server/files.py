@@ -24,7 +24,7 @@ from starlette.requests import Request
 from kvlite.config.atomic_file import part_name, replaced, sweep
 from kvlite.conversation.library import entry_path
 from kvlite.conversation.snapshot import Snapshot
-from kvlite.documents import Document, read_apart
+from kvlite.documents import Document, read_document
 from kvlite.documents.opening import FILE_LIMIT
 from kvlite.errors import ContextError, DocumentError, SettingError, SnapshotError
 from kvlite.model.chat_template import question_about
@@ -80,7 +80,7 @@ class Files:
             with path.open("xb") as file:
                 shutil.copyfileobj(upload.file, file)
                 size = file.tell()
-            document = read_apart(str(path), limit=limit, ocr=ocr)
+            document = read_document(str(path), limit=limit, ocr=ocr, apart=True)
         except (ContextError, DocumentError) as error:
             raise type(error)(str(error).replace(str(path), name)) from None
         finally:

@@ -397,7 +397,7 @@ def test_opening_files_can_be_ended(
         assert cancel.wait(60)
         raise Stopped
 
-    monkeypatch.setattr("kvlite_app.engine.uploads.read_apart", forever)
+    monkeypatch.setattr("kvlite_app.engine.uploads.read_document", forever)
     work = service.say("", A, "What is in it?", [upload(service, "a.txt", HERONS)])
     assert begun.wait(60)
     work.cancel.set() if end == "stop" else service.close()

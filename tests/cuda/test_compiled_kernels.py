@@ -33,7 +33,7 @@ from kvlite.ops.triton_decode import attend_quantized
 from kvlite.ops.triton_linear import multiply, unpack
 from kvlite.ops.triton_pack import Segment
 from kvlite.ops.triton_ragged import attend_ragged
-from kvlite.ops.triton_recall import Held, Wanted, bring_back
+from kvlite.ops.triton_recall import HeadGroupTensors, Wanted, bring_back
 from kvlite.ops.triton_sums import attention_of
 from kvlite.ops.triton_tell import tell
 from kvlite.ops.triton_topk import search
@@ -135,7 +135,7 @@ def recalled(
         segment = Segment(4, packed.clone(), *sides, mean, rotation(dim, DEVICE))
     seen = 4 * ENTRIES - 5
     bring_back(
-        Held(tuple(range(KV_HEADS)), held, held, own.clone(), memory, segment),
+        HeadGroupTensors(tuple(range(KV_HEADS)), held, held, own.clone(), memory, segment),
         (host, host),
         held[:, :, :rows],
         0.1,

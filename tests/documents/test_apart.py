@@ -7,7 +7,7 @@ from time import monotonic
 
 import pytest
 
-from kvlite.documents import read_apart, read_document, reading
+from kvlite.documents import read_document, reading
 from kvlite.errors import ContextError, DocumentError, Stopped
 
 from .files import Save, Stdin, pdf
@@ -15,14 +15,16 @@ from .files import Save, Stdin, pdf
 
 def test_it_is_read_as_here(save: Save, monkeypatch: pytest.MonkeyPatch) -> None:
     path, told = save("a.pdf", pdf(["one", "two", None])), list[tuple[int, int]]()
-    assert read_apart(path, progress=lambda *at: told.append(at)) == read_document(path)
+    assert read_document(path, apart=True, progress=lambda *at: told.append(at)) == read_document(
+        path
+    )
     assert told[0] == (1, 3)  # the others may come too soon to be seen
     with pytest.raises(ContextError, match="no more than 3 characters"):
-        read_apart(path, limit=3)
+        read_document(path, apart=True, limit=3)
     with pytest.raises(DocumentError, match="There is no file"):
-        read_apart(path + ".gone")
+        read_document(path + ".gone", apart=True)
     monkeypatch.setattr(sys, "stdin", Stdin(b"piped"))
-    assert read_apart("-").text == "piped"
+    assert read_document("-", apart=True).text == "piped"
 
 
 @pytest.mark.long
@@ -32,7 +34,7 @@ def test_it_is_stopped_wherever_it_is(save: Save) -> None:
     Timer(1, cancel.set).start()
     started = monotonic()
     with pytest.raises(Stopped):
-        read_apart(path, cancel=cancel)
+        read_document(path, apart=True, cancel=cancel)
     assert monotonic() - started < 4
 
 
@@ -42,4 +44,4 @@ def test_memory_is_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     path = tmp_path / "a.txt"
     path.write_bytes(b"word " * 10_000_000)
     with pytest.raises(DocumentError, match="takes more memory to open than there is"):
-        read_apart(str(path))
+        read_document(str(path), apart=True)

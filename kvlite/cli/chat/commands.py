@@ -15,7 +15,7 @@ from kvlite.conversation import export
 from kvlite.conversation.metrics import Piece, told
 from kvlite.conversation.session import Session
 from kvlite.conversation.verify import difference
-from kvlite.documents import Document, read_apart
+from kvlite.documents import Document, read_document
 from kvlite.engine.callbacks import NO_CALLBACKS, Callbacks
 from kvlite.errors import SettingError, Stopped
 from kvlite.model.text_limit import text_limit
@@ -136,8 +136,13 @@ def _read(session: Session, terminal: "ChatTerminal", argument: str) -> None:
     def opened(path: str) -> Document:
         return terminal.work(
             f"Opening {Path(path).name}",
-            lambda callbacks: read_apart(
-                path, limit=limit, progress=callbacks.progress, cancel=callbacks.cancel, ocr=ocr
+            lambda callbacks: read_document(
+                path,
+                limit=limit,
+                progress=callbacks.progress,
+                cancel=callbacks.cancel,
+                ocr=ocr,
+                apart=True,
             ),
         )
 

@@ -89,66 +89,7 @@ def swap_in_place(
         given = queries, scale, scores, source, source.used, count, came
         swap_on_device(head_group, head_group.used, *given)
         return
-    queries, own = queries.float() * scale, of_heads(scores, head_group.heads).nan_to_num()
-    _swap_fetched(head_group, queries, own, source, count, transfer, came)
-
-
-def swap_on_device(
-    head_group: KVHeadGroup,
-    slots: int,
-    queries: Tensor,
-    scale: float,
-    scores: Tensor,
-    source: KVHeadGroup,
-    seen: int | Tensor,
-    count: int,
-    came: Tensor,
-    *,
-    writes: bool = True,
-) -> None:
-    """`swap_in_place` by kernels of a device that reads the source by itself.
-
-    Args:
-        slots: how many of the head group's are looked at; positions in those that are free are none
-            that the source has.
-        seen: entries of the source, a number, or `(1,)` int64 on the device.
-        writes: whether anything is changed.
-    """
-    # torch brings triton along on CUDA alone.
-    from kvlite.ops.triton_recall import Held, Wanted, bring_back
-
-    wanted = Wanted(count, min(scores.shape[2], CANDIDATES * count), SINKS, RECENT)
-    positions = head_group.residual_positions[:, :, : slots - head_group.segment_len]
-    own = positions, head_group.rows, _segment(head_group)
-    held = Held(head_group.heads, head_group.residual_keys, head_group.residual_values, *own)
-    given = (source.residual_keys, source.residual_values), queries, scale, scores, seen
-    bring_back(held, *given, wanted, came, writes=writes)
-
-
-def _segment(head_group: KVHeadGroup) -> "Segment | None":
-    """A head group's quantized entries, as kernels take them."""
-    from kvlite.ops.triton_pack import Segment
-
-    packed = head_group.segment
-    if packed is None:
-        return None
-    assert isinstance(packed, Packed)
-    assert isinstance(packed.keys, Quantized) and isinstance(packed.values, Quantized)
-    turn = rotation(packed.mean.shape[2], packed.mean.device)
-    sides = packed.keys, packed.values, packed.mean
-    return Segment(packed.start, packed.positions, *sides, turn)
-
-
-def _swap_fetched(
-    head_group: KVHeadGroup,
-    queries: Tensor,
-    scores: Tensor,
-    source: KVHeadGroup,
-    count: int,
-    transfer: KVTransfer,
-    came: Tensor,
-) -> None:
-    """`swap_in_place` by torch's functions, for an exact head group and its own scores."""
+    queries, scores = queries.float() * scale, of_heads(scores, head_group.heads).nan_to_num()
     places = head_group.residual_positions[:, :, : head_group.used].long()
     slots, candidates = places.shape[2], _candidates(scores, count)
     slot_of = torch.full_like(scores, -1, dtype=torch.int32)
@@ -186,6 +127,54 @@ def _swap_fetched(
     head_group.residual_keys.scatter_(2, along, new_keys)
     head_group.residual_values.scatter_(2, along, new_values)
     head_group.residual_positions.scatter_(2, leaving, new_positions)
+
+
+def swap_on_device(
+    head_group: KVHeadGroup,
+    slots: int,
+    queries: Tensor,
+    scale: float,
+    scores: Tensor,
+    source: KVHeadGroup,
+    seen: int | Tensor,
+    count: int,
+    came: Tensor,
+    *,
+    writes: bool = True,
+) -> None:
+    """`swap_in_place` by kernels of a device that reads the source by itself.
+
+    Args:
+        slots: how many of the head group's are looked at; positions in those that are free are none
+            that the source has.
+        seen: entries of the source, a number, or `(1,)` int64 on the device.
+        writes: whether anything is changed.
+    """
+    # torch brings triton along on CUDA alone.
+    from kvlite.ops.triton_recall import HeadGroupTensors, Wanted, bring_back
+
+    wanted = Wanted(count, min(scores.shape[2], CANDIDATES * count), SINKS, RECENT)
+    positions = head_group.residual_positions[:, :, : slots - head_group.segment_len]
+    own = positions, head_group.rows, _segment(head_group)
+    held = HeadGroupTensors(
+        head_group.heads, head_group.residual_keys, head_group.residual_values, *own
+    )
+    given = (source.residual_keys, source.residual_values), queries, scale, scores, seen
+    bring_back(held, *given, wanted, came, writes=writes)
+
+
+def _segment(head_group: KVHeadGroup) -> "Segment | None":
+    """A head group's quantized entries, as kernels take them."""
+    from kvlite.ops.triton_pack import Segment
+
+    packed = head_group.segment
+    if packed is None:
+        return None
+    assert isinstance(packed, Packed)
+    assert isinstance(packed.keys, Quantized) and isinstance(packed.values, Quantized)
+    turn = rotation(packed.mean.shape[2], packed.mean.device)
+    sides = packed.keys, packed.values, packed.mean
+    return Segment(packed.start, packed.positions, *sides, turn)
 
 
 def _first(missing: Tensor) -> tuple[Tensor, Tensor]:
