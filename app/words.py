@@ -62,8 +62,8 @@ WORDS: dict[str, tuple[str, str]] = {
         "stays the same",
     ),
     "stream": (
-        "Layers brought in turn",
-        "from ram or disk, so that a model larger than the GPU runs, slower; auto does so only if "
+        "Offload weights",
+        "to ram or disk, so that a model larger than the GPU runs, slower; auto does so only if "
         "nothing else fits",
     ),
     "chunk": (

@@ -253,7 +253,7 @@ def test_a_tier_holds_what_was_read_and_no_more(llama: Tiny) -> None:
 
 
 def test_recall_is_refused_where_it_cannot_be(llama: Tiny) -> None:
-    with pytest.raises(SettingError, match="lminfinite never looks at what is out of its sight"):
+    with pytest.raises(SettingError, match="lminfinite masks attention to what it drops"):
         chat(llama.model, method="lminfinite").read([5] * 50)
     talk = chat(llama.model, recall="off")
     talk.read([5] * 90)

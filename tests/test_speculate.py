@@ -119,7 +119,7 @@ def test_a_draft_model_is_loaded_and_planned(
     with pytest.raises(SettingError, match="has other tokens than a/b"):
         kvlite.load("a/b", **given, draft=str(other))
     (other / "config.json").write_text(json.dumps(PUBLISHED["LFM2-1.2B"]))
-    with pytest.raises(SettingError, match="has layers that keep a state"):
+    with pytest.raises(SettingError, match="has recurrent layers"):
         kvlite.load("a/b", **given, draft=str(other))
     with pytest.raises(ModelError, match="no model 'nowhere'"):
         kvlite.load("a/b", **given, draft="nowhere")

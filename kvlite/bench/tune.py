@@ -61,7 +61,7 @@ class Tune(Task[TuneRow]):
     name: ClassVar = "tune"
     title: ClassVar = "Tuning"
     row: ClassVar = TuneRow
-    curves: ClassVar = (Curve("lost", "lost beside the full cache (nats a token)"),)
+    curves: ClassVar = (Curve("lost", "lost, compared with the full cache (nats a token)"),)
     resumes: ClassVar = True
 
     file: str

@@ -208,7 +208,7 @@ def _threads() -> Check:
     if share is not None and share < own:
         about += f", of which this container has {share:g}"
     if busy > 0.5 * own:
-        remedy = "answers on a processor are slower beside other programs: close what computes"
+        remedy = "answers on a CPU are slower while other programs compute: close those"
         return Check("threads", "note", f"{about}; {busy:.1f} busy with other work", remedy)
     return Check("threads", "ok", about)
 

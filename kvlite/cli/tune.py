@@ -47,7 +47,7 @@ def tune(
     recall_bits: RecallBits = [Settings.recall_bits],
     lost: Annotated[
         float,
-        typer.Option(min=0, help="nats a token that may be lost beside the full cache"),
+        typer.Option(min=0, help="nats a token that may be lost, compared with the full cache"),
     ] = MOST_LOST,
     save: Annotated[str, typer.Option(help="the profile's name")] = NAME,
     force: Annotated[

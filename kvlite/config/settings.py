@@ -84,7 +84,7 @@ class Settings:
     )
     recall_entries: int = _option(
         128,
-        "entries each KV head may bring back for every token of an answer, beside the first few "
+        "entries each KV head may bring back for every token of an answer, besides the first few "
         "and the recent ones; 0 recalls between turns only",
         low=0,
     )
@@ -96,12 +96,12 @@ class Settings:
     beyond_context: str = _option(
         "refuse",
         "when a conversation outgrows the model's trained context: refuse it, or compact: go on "
-        "with what is in the cache, moved together, and forget the rest",
+        "with what is in the cache, at new positions (context shift), and forget the rest",
         choices=("refuse", "compact"),
     )
     scores: str = _option(
         "device",
-        "where attention becomes a choice of what is kept: host pools and sorts in host memory, "
+        "where entries are chosen by attention scores: host pools and sorts in host memory, "
         "host-softmax computes the softmax there too; the same entries are kept, with less memory "
         "of the device and more time",
         choices=("device", "host", "host-softmax"),
@@ -120,8 +120,8 @@ class Settings:
     )
     draft: str = _option(
         "",
-        "a smaller model of the same tokens, as --model: what it would say next goes through the "
-        "model together with the next token, and what comes true is kept; the same answers, sooner",
+        "speculative decoding: a smaller model with the same tokenizer, named as --model, whose "
+        "tokens are checked together with the next one; the same answers, sooner",
     )
     vram: str = _option(
         "auto",
@@ -130,9 +130,10 @@ class Settings:
     )
     stream: str = _option(
         "auto",
-        "where decoder layers' weights stay until their turn comes, once for a prompt and once for "
-        "every token: ram, in host memory, or disk, in the model's files; so a model larger than "
-        "the device runs, slower; off loads them all; auto is off unless nothing else fits",
+        "where weights of decoder layers are offloaded, to be loaded layer by layer, once for a "
+        "prompt and once for every token: ram (host memory) or disk (the model's files); so a "
+        "model larger than the device runs, slower; off loads them all; auto is off unless nothing "
+        "else fits",
         choices=("auto", "off", "ram", "disk"),
     )
     chunk: int | None = _option(
@@ -190,9 +191,9 @@ class Settings:
     )
     speculate: str = _sampling(
         "off",
-        "put tokens that followed the same words before, in the document or the conversation, "
-        "through the model together with the next one, and keep those that come true: but for "
-        "rounding the same answer, sooner where it repeats things; auto does so where it pays",
+        "speculative decoding by prompt lookup: tokens that followed the same words before, in the "
+        "document or the conversation, are checked together with the next one: but for rounding "
+        "the same answer, sooner where it repeats things; auto does so where it pays",
         choices=("auto", "off"),
     )
     stop: tuple[str, ...] = _sampling((), "end the answer before this text; may be repeated")

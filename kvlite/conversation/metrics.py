@@ -288,8 +288,8 @@ def told(metrics: GenerationMetrics, longer: str = _LONGER) -> Iterator[str]:
     yield f"Answered {metrics.generated_tokens:,} tokens{speed}. {ended}".rstrip()
     if metrics.proposed_tokens:
         yield (
-            f"{metrics.accepted_tokens:,} of {metrics.proposed_tokens:,} tokens proposed from what "
-            f"was read came true, so that it took {metrics.decode_steps:,} steps."
+            f"{metrics.accepted_tokens:,} of {metrics.proposed_tokens:,} draft tokens were "
+            f"accepted, so that it took {metrics.decode_steps:,} steps."
         )
     yield from _held(metrics)
     yield from _recurrent(metrics)
@@ -300,7 +300,7 @@ def told(metrics: GenerationMetrics, longer: str = _LONGER) -> Iterator[str]:
     if metrics.score_s is not None and metrics.score_bytes_to_host:
         moved = metrics.score_bytes_to_host + (metrics.score_bytes_back or 0)
         yield (
-            f"What stays was chosen on the host: {readable(moved)} moved, {metrics.score_s:.1f} s."
+            f"Entries were chosen on the host: {readable(moved)} moved, {metrics.score_s:.1f} s."
         )
     if metrics.graph_steps is not None:
         yield from _launched(metrics.graph_steps, metrics.no_graph)
@@ -329,7 +329,7 @@ def _held(metrics: GenerationMetrics) -> Iterator[str]:
         f"The cache holds {kept:,.0f} of {seen:,} tokens, {metrics.kept_shown}, on average over "
         f"layers and heads: {size}, where everything would take {readable(metrics.full_kv_bytes)}."
     )
-    yield f"They were chosen by {metrics.method}, {metrics.budget:,} a head allowed."
+    yield f"They were chosen by {metrics.method}, with a budget of {metrics.budget:,} a KV head."
 
 
 def _recalled(metrics: GenerationMetrics) -> Iterator[str]:

@@ -242,8 +242,8 @@ def _draft_folder(
     config = find_config(settings.draft, notify, cancel)
     if described(config)[1].recurrent_layers:
         raise SettingError(
-            f"--draft {settings.draft} has layers that keep a state, which cannot forget what was "
-            f"proposed and did not come: {others}"
+            f"--draft {settings.draft} has recurrent layers, whose state cannot drop tokens that "
+            f"were not accepted: {others}"
         )
     draft = find_model(settings.draft, notify, cancel)
     own = read_tokenizer(draft)

@@ -90,7 +90,7 @@ def _why_alone(talk: "Conversation", config: EngineConfig) -> str:
     """Why answers cannot come together; "" if they can."""
     settings, store = config.settings, talk.store
     if talk.model.device.type != "cpu":
-        return f"nobody has tried it together on {talk.model.device.type} yet"
+        return f"answering together is not tested on {talk.model.device.type}"
     if settings.vram != "auto":
         return f"--vram {settings.vram} limits the tensors of one answer"
     if settings.beyond_context == "compact":

@@ -127,7 +127,7 @@ def require_served(
             _holds_first(head_group, policy.mask.sinks, seen) for head_group in layer.head_groups
         ):
             raise SettingError(
-                f"method {policy.method.name} needs the first {policy.mask.sinks} tokens in sight, "
+                f"method {policy.method.name} attends to the first {policy.mask.sinks} tokens, "
                 "which an earlier turn has dropped: start a new conversation, or use streaming"
             )
 

@@ -69,7 +69,7 @@ def _layer_refusal(
 ) -> str | None:
     method, rooms = policy.method, [head_group.room for head_group in layer.head_groups]
     if method.decoding.trim is not None and max(used for _, used in layer.lengths) >= policy.budget:
-        return f"{method.name} trims a layer that has grown too long"
+        return f"{method.name} evicts entries of a full layer"
     if layer.shares_keys:
         return "heads share keys"
     if method.across.resolves_at == "step":

@@ -59,8 +59,8 @@ class Budget:
         assert self.nbytes is not None
         if not method.respects_budget:
             raise SettingError(
-                f"--budget {self.nbytes} bytes cannot be kept by {method.spec}, whose lines vary "
-                "in length: give a number of entries"
+                f"--budget {self.nbytes} bytes cannot be kept by {method.spec}, which may keep "
+                "more entries than its budget: give a number of entries"
             )
         line = _LineBytes(
             shape.head_dim, itemsize, 4 * method.decoding.rows, bits, latent=shape.latent

@@ -282,8 +282,8 @@ def require_in_sight(method: Method, recall: str) -> None:
     at; `auto` does without."""
     if recall not in ("auto", "off") and method.prefilling.mask is not None:
         raise SettingError(
-            f"{method.spec} never looks at what is out of its sight, so --recall {recall} has "
-            "nothing to bring back: use --recall off"
+            f"{method.spec} masks attention to what it drops, so --recall {recall} has nothing "
+            "to bring back: use --recall off"
         )
 
 

@@ -42,7 +42,7 @@ class SimLayerKV(Wrapper):
     """
 
     name = "simlayerkv"
-    summary = "trims lazy layers to their ends; the rest as kvx (+kvx)"
+    summary = "lazy layers keep first and latest tokens; rest as kvx (+kvx)"
     paper = "SimLayerKV: A Simple Framework for Layer-Level KV Cache Reduction, section 5"
 
     threshold: float | Literal["auto"] = "auto"

@@ -149,7 +149,7 @@ class Chat(Sampled):
     def require_here(self) -> None:
         """Raises Refusal for what this server cannot do."""
         if self.functions:
-            raise Refusal("functions is not here: send tools", param="functions")
+            raise Refusal("functions is not supported: send tools", param="functions")
         if any(each != "text" for each in self.modalities or ()):
             raise Refusal("modalities: this server answers with text alone", param="modalities")
 
@@ -196,7 +196,7 @@ class ResponseRequest(Sampled):
         """Raises Refusal for what this server cannot do."""
         for name in ("background", "conversation", "prompt"):
             if getattr(self, name):
-                raise Refusal(f"{name} is not here: leave it out", param=name)
+                raise Refusal(f"{name} is not supported: leave it out", param=name)
 
     def messages(self) -> list[Plain]:
         """The messages for the chat template.
@@ -223,9 +223,9 @@ class Completion(Sampled):
     def require_here(self) -> None:
         """Raises Refusal for what this server cannot do."""
         if self.suffix:
-            raise Refusal("suffix is not here: a text goes on at its end", param="suffix")
+            raise Refusal("suffix is not supported: a text goes on at its end", param="suffix")
         if self.best_of not in (None, self.choices):
-            raise Refusal("best_of is not here: leave it out, or ask for n", param="best_of")
+            raise Refusal("best_of is not supported: leave it out, or ask for n", param="best_of")
 
     def prompts(self) -> list[str | list[int]]:
         """Each as a text or as token ids.

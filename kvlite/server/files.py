@@ -61,8 +61,10 @@ class Files:
             _require_small(int(request.headers["content-length"]))
         kept = [path.stat().st_size for path in self._paths()]
         if len(kept) >= MOST or sum(kept) >= ROOM:
-            said = f"there is no room beside {len(kept)} files: delete one (DELETE /v1/files/ID)"
-            raise Refusal(said, param="file", code="storage_limit")
+            said = f"there is no room for more than {len(kept)} files"
+            raise Refusal(
+                f"{said}: delete one (DELETE /v1/files/ID)", param="file", code="storage_limit"
+            )
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         async with self._reading:
             upload, purpose = await _uploaded(request)
@@ -217,6 +219,6 @@ async def _uploaded(request: Request) -> tuple[UploadFile, str]:
         raise Refusal("the form has no file in its field file", param="file")
     purpose = form.get("purpose") or _PURPOSES[0]
     if purpose not in _PURPOSES:
-        said = f"purpose {str(purpose)[:40]!r} is not here: send {' or '.join(_PURPOSES)}"
+        said = f"purpose {str(purpose)[:40]!r} is not supported: send {' or '.join(_PURPOSES)}"
         raise Refusal(said, param="purpose")
     return upload, str(purpose)

@@ -26,7 +26,7 @@ def schema_of(form: Mapping[str, Any] | None, param: str) -> str:
     if kind == "json_object":
         return JSON
     if kind != "json_schema":
-        said = f"{param} {str(kind)[:40]!r} is not here: send text, json_object or json_schema"
+        said = f"{param} {str(kind)[:40]!r} is not supported: send text, json_object or json_schema"
         raise Refusal(said, param=param)
     named = form.get("json_schema") or form
     schema = named.get("schema") if isinstance(named, Mapping) else None

@@ -173,7 +173,7 @@ def _wanted(choice: Any) -> str | None:
         function = choice.get("function", choice)
         if isinstance(function, dict) and isinstance(function.get("name"), str):
             return str(function["name"])
-    said = f"tool_choice {str(choice)[:60]!r} is not here: auto, none, required or a function"
+    said = f"tool_choice {str(choice)[:60]!r} is not supported: auto, none, required or a function"
     raise Refusal(said, param="tool_choice")
 
 

@@ -75,7 +75,7 @@ def _legend(low: float, high: float, groups: int) -> str:
     ]
     if groups > 1:
         parts.append(svg.element("circle", cx=5, cy=27, r=2.2))
-        parts.append(svg.small(14, 31, "the layer's first group: longest lines"))
+        parts.append(svg.small(14, 31, "the layer's first group: most entries"))
     return "".join(parts)
 
 

@@ -18,7 +18,7 @@ from kvlite.config.settings import Settings
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="Measure speed, memory and what is still known, on this machine.\n\n"
+    help="Measure speed, memory and quality on this machine.\n\n"
     "Every command writes its rows to a folder as it goes (--out), and goes on from there when it "
     "was stopped.",
     epilog="Try: kvlite bench niah --tokens 2000 --budget 128 --budget 512 --depths 3",

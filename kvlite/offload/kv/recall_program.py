@@ -21,7 +21,7 @@ def recall_refusal(recall: Recall, index: int, layer: LayerCache) -> str | None:
         return None
     head_group = source.head_group
     if transfer is None or not transfer.reads(head_group):
-        return "what was read is not where the GPU itself reads it"
+        return "the host KV store is not in pinned memory that the GPU reads"
     if not is_ordered(head_group):
         return "recall has only some of the tokens"
     if not recall.entries:
