@@ -1,12 +1,13 @@
 """`kvlite ask`: questions about documents."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from kvlite.cli import BAD_INPUT, INTERRUPTED
-from kvlite.cli.ask_each import USAGE, answer_each, said_about, sorted_out
+from kvlite.cli.ask_each import USAGE, Printing, answer_each, said_about, sorted_out
 from kvlite.cli.first_start import with_first_model
 from kvlite.cli.opening import FromLibrary, documents_to_send, open_files, require_files
 from kvlite.cli.options import AsJson, Quiet, with_resolved
@@ -17,12 +18,11 @@ from kvlite.engine.callbacks import Callbacks
 from kvlite.errors import KvliteError, SettingError, Stopped, sentence
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from kvlite.conversation.conversation import Conversation
     from kvlite.conversation.metrics import GenerationMetrics, Piece
 
 _HINT = "Ask, one question a line. Ctrl-D ends."
+_STOPPED = "Stopped while reading; nothing was answered."
 
 
 @with_resolved
@@ -79,22 +79,37 @@ def ask(
       cat log.txt | kvlite ask - "What failed first?" --json
     """
     files, questions = sorted_out(words or ())
-    settings, screen = resolved.settings, console(quiet)
+    how = Printing(console(quiet), resolved, as_json=as_json, sources=sources)
     if server:
-        for flag, given in (("--sources", sources), ("--draft", bool(settings.draft))):
-            if given:
-                raise SettingError(f"{flag} needs the model here: leave out {flag}, or --server")
-        read = documents_to_send(files, screen, ocr=settings.ocr)
-        asked = iter(questions) if questions else lines_said(screen, _HINT)
-        if not ask_server(server, read, asked, resolved, screen, as_json=as_json):
-            raise typer.Exit(BAD_INPUT)
-        return
-    require_files(files, settings)
-    resolved = with_first_model(resolved, screen, files)
-    settings = resolved.settings
+        code = _ask_server(server, files, questions, how)
+    else:
+        code = _ask_here(files, questions, how, library=library)
+    if code:
+        raise typer.Exit(code)
+
+
+def _ask_server(server: str, files: Sequence[str], questions: Sequence[str], how: Printing) -> int:
+    settings = how.resolved.settings
+    for flag, given in (("--sources", how.sources), ("--draft", bool(settings.draft))):
+        if given:
+            raise SettingError(f"{flag} needs the model here: leave out {flag}, or --server")
+    read = documents_to_send(files, how.screen, ocr=settings.ocr)
+    asked = iter(questions) if questions else lines_said(how.screen, _HINT)
+    all_answered = ask_server(server, read, asked, how.resolved, how.screen, as_json=how.as_json)
+    return 0 if all_answered else BAD_INPUT
+
+
+def _ask_here(
+    files: Sequence[str], questions: Sequence[str], how: Printing, *, library: bool
+) -> int:
+    """Load the model, and answer by it. Returns the exit code."""
+    require_files(files, how.resolved.settings)
+    how = replace(how, resolved=with_first_model(how.resolved, how.screen, files))
     # One of several questions may be too long, and the others are answered.
     first = questions[0] if len(questions) == 1 else ""
-    runner, found, documents = open_files(files, settings, first, screen, library=library)
+    runner, found, documents = open_files(
+        files, how.resolved.settings, first, how.screen, library=library
+    )
     talk = found or runner.conversation()
     if documents:
         talk.documents = tuple(documents)
@@ -103,60 +118,48 @@ def ask(
         talk.settings = talk.settings.replace({"checkpoint_limit": "0MB"})
     try:
         if len(questions) == 1:
-            made = _answer(talk, questions[0], screen, as_json=as_json, sources=sources)
-            if made.finish_reason == "interrupted":
-                raise typer.Exit(INTERRUPTED)
-            if made.failure:
-                raise typer.Exit(BAD_INPUT)
-            return
+            made = _answer(talk, questions[0], how)
+            return INTERRUPTED if made.finish_reason == "interrupted" else _code(made)
         if found is None:
             from kvlite.model.chat_template import all_of
 
-            with reading(screen) as (_, callbacks):
+            with reading(how.screen) as (_, callbacks):
                 talk.read_ahead(all_of(documents), callbacks=callbacks)
     except Stopped:
-        screen.print("Stopped while reading; nothing was answered.")
-        raise typer.Exit(INTERRUPTED) from None
-    if questions:
-        code = answer_each(talk, questions, screen, resolved, as_json=as_json, sources=sources)
-        if code:
-            raise typer.Exit(code)
-        return
-    _answer_all(talk, screen, resolved, as_json=as_json, sources=sources)
+        how.screen.print(_STOPPED)
+        return INTERRUPTED
+    return answer_each(talk, questions, how) if questions else _answer_all(talk, how)
 
 
-def _answer_all(
-    talk: "Conversation", screen: "Console", resolved: Resolved, *, as_json: bool, sources: bool
-) -> None:
-    """Answer questions until there are no more.
+def _answer_all(talk: "Conversation", how: Printing) -> int:
+    """Answer questions until there are no more. Returns the exit code.
 
     Raises:
         SettingError: there was none.
-        typer.Exit: one of them could not be answered.
     """
-    asked, failed = "", False
-    for asked in lines_said(screen, _HINT):
+    asked, code = "", 0
+    for asked in lines_said(how.screen, _HINT):
         try:
-            made = _answer(talk, asked, screen, as_json=as_json, sources=sources)
-            failed |= bool(made.failure)
+            code = _code(_answer(talk, asked, how)) or code
         except Stopped:
-            screen.print("Stopped while reading; nothing was answered.")
+            how.screen.print(_STOPPED)
         except KvliteError as error:
-            screen.print(f"kvlite: {sentence(resolved.noted(error))}")
-            failed = True
+            how.screen.print(f"kvlite: {sentence(how.resolved.noted(error))}")
+            code = BAD_INPUT
     if not asked and not at_terminal():
         raise SettingError(f"standard input has no question: {USAGE}")
-    if failed:
-        raise typer.Exit(BAD_INPUT)
+    return code
 
 
-def _answer(
-    talk: "Conversation", asked: str, screen: "Console", *, as_json: bool, sources: bool
-) -> "GenerationMetrics":
+def _code(metrics: "GenerationMetrics") -> int:
+    return BAD_INPUT if metrics.failure else 0
+
+
+def _answer(talk: "Conversation", asked: str, how: Printing) -> "GenerationMetrics":
     """Print the answer to a question, which goes with the documents the first time."""
     message = said_about(talk, asked)
 
     def begin(callbacks: Callbacks) -> "Iterator[Piece]":
         return talk.stream(message, callbacks=callbacks)
 
-    return print_answer(begin, screen, as_json, sources=sources)
+    return print_answer(begin, how.screen, how.as_json, sources=how.sources)

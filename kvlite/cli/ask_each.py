@@ -3,6 +3,7 @@
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from kvlite.cli import BAD_INPUT, INTERRUPTED
@@ -62,23 +63,30 @@ def said_about(talk: "Conversation", asked: str) -> str:
     return (asked_of if talk.messages else question_about)(talk.documents, asked)
 
 
-def answer_each(
-    talk: "Conversation",
-    questions: Sequence[str],
-    screen: "Console",
-    resolved: Resolved,
-    *,
-    as_json: bool,
-    sources: bool,
-) -> int:
+@dataclass(frozen=True)
+class Printing:
+    """How answers are printed.
+
+    Attributes:
+        resolved: the settings; errors name where they came from.
+        sources: whether to print all passages that answers came from.
+    """
+
+    screen: "Console"
+    resolved: Resolved
+    as_json: bool
+    sources: bool
+
+
+def answer_each(talk: "Conversation", questions: Sequence[str], how: Printing) -> int:
     """Answer questions together, and print the answers in their order, each once those before it
     have ended. Ctrl-C ends them where they stand.
 
     Returns:
         The exit code.
     """
-    shown = _Shown(questions, screen, resolved, as_json=as_json, sources=sources)
-    with reading(screen) as (bar, callbacks):
+    shown = _Shown(questions, how)
+    with reading(how.screen) as (bar, callbacks):
         said = [said_about(talk, question) for question in questions]
         try:
             for index, heard in talk.ask_each(said, callbacks=callbacks):
@@ -99,27 +107,17 @@ class _Shown:
     Attributes:
         texts, pieces, errors: by question; of an answer, what has come so far, and its last piece.
         next: the first question that is not printed.
-        sources: whether to print all passages that answers came from.
         status: how far all of it is.
         code: the exit code.
     """
 
-    def __init__(
-        self,
-        questions: Sequence[str],
-        screen: "Console",
-        resolved: Resolved,
-        *,
-        as_json: bool,
-        sources: bool,
-    ) -> None:
-        self.questions, self.screen, self.resolved = questions, screen, resolved
-        self.as_json, self.sources = as_json, sources
+    def __init__(self, questions: Sequence[str], how: Printing) -> None:
+        self.questions, self.how = questions, how
         self.texts = [""] * len(questions)
         self.pieces: list[Piece | None] = [None] * len(questions)
         self.errors: dict[int, str] = {}
         self.next = self.code = 0
-        self.status = screen.status("Answering")
+        self.status = how.screen.status("Answering")
 
     def add(self, index: int, piece: "Piece") -> None:
         """Take a piece of an answer."""
@@ -130,13 +128,13 @@ class _Shown:
 
     def failed(self, index: int, error: KvliteError) -> None:
         """There is no answer to a question."""
-        self.errors[index] = sentence(self.resolved.noted(error))
+        self.errors[index] = sentence(self.how.resolved.noted(error))
         self.code = self.code or BAD_INPUT
         self.show()
 
     def show(self) -> None:
         """Print what can be printed, and how far all of it is."""
-        while not self.as_json and self.next < len(self.questions) and self._ended(self.next):
+        while not self.how.as_json and self.next < len(self.questions) and self._ended(self.next):
             self.status.stop()
             self._print(self.next)
             self.next += 1
@@ -154,12 +152,12 @@ class _Shown:
     def _print(self, index: int) -> None:
         self._write(f"{index + 1}. {self.questions[index]}")
         if index in self.errors:
-            self.screen.print(f"kvlite: {self.errors[index]}")
+            self.how.screen.print(f"kvlite: {self.errors[index]}")
             return
         piece = self.pieces[index]
         assert piece is not None
         self._write(self.texts[index])
-        print_account(piece, self.screen, sources=self.sources)
+        print_account(piece, self.how.screen, sources=self.how.sources)
 
     def _write(self, text: str) -> None:
         write(f"{word_wrapped(text) if sys.stdout.isatty() else text}\n")
@@ -174,7 +172,7 @@ class _Shown:
             self.code = BAD_INPUT
         for index in none:
             self.errors[index] = "stopped before it was answered"
-        if self.as_json:
+        if self.how.as_json:
             print_json([self._json(index) for index in range(len(reasons))], readable=True)
         self.show()
 

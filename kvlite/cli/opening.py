@@ -73,13 +73,8 @@ def documents_of(files: Sequence[str], settings: Settings, screen: "Console") ->
         ContextError: a document cannot fit the model.
         DocumentError: a file cannot be read.
     """
-    from kvlite.documents import read_document
-
-    found, limit, ocr = [], _text_limit(files, settings.model), settings.ocr
-    for file in files:
-        with reading_bar(screen, f"Opening {Path(file).name}") as bar:
-            found.append(read_document(file, limit=limit, progress=bar.update, ocr=ocr))
-    return found
+    limit = _text_limit(files, settings.model)
+    return _read(files, screen, limit=limit, ocr=settings.ocr)
 
 
 def documents_to_send(files: Sequence[str], screen: "Console", *, ocr: bool) -> "list[Document]":
@@ -89,16 +84,24 @@ def documents_to_send(files: Sequence[str], screen: "Console", *, ocr: bool) -> 
         SettingError: one is a saved conversation.
         DocumentError: a file cannot be read.
     """
-    from kvlite.documents import read_document, require_readable
+    from kvlite.documents import require_readable
 
     if (saved := _named_file(files)) is not None:
         raise SettingError(f"{saved} is opened by kvlite itself: leave --server out")
     for file in files:
         require_readable(file)
+    return _read(files, screen, limit=None, ocr=ocr)
+
+
+def _read(
+    files: Sequence[str], screen: "Console", *, limit: int | None, ocr: bool
+) -> "list[Document]":
+    from kvlite.documents import read_document
+
     found = []
     for file in files:
         with reading_bar(screen, f"Opening {Path(file).name}") as bar:
-            found.append(read_document(file, progress=bar.update, ocr=ocr))
+            found.append(read_document(file, limit=limit, progress=bar.update, ocr=ocr))
     return found
 
 
