@@ -4,6 +4,7 @@
   const field = (id) => document.querySelector(`#${id} :is(textarea, input)`);
   const list = () => document.getElementById("listing");
   let row = null; // whose menu is open
+  let held = null; // the button of a row that has the focus
 
   const act = (what, id, name = "") => {
     for (const [each, value] of [["row", id], ["row-name", name]]) {
@@ -11,6 +12,19 @@
       field(each).dispatchEvent(new Event("input"));
     }
     setTimeout(() => document.getElementById(`row-${what}`).click());
+  };
+
+  // The list is drawn again whenever an answer begins or ends: the focus stays where it was.
+  document.addEventListener("focusin", ({ target }) => {
+    held = target.closest("#listing li > button");
+  });
+  document.addEventListener("focusout", ({ target }) => {
+    if (target.isConnected) held = null;
+  });
+  const keepFocus = () => {
+    if (!held || held.isConnected) return;
+    const { id } = held.parentElement.dataset;
+    list().querySelector(`li[data-id="${id}"] > .${held.className}`)?.focus();
   };
 
   const mark = () => {
@@ -22,6 +36,7 @@
       if (each === here) open.setAttribute("aria-current", "true");
       else open.removeAttribute("aria-current");
     }
+    keepFocus();
   };
   document.addEventListener("kvlite:shown", mark);
   addEventListener("DOMContentLoaded", () => {

@@ -68,6 +68,7 @@ def test_axe_finds_nothing_wrong_in_any_state(
     assert faults(page) == []
 
     page.get_by_role("tab", name="Settings").click()
+    page.locator("#set-model input").wait_for()
     for folded in page.locator("#side .label-wrap").all():
         folded.click()
     expect(page.locator("#price [data-peak]")).to_be_visible()
@@ -92,16 +93,17 @@ def test_axe_finds_nothing_wrong_in_any_state(
     assert faults(page) == []
 
     page.locator(ACCOUNT).locator(".title").click()
+    page.locator("#answer table").first.wait_for()
     for folded in page.locator("#answer summary").all():
         folded.click()
     assert faults(page, "side") == []
     page.locator("#tune").click()
     expect(page.locator("#tune-begin")).to_be_visible()
     assert faults(page, "side") == []
-    page.locator("#listing .more").click()
+    page.locator("#listing .more").first.click()
     expect(page.get_by_role("menuitem", name="Rename")).to_be_focused()
     assert faults(page, "conversations") == []
-    page.locator("#listing .more").click()
+    page.locator("#listing .more").first.click()
     page.get_by_role("menuitem", name="Rename").click()
     assert faults(page, "conversations") == []
     page.keyboard.press("Escape")
@@ -120,7 +122,6 @@ def test_the_tab_key_comes_by_everything_in_the_order_in_which_it_is_read(
     endless: Server, visitor: Visitor
 ) -> None:
     page = visitor.open(endless.address)
-    page.locator("#new").click()
     page.locator("#chat .example").first.wait_for()
     page.locator("#conversations .toggle-button").focus()
     stops = [page.evaluate(STOP)]
@@ -128,8 +129,8 @@ def test_the_tab_key_comes_by_everything_in_the_order_in_which_it_is_read(
         page.keyboard.press("Tab")
         stops.append(page.evaluate(STOP))
         assert len(stops) < 40
-    listed = [each for each in stops if "What is far?" in each]
-    assert len(listed) in (0, 2)  # one row of the list, as the tests before this one left it
+    listed = [each for each in stops if "What is far?" in each or "Hello" in each]
+    assert len(listed) in (0, 2)  # one row of the list, if what ran before left any
     assert [each for each in stops if each not in listed and "Select example" not in each] == [
         *("Conversations", "New conversation", "Search", page.locator("#model").inner_text()),
         *("Upload a file", "Message", "Send"),

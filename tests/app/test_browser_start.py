@@ -33,7 +33,6 @@ def test_the_sample_document_ends_before_its_amendments() -> None:
 @pytest.mark.long
 def test_samples_are_sent_at_a_click(server: Server, visitor: Visitor) -> None:
     page = visitor.open(server.address)
-    page.locator("#new").click()
     page.get_by_text(EXAMPLES[2]["display_text"]).click()
     expect(page.locator("#plan-tokens")).to_be_visible()
     page.get_by_text(EXAMPLES[1]["display_text"]).click()
@@ -46,7 +45,6 @@ def test_the_sample_document_is_shown_and_told_while_it_is_read(
     server: Server, visitor: Visitor
 ) -> None:
     page = visitor.open(server.address)
-    page.locator("#new").click()
     page.get_by_text(EXAMPLES[0]["display_text"]).click()
     expect(page.locator("#chat [data-testid=user]")).to_have_text(QUESTION)
     expect(page.locator("#chat")).to_contain_text("About constitution.txt")
@@ -59,7 +57,6 @@ def test_the_sample_document_is_shown_and_told_while_it_is_read(
 @pytest.mark.long
 def test_a_file_is_taken_wherever_it_is_dropped(server: Server, visitor: Visitor) -> None:
     page = visitor.open(server.address)
-    page.locator("#new").click()
     page.dispatch_event("#chat", "drop", {"dataTransfer": page.evaluate_handle(FILE)})
     expect(page.locator("#box .thumbnail-item")).to_have_attribute("title", "herons.txt")
 
@@ -67,7 +64,6 @@ def test_a_file_is_taken_wherever_it_is_dropped(server: Server, visitor: Visitor
 @pytest.mark.long
 def test_a_long_text_that_is_pasted_is_a_document(server: Server, visitor: Visitor) -> None:
     page = visitor.open(server.address)
-    page.locator("#new").click()
     page.locator("#box textarea").focus()
     page.evaluate(PASTE, "A short text.")
     expect(page.locator("#box .thumbnail-item")).to_have_count(0)

@@ -105,7 +105,7 @@ def test_behind_the_models_name_another_is_chosen(app: Any, visitor: Visitor) ->
     page.locator("#model").click()
     row = page.locator("#models label", has_text="mine")
     row.get_by_text("tokens fit").wait_for()
-    assert page.locator("#models label", has_text="broken").get_by_text("safetensors").count() == 1
+    page.locator("#models label", has_text="broken").get_by_text("safetensors").wait_for()
     row.click()
     page.locator("#use-model").click()
     page.locator("#model-used").get_by_text("mine is in use").wait_for()
