@@ -42,7 +42,7 @@ test: setup browser
 
 # What `test` leaves out: longer texts, and more cases of what it tests already.
 long: setup browser
-	OMP_WAIT_POLICY=passive $(BIN)/pytest -n 2 --dist worksteal -m long
+	OMP_WAIT_POLICY=passive $(BIN)/pytest -n 2 --dist worksteal -m "long and not exhaustive"
 
 # What is owed to a GPU, with the Python that has a CUDA build of torch; see tests/gpu/__main__.py.
 gpu:

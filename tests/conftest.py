@@ -4,6 +4,7 @@ import gc
 import os
 import shutil
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from copy import deepcopy
 from dataclasses import dataclass
@@ -308,6 +309,14 @@ PARTS = {
     ],
 }
 
+# One of every kind of attention and of what is kept: what stands on the engine need not go through
+# all that are admitted.
+KINDS = [
+    *("llama", "mistral-sliding", "gemma2", "gemma3n", "gemma4", "llama4", "phi3-longrope"),
+    *("smollm3", "hunyuan", "cohere2", "deepseek-v3", "gpt-oss", "qwen3-next", "lfm2"),
+    "nemotron-h",
+]
+
 # Models with recurrent layers.
 HYBRIDS = ["qwen3-next", "qwen3-5", "qwen3-5-moe", "lfm2", "granite-hybrid", "nemotron-h"]
 
@@ -440,6 +449,12 @@ def tiny(request: pytest.FixtureRequest) -> Tiny:
     return make_tiny(request.param)
 
 
+@pytest.fixture(scope="session", params=KINDS)
+def kind(request: pytest.FixtureRequest) -> Tiny:
+    """An architecture of every kind in turn."""
+    return make_tiny(request.param)
+
+
 @pytest.fixture(scope="session")
 def llama() -> Tiny:
     """One tiny Llama."""
@@ -496,7 +511,8 @@ def hub(tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> I
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Of a test with `cases(n)`, leave n cases to `make test`; the rest are long."""
+    """Of a test with `cases(n)`, leave n cases to `make test`; the rest are long. With
+    `cases(n, most)`, those beyond `most` are exhaustive, too."""
     products: dict[str, list[pytest.Function]] = {}
     for item in items:
         if isinstance(item, pytest.Function) and item.get_closest_marker("cases"):
@@ -505,10 +521,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for each in products.values():
         marker = each[0].get_closest_marker("cases")
         assert marker is not None
-        every_day = most_varied([values_of(item) for item in each], marker.args[0])
+        count, *most = marker.args
+        varied = most_varied([values_of(item) for item in each], count, *most)
         for number, item in enumerate(each):
-            if number not in every_day:
+            if number not in varied[:count]:
                 item.add_marker(pytest.mark.long)
+            if most and number not in varied:
+                item.add_marker(pytest.mark.exhaustive)
 
 
 def values_of(item: pytest.Function) -> list[tuple[str, str]]:
@@ -516,18 +535,22 @@ def values_of(item: pytest.Function) -> list[tuple[str, str]]:
     return sorted((name, repr(value)) for name, value in item.callspec.params.items())
 
 
-def most_varied(cases: list[list[tuple[str, str]]], count: int) -> set[int]:
-    """The numbers of `count` cases that show, together, most values, and then most pairs."""
-    chosen: set[int] = set()
-    seen: set[Any] = set()
+def most_varied(cases: list[list[tuple[str, str]]], count: int, most: int = 0) -> list[int]:
+    """The numbers of `count` cases that show, together, most values, and then most pairs; behind
+    them, up to `most`, those whose values were shown least."""
+    chosen: list[int] = []
+    left = dict.fromkeys(range(len(cases)))
+    seen: Counter[Any] = Counter()
 
-    def new(number: int) -> tuple[int, int]:
+    def new(number: int) -> tuple[int, int, int]:
         values = cases[number]
-        pairs = set(combinations(values, 2)) - seen
-        return len(set(values) - seen), len(pairs)
+        shown = sum(seen[each] for each in values) if len(chosen) >= count else 0
+        pairs = sum(not seen[pair] for pair in combinations(values, 2))
+        return sum(not seen[each] for each in values), pairs, -shown
 
-    while len(chosen) < min(count, len(cases)):
-        best = max((each for each in range(len(cases)) if each not in chosen), key=new)
-        chosen.add(best)
-        seen |= {*cases[best], *combinations(cases[best], 2)}
+    while left and len(chosen) < max(count, most):
+        best = max(left, key=new)
+        del left[best]
+        chosen.append(best)
+        seen.update([*cases[best], *combinations(cases[best], 2)])
     return chosen

@@ -9,11 +9,11 @@ from .conftest import Tiny
 
 
 @pytest.mark.cases(1)
-def test_it_falls_where_transformers_says(tiny: Tiny) -> None:
+def test_it_falls_where_transformers_says(kind: Tiny) -> None:
     ids = torch.randint(3, 199, (1, 150), generator=torch.Generator().manual_seed(5))
-    attentions = tiny.reference(ids, output_attentions=True).attentions
-    rows = list(_rows(tiny.model, ids[0].tolist(), part=1))
-    assert [row.layer for row in rows] == list(tiny.model.shape.full_layers)
+    attentions = kind.reference(ids, output_attentions=True).attentions
+    rows = list(_rows(kind.model, ids[0].tolist(), part=1))
+    assert [row.layer for row in rows] == list(kind.model.shape.full_layers)
     for row in rows:
         paid = attentions[row.layer][0, :, -QUERIES:].double().mean(1)
         paid /= paid.sum(-1, keepdim=True)  # what falls on a learned sink falls on no entry

@@ -35,8 +35,8 @@ CHOICES = [
 
 
 @pytest.mark.cases(1)
-def test_reading_once_gives_every_method_the_cache_it_would_have_alone(tiny: Tiny) -> None:
-    model = tiny.model
+def test_reading_once_gives_every_method_the_cache_it_would_have_alone(kind: Tiny) -> None:
+    model = kind.model
     ids = torch.randint(3, 199, (1, 300), generator=torch.Generator().manual_seed(5))
     shape = model.shape
     narrowing = [("pyramidinfer:least=8", 40), ("uncomp:stage=true,least=80", 40)]

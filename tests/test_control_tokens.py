@@ -367,7 +367,7 @@ def test_no_mixture_makes_a_control(family: str, data: st.DataObject) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("family", FAMILIES)
-@settings(max_examples=120)
+@settings(max_examples=60)
 @given(data=st.data())
 def test_no_mixture_of_many_makes_a_control(family: str, data: st.DataObject) -> None:
     check_mixed(family, data.draw(pieces(family)), data.draw(pieces(family)))

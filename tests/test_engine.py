@@ -67,11 +67,11 @@ def test_full_answers_as_transformers_does_over_two_turns(tiny: Tiny) -> None:
     torch.manual_seed(1)
     first, second = (torch.randint(3, 199, (n,)).tolist() for n in (75, 20))
     talk = Conversation(tiny.model, FULL)
-    answer = talk.generate(first, max_new_tokens=64, ignore_eos=True)
-    assert answer.token_ids == reference_tokens(tiny.reference, first, 64)
-    again = talk.generate(second, max_new_tokens=64, ignore_eos=True)
+    answer = talk.generate(first, max_new_tokens=32, ignore_eos=True)
+    assert answer.token_ids == reference_tokens(tiny.reference, first, 32)
+    again = talk.generate(second, max_new_tokens=32, ignore_eos=True)
     assert again.token_ids == reference_tokens(
-        tiny.reference, first + answer.token_ids + second, 64
+        tiny.reference, first + answer.token_ids + second, 32
     )
 
 

@@ -45,24 +45,24 @@ def rows_of(
 
 
 @pytest.mark.cases(5)
-def test_the_full_cache_is_its_own_measure(tiny: Tiny) -> None:
-    full = rows_of(tiny)[0]
+def test_the_full_cache_is_its_own_measure(kind: Tiny) -> None:
+    full = rows_of(kind)[0]
     assert (full.kl, full.agreement, full.nll_change, full.scored) == (0, 1, 0, AFTER - 1)
     assert full.attention_kept == pytest.approx(1)
 
 
 @pytest.mark.cases(1)
-def test_distances_are_those_of_decode_steps(tiny: Tiny) -> None:
+def test_distances_are_those_of_decode_steps(kind: Tiny) -> None:
     """Token by token, each method alone, beside transformers' logits of the whole text."""
     part = text()[START : START + LENGTH + AFTER]
     with torch.no_grad():
-        full = tiny.reference(torch.tensor([part])).logits[0, LENGTH:-1].tolist()
-    for row, choice in zip(rows_of(tiny), CHOICES, strict=True):
-        (branch,) = read_turns(tiny.model, [part[:LENGTH]], [choice], reserve=AFTER)
+        full = kind.reference(torch.tensor([part])).logits[0, LENGTH:-1].tolist()
+    for row, choice in zip(rows_of(kind), CHOICES, strict=True):
+        (branch,) = read_turns(kind.model, [part[:LENGTH]], [choice], reserve=AFTER)
         cache, policies = branch.cache, branch.policies
         assert (row.entries_mean, row.kv_bytes) == (cache.entries_mean, cache.nbytes)
         other = [
-            decode_step(tiny.model, cache, torch.tensor([token]), policies)[0].tolist()
+            decode_step(kind.model, cache, torch.tensor([token]), policies)[0].tolist()
             for token in part[LENGTH:-1]
         ]
         kl, same, rise = oracle.distances(full, other, part[LENGTH + 1 :])
@@ -130,18 +130,18 @@ def test_distances_with_recall_are_those_of_a_conversations_steps(llama: Tiny) -
 
 
 @pytest.mark.cases(2)
-def test_attention_kept_is_what_transformers_attention_says(tiny: Tiny) -> None:
-    if not tiny.model.shape.full_layers:
+def test_attention_kept_is_what_transformers_attention_says(kind: Tiny) -> None:
+    if not kind.model.shape.full_layers:
         pytest.skip("every layer has a sliding window, whatever the method")
     part = text()[START : START + LENGTH + AFTER - 1]
     with torch.no_grad():
-        attentions = tiny.reference(torch.tensor([part]), output_attentions=True).attentions
-    rows = rows_of(tiny)
+        attentions = kind.reference(torch.tensor([part]), output_attentions=True).attentions
+    rows = rows_of(kind)
     for row, choice in zip(rows, CHOICES, strict=True):
-        (branch,) = read_turns(tiny.model, [part[:LENGTH]], [choice], reserve=AFTER)
+        (branch,) = read_turns(kind.model, [part[:LENGTH]], [choice], reserve=AFTER)
         cache = branch.cache
         shares = []
-        for index in tiny.model.shape.full_layers:
+        for index in kind.model.shape.full_layers:
             kept = {
                 head: head_group.positions[0, at, : head_group.used].tolist()
                 for head_group in cache.layers[index].head_groups
@@ -195,10 +195,10 @@ def test_lines_are_means_over_parts() -> None:
 
 
 @pytest.mark.cases(14)
-def test_memory_of_full_is_its_arithmetic(tiny: Tiny) -> None:
-    shape = tiny.model.shape
+def test_memory_of_full_is_its_arithmetic(kind: Tiny) -> None:
+    shape = kind.model.shape
     grid = [CHOICES[0], CHOICES[2]]
-    runner = Runner(tiny.model, Settings())
+    runner = Runner(kind.model, Settings())
     work = memory(runner, text(), grid, lengths=[120])
     full, cut = measure(work)
     entries = [120 if window is None else window.entries(120) for window in shape.windows]

@@ -108,7 +108,7 @@ def test_what_a_layer_is_told_of_a_token_is_what_transformers_tells_it(
             torch.testing.assert_close(told, expected[:, :, layer], rtol=2e-2, atol=2e-2)
 
 
-@pytest.mark.cases(3)
+@pytest.mark.cases(3, 28)
 @pytest.mark.parametrize("name", EXACT)
 @pytest.mark.parametrize("bits", ["16", "4"])
 def test_every_turn_that_recalls_begins_as_if_nothing_had_been_dropped(
@@ -124,7 +124,7 @@ def test_every_turn_that_recalls_begins_as_if_nothing_had_been_dropped(
         assert (logits - logits_of_the_whole(gemma, ids)).abs().max() < 1e-4
 
 
-@pytest.mark.cases(4)
+@pytest.mark.cases(4, 18)
 @pytest.mark.parametrize("name", WAYS)
 def test_going_back_is_as_if_nothing_else_had_been_said(
     gemma: Tiny, name: str, tmp_path: Path

@@ -80,7 +80,7 @@ def require_same(tiny: Tiny, spec: str, budget: int, **settings: Any) -> None:
         assert told(tiny, spec, budget, scores, **settings) == device, scores
 
 
-@pytest.mark.cases(2)
+@pytest.mark.cases(2, 60)
 @pytest.mark.parametrize("device", ["cpu", *CUDA])
 @pytest.mark.parametrize("more", [0, 7, 60])
 @pytest.mark.parametrize("spec", [*METHODS, *OTHERS])
@@ -89,7 +89,7 @@ def test_the_host_keeps_what_the_device_keeps(spec: str, more: int, device: str)
     require_same(tiny, spec, parse_method(spec).min_budget + more)
 
 
-@pytest.mark.cases(2)
+@pytest.mark.cases(2, 40)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("spec", [*METHODS, *OTHERS])
 def test_in_16_bits_too(spec: str, dtype: torch.dtype) -> None:

@@ -125,7 +125,7 @@ def test_decoding_on_a_cut_cache_equals_dense_attention_to_what_it_holds(
     assert (torch.cat(rows) - expected).abs().max() < 1e-4
 
 
-@pytest.mark.cases(3)
+@pytest.mark.cases(3, 42)
 @pytest.mark.parametrize("name", EXACT)
 @pytest.mark.parametrize("bits", ["16", "4"])
 def test_every_turn_that_recalls_begins_as_if_nothing_had_been_dropped(
@@ -146,7 +146,7 @@ def test_tokens_are_not_left_behind_between_layers(hybrid: Tiny) -> None:
         layer_policies(parse_method("pyramidinfer"), hybrid.model.shape, 40, 100)
 
 
-@pytest.mark.cases(4)
+@pytest.mark.cases(4, 24)
 @pytest.mark.parametrize("name", WAYS)
 def test_going_back_is_as_if_nothing_else_had_been_said(
     hybrid: Tiny, name: str, tmp_path: Path
@@ -214,7 +214,7 @@ def test_reading_that_is_stopped_leaves_the_states(hybrid: Tiny) -> None:
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.long
+@pytest.mark.cases(0, 6)
 @pytest.mark.usefixtures("quick_collections")
 @pytest.mark.parametrize("name", ["full", "recall in 4 bits"])
 def test_where_memory_runs_out_states_are_right(hybrid: Tiny, name: str) -> None:

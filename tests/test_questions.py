@@ -66,9 +66,9 @@ def recipes(seeds: Sequence[int]) -> list[Recipe]:
 
 @pytest.mark.cases(1)
 @pytest.mark.parametrize("question", ["known", "unknown"])
-def test_forked_branches_answer_as_conversations_do(tiny: Tiny, question: str) -> None:
+def test_forked_branches_answer_as_conversations_do(kind: Tiny, question: str) -> None:
     """Known: one turn. Unknown: the context is read, then the question is a turn of its own."""
-    case, model = make_case(), tiny.model
+    case, model = make_case(), kind.model
     branches = read(model, case, question, CHOICES)
     before = [(branch.cache.entries_mean, branch.cache.nbytes) for branch in branches]
     said = answers(model, branches, case.new_tokens)
@@ -255,20 +255,20 @@ def alone(tiny: Tiny, case: Case, choice: Any) -> float:
 
 
 @pytest.mark.cases(1)
-def test_surprise_is_each_methods_own_and_disturbs_nothing(tiny: Tiny) -> None:
+def test_surprise_is_each_methods_own_and_disturbs_nothing(kind: Tiny) -> None:
     case = make_case(3)
-    branches = read(tiny.model, case, "known", CHOICES)
+    branches = read(kind.model, case, "known", CHOICES)
     before = [positions(branch.cache) for branch in branches]
-    ours = surprise(tiny.model, branches, case.forced, case.at_keys)
+    ours = surprise(kind.model, branches, case.forced, case.at_keys)
     for choice, nats in zip(CHOICES, ours, strict=True):
-        assert nats == pytest.approx(alone(tiny, case, choice), abs=1e-4), choice.method.spec
+        assert nats == pytest.approx(alone(kind, case, choice), abs=1e-4), choice.method.spec
     distinct = {round(nats, 5) for nats in ours}
-    assert len(distinct) > 4 or not tiny.model.shape.full_layers
+    assert len(distinct) > 4 or not kind.model.shape.full_layers
     for branch, held in zip(branches, before, strict=True):
         assert positions(branch.cache) == held
         assert branch.cache.seen == len(case.prompt)
-    told = answers(tiny.model, branches, 8)
-    untold = answers(tiny.model, read(tiny.model, case, "known", CHOICES), 8)
+    told = answers(kind.model, branches, 8)
+    untold = answers(kind.model, read(kind.model, case, "known", CHOICES), 8)
     assert told == untold
 
 

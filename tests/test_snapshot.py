@@ -119,7 +119,7 @@ def follows(model: LoadedModel, path: Path, **given: Any) -> Conversation:
     return again
 
 
-@pytest.mark.cases(10)
+@pytest.mark.cases(10, 60)
 @pytest.mark.parametrize("bits", BITS)
 @pytest.mark.parametrize("name", [*METHODS, *COMPOSED])
 def test_the_next_answer_is_that_without_saving(
@@ -132,7 +132,7 @@ def test_the_next_answer_is_that_without_saving(
     follows(model, tmp_path / "talk.kv", method=name, kv_bits=bits)
 
 
-@pytest.mark.cases(10)
+@pytest.mark.cases(10, 60)
 @pytest.mark.parametrize(
     ("place", "recall_bits", "bits"),
     [

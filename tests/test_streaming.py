@@ -69,7 +69,7 @@ class Watched:
 # --- the same numbers ----------------------------------------------------------------------------
 
 
-@pytest.mark.cases(5)
+@pytest.mark.cases(5, 50)
 @pytest.mark.parametrize("setting", ["disk", "ram"])
 def test_every_architecture_gives_the_same_logits(tiny: Tiny, setting: str, tmp_path: Path) -> None:
     """To the last digit, in two turns and their answers; but for Llama 4, all of whose experts
@@ -204,7 +204,7 @@ def test_what_came_is_accounted_for(both: Pair) -> None:
 # --- memory --------------------------------------------------------------------------------------
 
 
-@pytest.mark.cases(2)
+@pytest.mark.cases(2, 50)
 @pytest.mark.parametrize("setting", ["disk", "ram"])
 def test_two_layers_and_the_rest_are_on_the_device(
     tiny: Tiny, setting: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -116,7 +116,7 @@ def live() -> dict[int, int]:
 # --- bytes ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.cases(14)
+@pytest.mark.cases(14, 92)
 @pytest.mark.parametrize("name", CHOICES)
 def test_bytes_are_those_held(tiny: Tiny, name: str, tmp_path: Path) -> None:
     """To the byte, group by group, before the first token."""
@@ -191,7 +191,7 @@ def test_tensors_counted_include_scales(llama: Tiny, tmp_path: Path) -> None:
 # --- the same tokens as transformers -------------------------------------------------------------
 
 
-@pytest.mark.cases(4)
+@pytest.mark.cases(4, 50)
 @pytest.mark.parametrize("name", ["nf4", pytest.param("int8", marks=pytest.mark.long)])
 def test_answers_as_transformers_does(
     tiny: Tiny, name: str, tiny_folder: Path, tmp_path: Path
