@@ -1,5 +1,6 @@
 """Storage: true bytes, checked writes, ragged heads."""
 
+from copy import deepcopy
 from dataclasses import dataclass
 
 import pytest
@@ -318,3 +319,13 @@ def test_views_of_one_storage_count_once() -> None:
     whole = torch.zeros(6, 4)
     assert bytes_held([*whole.split(2), whole.T]) == whole.nbytes
     assert bytes_held(torch.zeros(2) for _ in range(3)) == 24
+
+
+def test_bytes_are_counted_anew_when_a_layer_is_another() -> None:
+    cache = KVCache.empty([(2, 8)] * 2, device=torch.device("cpu"), dtype=torch.float32)
+    before = cache.nbytes
+    cache.layers[1] = cache.layers[1].resized([64])
+    assert cache.nbytes == sum(layer.nbytes for layer in cache.layers) > before
+    copy = deepcopy(cache)
+    copy.layers[1] = copy.layers[0]
+    assert copy.nbytes == copy.layers[0].nbytes < cache.nbytes

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from weakref import ref
 
 import torch
 from torch import Tensor
@@ -33,6 +34,9 @@ class KVCache:
     writing: bool = False
     states: dict[int, States] = field(default_factory=dict)
     queries: dict[int, QueryLog] = field(default_factory=dict)
+    _measured: tuple[tuple[ref[LayerCache], ...], int] = field(
+        default=((), 0), init=False, repr=False, compare=False
+    )
 
     @classmethod
     def empty(
@@ -73,7 +77,11 @@ class KVCache:
     @property
     def nbytes(self) -> int:
         """Bytes held for keys and values, filled or not; what layers share counts once."""
-        return bytes_held(tensor for layer in self.layers for tensor in layer.tensors)
+        known, measured = self._measured
+        if [each() for each in known] != self.layers:  # asked with every token, changed seldom
+            measured = bytes_held(tensor for layer in self.layers for tensor in layer.tensors)
+            self._measured = tuple(map(ref, self.layers)), measured
+        return measured
 
     @property
     def state_bytes(self) -> int:

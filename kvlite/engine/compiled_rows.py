@@ -74,9 +74,9 @@ def attend(
 
     kv_heads, sinks = k.shape[1], softmax.sinks
     lines = [_line(step) for step in steps]
-    for step, row in zip(steps, q.split(1), strict=True):
+    for row, step in enumerate(steps):
         if step.queries is not None:
-            step.queries.write(step.positions, row, softmax)
+            step.queries.write(step.positions, q[row : row + 1], softmax)
     queries = q.numpy().reshape(len(q), kv_heads, -1, q.shape[3])
     out, came = compiled(
         queries * np.float32(softmax.scale),

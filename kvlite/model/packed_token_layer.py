@@ -66,7 +66,8 @@ class PackedTokenLayer(TokenLayer):
     ) -> Tensor:
         """As the module: hidden states `(batch, 1, hidden size)`."""
         x, (cos, sin), (every, own) = hidden.numpy()[:, 0], position_embeddings, self.heads
-        made = self.to_heads(x, cos.numpy(), sin.numpy())
-        q, k, v = torch.from_numpy(made).unsqueeze(2).split([every, own, own], 1)
+        made = self.to_heads(x, cos.numpy(), sin.numpy())[:, :, None]
+        parts = made[:, :every], made[:, every : every + own], made[:, every + own :]
+        q, k, v = (torch.from_numpy(part) for part in parts)
         out = kvlite.attend(q, k, v, self.softmax).numpy().reshape(len(x), -1)
         return torch.from_numpy(self.to_hidden(x, out)).unsqueeze(1)
