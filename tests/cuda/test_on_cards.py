@@ -120,9 +120,33 @@ def test_a_model_is_loaded_as_it_is_planned(folder: Path, monkeypatch: pytest.Mo
         assert answer.token_ids == expected.token_ids
         assert answer.metrics.no_graph == "layers are on several cards"
         assert talk.store is not None
+        module = runner.model.module
+        weights, kv = dict.fromkeys(CARDS, 0), dict.fromkeys(CARDS, 0)
+        weights[CARDS[0]] = module.lm_head.weight.nbytes + module.model.embed_tokens.weight.nbytes
         for index, card in enumerate(runner.model.cards):
             aside = talk.store.layers[index].index
             assert aside is not None
+            own = [*runner.model.layers[index].parameters()]
             kept = [*talk.cache.layers[index].tensors, *aside.tensors]
-            kept += runner.model.layers[index].parameters()
-            assert {tensor.device for tensor in kept} == {card}
+            assert {tensor.device for tensor in (*own, *kept)} == {card}
+            weights[card] += sum(tensor.nbytes for tensor in own)
+            kv[card] += sum(tensor.nbytes for tensor in kept)
+        for card, planned in zip(CARDS, runner.plan.cards, strict=True):
+            assert weights[card] == pytest.approx(planned.weights, rel=0.01)
+            assert 0 < kv[card] <= planned.kv  # of more tokens
+
+
+@pytest.mark.long
+def test_blocks_of_a_file_are_on_their_layers_card() -> None:
+    given = {"weights": "gguf", "recall": "off", "max_new_tokens": 2}
+    expected = open_runner(Settings(**given)).generate([5, 6, 7], ignore_eos=True)
+    with fake_cuda(count=2):
+        runner = open_runner(Settings(device="cuda:0,cuda:1", **given))
+        assert runner.generate([5, 6, 7], ignore_eos=True).token_ids == expected.token_ids
+        module, held = runner.model.module, dict.fromkeys(CARDS, 0)
+        tensors = [*module.parameters(), *module.buffers()]
+        for tensor in {each.data_ptr(): each for each in tensors}.values():
+            held[tensor.device] += tensor.nbytes
+        assert runner.plan is not None
+        for card, planned in zip(CARDS, runner.plan.cards, strict=True):
+            assert held[card] == pytest.approx(planned.weights, rel=0.01)
