@@ -320,7 +320,9 @@ class _Reading:
         sums = any(policy.method.decoding.cumulative for policy in policies)
         queries = max(map(_queries, policies))
         first = max(policy.method.needs.first for policy in policies)
-        watching = probing(shape, replace(probe, queries=queries, first=first, sums=sums))
+        text = any(policy.method.needs_text for policy in policies)
+        probe = replace(probe, queries=queries, first=first, text=text, sums=sums)
+        watching = probing(shape, probe)
         run = Prefill(
             self.model,
             cache,

@@ -115,6 +115,7 @@ class LayerPrefill:
         states: States | None = None,
         log: QueryLog | None = None,
         lenders: "Mapping[int, LayerPrefill] | None" = None,
+        structural: Tensor | None = None,
     ) -> None:
         """Read tokens into a layer that has room for them, or for a chunk of them under a mask.
 
@@ -128,6 +129,7 @@ class LayerPrefill:
             states: before these tokens.
             log: takes the queries, where somebody watches the layer.
             lenders: earlier layers, by number, whose entries are attended to behind this one.
+            structural: as in `LayerView`.
         """
         method = policy.method
         self.layer = layer
@@ -151,6 +153,7 @@ class LayerPrefill:
         self.carrier = StateCarrier(self.states)
         self.log = log
         self.lenders = lenders or {}
+        self.structural = structural
         self.length = 0  # of the chunk that goes through
 
     def take(self, module: Any, hidden: Tensor, *, answers: bool = True) -> Tensor:
@@ -332,4 +335,5 @@ class LayerPrefill:
             self.policy.budget,
             head_alias=self.layer.head_alias,
             opening=opening,
+            structural=self.structural,
         )

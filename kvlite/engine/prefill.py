@@ -37,6 +37,7 @@ from kvlite.methods.layer_policy import (
 )
 from kvlite.methods.placement import ON_DEVICE, ScoringBackend
 from kvlite.model.load import LoadedModel
+from kvlite.model.structure import structural
 from kvlite.offload import HostKVStore
 
 CHUNK = 1024
@@ -110,9 +111,13 @@ class Prefill:
         positions = torch.arange(self.start, self.end, dtype=torch.int32, device=model.device)
         self.positions = model.by_layer(positions)
         self.marks: dict[int, list[Mark]] = {}
-        self.reconstruction_pass = self._reconstruction_pass(
-            token_ids if context is None else torch.cat([context.to(model.device), token_ids], 1)
-        )
+        everything = token_ids
+        if context is not None:
+            everything = torch.cat([context.to(model.device), token_ids], 1)
+        self.reconstruction_pass = self._reconstruction_pass(everything)
+        self.structural = None
+        if any(policy.method.needs_text for policy in policies):
+            self.structural = structural(model.tokenizer, everything)
         reconstructs = any(policy.method.prefilling.reconstruction for policy in policies)
         self.reconstructed = cache.reconstructed if reconstructs else 0
         if self.reconstruction_pass is not None:
@@ -175,6 +180,7 @@ class Prefill:
             states=self._before.get(index),
             log=self.cache.queries.get(index),
             lenders=self.lenders,
+            structural=self.structural,
         )
         if policy.method.decoding.cumulative and self.cache.reconstructed:
             layer.clear_rows()  # they hold what a reconstruction found, not sums
@@ -367,7 +373,7 @@ def prefill(
             with a host store that has begun, what that has seen. On any device, like `context`.
         policies: one a layer; a layer that its method leaves to another gets that one's here.
         context: `(batch, seen)` int64, the tokens before them; only methods that have the model
-            repeat what it read need it.
+            repeat what it read, or look at its text, need it.
         store: takes everything that is read. Once it has, layers read on from there, not from the
             cache: reading is exact, and what is kept is chosen anew from all.
         backend: where attention becomes a choice of what is kept.

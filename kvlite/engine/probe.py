@@ -22,6 +22,7 @@ class Probe(Method):
 
     queries: int
     first: int = 0
+    text: bool = False
     sums: bool = False
     future_queries: FutureQueries | None = None
     reconstruction: Reconstruction | None = None
@@ -41,6 +42,11 @@ class Probe(Method):
         """One row where one of them sums or repeats."""
         rows = int(self.sums or self.reconstruction is not None)
         return Decoding(rows=rows, cumulative=self.sums)
+
+    @property
+    def needs_text(self) -> bool:
+        """What was asked for."""
+        return self.text
 
     @cached_property
     def needs(self) -> Needs:

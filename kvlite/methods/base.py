@@ -28,6 +28,8 @@ class LayerView:
         head_alias: KV heads dropped before, which are in no head group, and the head that stands in
             for each.
         opening: the first queries read in this turn, as many as `Method.needs` asks for.
+        structural: `(batch, end)` bool, by position, which tokens are punctuation and white space
+            alone; None unless `Method.needs_text`.
     """
 
     layer: int
@@ -37,6 +39,7 @@ class LayerView:
     candidate_budget: int | None = None
     head_alias: Mapping[int, int] = field(default_factory=dict)
     opening: Window | None = None
+    structural: "Tensor | None" = None
 
     @property
     def lengths(self) -> list[GroupLength]:
@@ -124,6 +127,11 @@ class Method(ABC):
     @property
     def needs_calibration(self) -> bool:
         """Whether `fitted` looks at a calibration of the model."""
+        return False
+
+    @property
+    def needs_text(self) -> bool:
+        """Whether `select` looks at what kind of tokens were read, in `view.structural`."""
         return False
 
     def fitted(self, shape: ModelShape, calibration: Calibration | None) -> "Method":

@@ -36,6 +36,8 @@ class Scored(Method):
         groups: groups of a layer's heads by the effective rank of their queries (UNComp); the
             lower a group's rank, the fewer entries its heads keep. 1 for equal heads.
         low: with `groups`, entries a head of the last group keeps; 0 for half of the first's.
+        structure: what scores of punctuation and white space are multiplied by (the training-free
+            part of RestoreKV), before they are spread; 1 changes nothing.
         drop: with layers="rank", by how much the rank falls where a new group of layers begins.
         calibration: what was measured of the model.
     """
@@ -48,6 +50,7 @@ class Scored(Method):
     floor: float = 0.2
     groups: int = 1
     low: int = 0
+    structure: float = 1.0
     drop: float = 1.0
     calibration: Calibration | None = field(default=None, metadata=NO_OPTION)
 
@@ -59,6 +62,7 @@ class Scored(Method):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.require("pool", self.pool >= 1 and self.pool % 2 == 1, "an odd number")
+        self.require("structure", 0 <= self.structure <= 1, "from 0 to 1")
         self.require("floor", 0 <= self.floor <= 1, "from 0 to 1")
         drop = Scored.drop
         self.require("drop", self.groups_layers or self.drop == drop, f"{drop} but for layers=rank")
@@ -106,6 +110,10 @@ class Scored(Method):
     @property
     def needs_calibration(self) -> bool:
         return self.groups > 1 or self.groups_layers
+
+    @property
+    def needs_text(self) -> bool:
+        return self.structure < 1
 
     @property
     def variable_head_lens(self) -> bool:
@@ -161,6 +169,9 @@ class Scored(Method):
         """The scores of each head group, where entries are chosen."""
         window = view.window.last(self.needs.num_queries(view.budget))
         scores = [self.score(head_group, window) for head_group in view.head_groups]
+        if view.structural is not None and self.needs_text:
+            for head_group, each in zip(view.head_groups, scores, strict=True):
+                each *= window.beside(self._structure(head_group, view.structural))
         if self.heads_agree:
             positions = [
                 window.beside(head_group.positions[:, :, : head_group.used])
@@ -168,6 +179,12 @@ class Scored(Method):
             ]
             scores = over_heads(scores, positions, window.end)
         return [window.backend.scores(each) for each in scores]
+
+    def _structure(self, head_group: KVHeadGroup, structural: Tensor) -> Tensor:
+        """What the scores of a head group are multiplied by, `(batch, heads, used)`."""
+        positions = head_group.positions[:, :, : head_group.used].long()
+        lines = structural[:, None].expand(-1, positions.shape[1], -1)
+        return 1 - (1 - self.structure) * lines.gather(2, positions).float()
 
     def decode_scores(self, head_group: KVHeadGroup, end: Position) -> Tensor:
         """The remembered attention `(batch, heads, used)` of a head group, for `evict` and `trim`.

@@ -33,6 +33,7 @@ class Wrapper(Method):
     min_budget = _inner("min_budget")
     layer_budgets = _inner("layer_budgets")
     needs_calibration = _inner("needs_calibration")
+    needs_text = _inner("needs_text")
     compresses = _inner("compresses")
     respects_budget = _inner("respects_budget")
     variable_head_lens = _inner("variable_head_lens")
