@@ -183,7 +183,7 @@ class Scored(Method):
     def _structure(self, head_group: KVHeadGroup, structural: Tensor) -> Tensor:
         """What the scores of a head group are multiplied by, `(batch, heads, used)`."""
         positions = head_group.positions[:, :, : head_group.used].long()
-        lines = structural[:, None].expand(-1, positions.shape[1], -1)
+        lines = structural.to(positions.device)[:, None].expand(-1, positions.shape[1], -1)
         return 1 - (1 - self.structure) * lines.gather(2, positions).float()
 
     def decode_scores(self, head_group: KVHeadGroup, end: Position) -> Tensor:
