@@ -21,8 +21,8 @@ from kvlite.methods.layer_policy import can_recall, layer_policies, loses
 from kvlite.model.load import LoadedModel
 from kvlite.model.weights import held_tensors
 from kvlite.offload import HostKVStore, Recall
-from kvlite.planner.forecast import Forecast
 from kvlite.planner.forecaster import Forecaster
+from kvlite.planner.peaks import Forecast
 from tests.conftest import ARCHITECTURES, make_tiny
 
 CASES_EACH, LONGEST, CLOSE, UNDER = 4, 6, 0.01, 0.005

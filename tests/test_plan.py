@@ -21,9 +21,9 @@ from kvlite.memory.nvml import CardUse, spill_note
 from kvlite.model.weights import Weights
 from kvlite.planner.candidates import load_options_here, open_planner
 from kvlite.planner.cards import split
-from kvlite.planner.forecast import Forecast
 from kvlite.planner.forecaster import Forecaster
 from kvlite.planner.max_context import reach, reaches
+from kvlite.planner.peaks import Forecast
 from kvlite.planner.plan import Plan, Planner
 from tests.conftest import ARCHITECTURES, SIZES, Tiny
 from tests.test_packed import random_ids

@@ -359,11 +359,8 @@ class Service:
         after: Work | None = None,
     ) -> Work:
         """Work on a conversation, which is in memory then and on disk afterwards."""
-        store = self.store(owner)
-
-        def whole(work: Work) -> Record:
-            return self.model_host.work(store, id, work, title, task)
-
+        store, host = self.store(owner), self.model_host
+        whole = lambda work: host.work(store, id, work, title, task)  # noqa: E731
         return self._submit(store, id, title, whole, request, first, after)
 
     def _submit(

@@ -5,9 +5,10 @@ from typing import TYPE_CHECKING
 
 from kvlite.cache.segment import bytes_held
 from kvlite.errors import ForecastError
-from kvlite.planner.forecast import Moment, Task, forecast
+from kvlite.planner.forecast import Task, forecast
 from kvlite.planner.meta import meta
 from kvlite.planner.meta_model import meta_model_of
+from kvlite.planner.peaks import Moment
 
 if TYPE_CHECKING:
     from kvlite.conversation.turn import Turn

@@ -21,7 +21,7 @@ from kvlite.engine.layer_prefill import LayerPrefill
 from kvlite.engine.oom_actions import cache_oom_actions
 from kvlite.engine.prefill_oom import embedded, may_wait, prefill_oom_actions, reserve_for
 from kvlite.engine.query_stats import rotations_to_come
-from kvlite.engine.reconstruct import ReconstructionPass, asked_for
+from kvlite.engine.reconstruct import reconstruction_pass
 from kvlite.engine.sparse_attention import require_served, sparse_masks
 from kvlite.errors import require_uncancelled
 from kvlite.memory.free import is_oom
@@ -83,25 +83,20 @@ class Prefill:
             cache.require_whole()
             require_apart(policies, cache.layers)
         require_served(model, policies, cache.layers, cache.seen)
-        self.model, self.cache = model, cache
-        self.store = store
-        self.backend = backend
+        self.model, self.cache, self.store = model, cache, store
+        self.backend, self.oom_policy = backend, oom_policy
         if store is not None:
             store.mark()
-        self.oom_policy = oom_policy
         self.layers: list[LayerCache] = []
         self.states: dict[int, States] = {}
         self.lenders: dict[int, LayerPrefill] = {}
         self.policies = policies
         self.reserve, self.room = reserve, min(reserve, ROOM)
-        self.chunk = chunk
-        self.callbacks = callbacks
-        self.whole = whole
+        self.chunk, self.callbacks, self.whole = chunk, callbacks, whole
         self.start, self._before = cache.seen, cache.states
         if store is not None and store.begun:
             self.start, self._before = store.seen, copies_of(store.states, model.device_of)
-        self.new = token_ids.shape[1]
-        self.end = self.start + self.new
+        self.new, self.end = token_ids.shape[1], self.start + token_ids.shape[1]
         token_ids = token_ids.to(model.device)
         self.hidden = embedded(model, token_ids, chunk, oom_policy)
         self.rows: Tensor | None = None
@@ -111,20 +106,18 @@ class Prefill:
         positions = torch.arange(self.start, self.end, dtype=torch.int32, device=model.device)
         self.positions = model.by_layer(positions)
         self.marks: dict[int, list[Mark]] = {}
-        everything = token_ids
-        if context is not None:
-            everything = torch.cat([context.to(model.device), token_ids], 1)
-        self.reconstruction_pass = self._reconstruction_pass(everything)
-        self.structural = None
-        if any(policy.method.needs_text for policy in policies):
-            self.structural = structural(model.tokenizer, everything)
+        before = [] if context is None else [context.to(model.device)]
+        everything = torch.cat([*before, token_ids], 1)
+        self.reconstruction_pass = reconstruction_pass(
+            model, cache, policies, store, everything, new=self.new, end=self.end, chunk=chunk
+        )
+        looks = any(policy.method.needs_text for policy in policies)
+        self.structural = structural(model.tokenizer, everything) if looks else None
         reconstructs = any(policy.method.prefilling.reconstruction for policy in policies)
         self.reconstructed = cache.reconstructed if reconstructs else 0
         if self.reconstruction_pass is not None:
             self.reconstructed = self.end
-        self.capacities = [
-            [head_group.capacity for head_group in layer.head_groups] for layer in cache.layers
-        ]
+        self.capacities = [[each.capacity for each in layer.head_groups] for layer in cache.layers]
 
     def read_layer(self, index: int) -> LayerPrefill:
         """Take all tokens through one layer. Free what it returns before the next: it holds all
@@ -194,20 +187,17 @@ class Prefill:
 
     def _read_chunk(self, index: int, layer_prefill: LayerPrefill, at: int) -> int:
         """Take a chunk through a layer, from row `at` of the hidden states on; the row after it."""
-        length = self.hidden.shape[1]
+        length, final = self.hidden.shape[1], self._is_final(index)
         # In the final layer the last token is a chunk by itself.
-        end = length - 1 if self._final(index) and at < length - 1 else length
+        end = length - 1 if final and at < length - 1 else length
         span = slice(at, min(at + self.chunk, end))
         # Nothing reads the final layer's output but the last token: of the others it needs
         # keys, values and queries alone.
-        answers = (
-            not self._final(index)
-            or span.stop == length
-            or layer_prefill.policy.method.decoding.cumulative
-        )
+        cumulative = layer_prefill.policy.method.decoding.cumulative
+        answers = not final or span.stop == length or cumulative
         hidden = self.hidden[:, span].to(self.model.device_of(index))
-        out = layer_prefill.take(self.model.layers[index], hidden, answers=answers)
-        self.hidden[:, span] = out
+        layer = self.model.layers[index]
+        self.hidden[:, span] = layer_prefill.take(layer, hidden, answers=answers)
         return span.stop
 
     def _passed(self, index: int, rows: int) -> None:
@@ -317,6 +307,9 @@ class Prefill:
             return work()
         return self.oom_policy.run(work, prefill_oom_actions(self))
 
+    def _is_final(self, index: int) -> bool:
+        return index == len(self.policies) - 1 and not self.whole
+
     def _roomy(self, index: int) -> LayerCache:
         """A layer with room for the new tokens: the cache's own, grown, if nothing of it will be
         dropped; else a copy, so that stopping loses nothing; or, with a host store, all that it
@@ -333,22 +326,6 @@ class Prefill:
         layer = layer.resized(policy.capacities(lengths, self.room), policy.method.decoding.rows)
         self.marks[index], self.cache.layers[index] = layer.mark(), layer
         return layer
-
-    def _reconstruction_pass(self, context: Tensor) -> ReconstructionPass | None:
-        """What has to be repeated before layers are cut, if any method wants that.
-
-        Args:
-            context: `(batch, n)` int64, all that was read, these tokens included.
-        """
-        asked, begin = asked_for(self.policies, self.cache, self.store, self.new)
-        if asked is None:
-            return None
-        if context.shape[1] != self.end:
-            raise ValueError("a method that has the model repeat what it read needs all of it")
-        return ReconstructionPass(self.model, context, begin, asked, chunk=self.chunk)
-
-    def _final(self, index: int) -> bool:
-        return index == len(self.policies) - 1 and not self.whole
 
 
 @torch.inference_mode()

@@ -46,7 +46,34 @@ class Passage:
     hidden: Tensor
 
 
-def asked_for(
+def reconstruction_pass(
+    model: LoadedModel,
+    cache: KVCache,
+    policies: Sequence[LayerPolicy],
+    store: HostKVStore | None,
+    text: Tensor,
+    *,
+    new: int,
+    end: int,
+    chunk: int,
+) -> "ReconstructionPass | None":
+    """What has to be repeated before layers are cut, if any method wants that.
+
+    Args:
+        text: `(batch, n)` int64, all that was read, the new tokens included.
+        new: tokens that are read now.
+        end: tokens that were read then, which `text` has to have.
+        chunk: tokens that go through a layer together.
+    """
+    asked, begin = _asked_for(policies, cache, store, new)
+    if asked is None:
+        return None
+    if text.shape[1] != end:
+        raise ValueError("a method that has the model repeat what it read needs all of it")
+    return ReconstructionPass(model, text, begin, asked, chunk=chunk)
+
+
+def _asked_for(
     policies: Sequence[LayerPolicy], cache: KVCache, store: HostKVStore | None, new: int
 ) -> tuple[Reconstruction | None, int]:
     """How what was read has to be repeated before layers are cut, if any method wants that; and the

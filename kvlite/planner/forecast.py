@@ -26,62 +26,7 @@ from kvlite.model.load import LoadedModel
 from kvlite.offload import HostKVStore, Recall
 from kvlite.planner.meta import MetaMeter
 from kvlite.planner.meta_cache import MetaOpCache
-
-
-@dataclass(frozen=True)
-class Moment:
-    """A peak by what it is made of, in bytes on the device, weights not included.
-
-    Attributes:
-        kv: all layers' keys, values, positions and attention rows, and the recall indexes.
-        hidden: hidden states of all tokens, their ids and rotations.
-        layer: one layer with all it has read.
-        work: everything else that lives for a moment: a chunk's activations, scores, logits.
-    """
-
-    kv: int = 0
-    hidden: int = 0
-    layer: int = 0
-    work: int = 0
-
-    @property
-    def total(self) -> int:
-        """The sum."""
-        return self.kv + self.hidden + self.layer + self.work
-
-
-@dataclass(frozen=True)
-class Forecast:
-    """The memory that a turn will take.
-
-    Attributes:
-        reading: the peak while a chunk passes through a layer.
-        choosing: the peak while a layer is cut.
-        answering: at the last token of the longest answer.
-        kv_bytes: of the cache after reading, recall indexes included.
-        host_bytes: of host memory or disk, for everything read and answered.
-        layers: of each layer's cache after the longest answer, its recall index included.
-    """
-
-    reading: Moment
-    choosing: Moment
-    answering: Moment
-    kv_bytes: int
-    host_bytes: int
-    layers: tuple[int, ...]
-
-    @property
-    def peak_bytes(self) -> int:
-        """The highest peak, weights not included."""
-        return max(each.total for each in (self.reading, self.choosing, self.answering))
-
-    @property
-    def by_layer(self) -> tuple[list[int], int]:
-        """Bytes of each layer's cache when all are largest, and of the most that there is beside
-        it."""
-        moments = self.reading, self.choosing, self.answering
-        more = max(1, max(each.kv for each in moments) / max(1, sum(self.layers)))
-        return [int(more * each) for each in self.layers], max(m.total - m.kv for m in moments)
+from kvlite.planner.peaks import Forecast, Moment
 
 
 @dataclass(frozen=True)
@@ -168,12 +113,12 @@ class _Foresight(Prefill):
         query statistics are joined, or states carried on, one chunk earlier."""
         policy = self.policies[index]
         length: int = self.hidden.shape[1]
-        end = length - 1 if self._final(index) else length
-        starts: list[int] = [*range(0, end, self.chunk), *([end] if self._final(index) else [])]
+        end = length - 1 if self._is_final(index) else length
+        starts: list[int] = [*range(0, end, self.chunk), *([end] if self._is_final(index) else [])]
         observed = length - max(policy.method.needs.num_queries(policy.budget), 1)
         seen = sum(at + self.chunk > observed for at in starts)
         carried = bool(self.model.shape.states[index])
-        more = self._final(index) + (carried or self.coming[index] is not None)
+        more = self._is_final(index) + (carried or self.coming[index] is not None)
         return starts[-min(max(2 + more, seen), len(starts))]
 
     def _roomy(self, index: int) -> LayerCache:
@@ -267,21 +212,21 @@ def _forecast(
                 outdated.append(index)
             reading.policies[index] = took.policy
             reading.states |= {index: took.states} if took.states else {}
-        read = _higher(read, _moment(kv, hidden, took.whole, took.reading))
-        chosen = _higher(chosen, _moment(kv, hidden, took.whole, took.choosing))
+        read = read.higher(Moment.over(kv, hidden, took.whole, took.reading))
+        chosen = chosen.higher(Moment.over(kv, hidden, took.whole, took.choosing))
         layers.append(took.layer)
         indexes.append(max(0, took.kept - took.layer.nbytes))
         del took
         meter.peak, before = meter.live, meter.live
         merge_below(layers, policies, index, reading.room)
-        chosen = _higher(chosen, _moment(before - hidden, hidden, 0, meter.peak - before))
+        chosen = chosen.higher(Moment.over(before - hidden, hidden, 0, meter.peak - before))
     hidden, before = beside + reading.hidden.nbytes, meter.live
     share_out(layers, policies, reading.room)
-    chosen = _higher(chosen, _moment(before - hidden, hidden, 0, meter.peak - before))
+    chosen = chosen.higher(Moment.over(before - hidden, hidden, 0, meter.peak - before))
     meter.peak = meter.live
     logits = reading.logits()
     last = Moment(meter.live - hidden - logits.nbytes, hidden, 0, meter.peak - meter.live)
-    read = _higher(read, replace(last, work=last.work + logits.nbytes))
+    read = read.higher(replace(last, work=last.work + logits.nbytes))
     cache.layers, cache.seen, cache.states = layers, reading.end, reading.states
     if store is not None:
         store.carry(reading.states)
@@ -341,7 +286,7 @@ def _answer(
         step.trimmed()
     model.logits(hidden[:, -1])
     stepping = Moment(kv, tables, 0, meter.peak - kv - tables)
-    return _higher(stepping, Moment(kv, tables, growing))
+    return stepping.higher(Moment(kv, tables, growing))
 
 
 def _grown(layer: LayerCache, policy: LayerPolicy, longest: int) -> LayerCache:
@@ -405,12 +350,3 @@ def _kind(reading: _Foresight, index: int) -> Any:
         held.nbytes,
         None if aside is None else (aside.window, aside.read, aside.cache.nbytes, aside.scored_by),
     )
-
-
-def _moment(kv: int, hidden: int, whole: int, peak: int) -> Moment:
-    """A peak over what was live before a layer."""
-    return Moment(kv, hidden, min(whole, peak), max(0, peak - whole))
-
-
-def _higher(one: Moment, other: Moment) -> Moment:
-    return max(one, other, key=lambda each: each.total)

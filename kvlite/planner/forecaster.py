@@ -10,9 +10,10 @@ from kvlite.model.load import LoadedModel
 from kvlite.model.shape import ModelShape
 from kvlite.model.weights import Weights
 from kvlite.offload import HostKVStore
-from kvlite.planner.forecast import Forecast, Task, forecast
+from kvlite.planner.forecast import Task, forecast
 from kvlite.planner.meta_cache import MetaOpCache
 from kvlite.planner.meta_model import meta_model
+from kvlite.planner.peaks import Forecast
 
 
 @dataclass

@@ -17,9 +17,9 @@ from kvlite.model.chat_template import tokens_of
 from kvlite.model.weights import Weights, held_tensors
 from kvlite.offload.weights.experts import LEAST, Resident
 from kvlite.planner.cards import CardPlan, over_cards
-from kvlite.planner.forecast import Forecast, Moment
 from kvlite.planner.forecaster import Forecaster
 from kvlite.planner.held_weights import HeldWeights
+from kvlite.planner.peaks import Forecast, Moment
 
 CHUNKS, BITS, LEASTS = (CHUNK, 512, 256, 128), ("16", "8", "4"), (AUTO_LEAST, 512, 256)
 PCIE = 25e9  # bytes a second
