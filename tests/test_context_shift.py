@@ -100,7 +100,7 @@ GIVEN: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.cases(1)
+@pytest.mark.cases(1, 18)
 @pytest.mark.parametrize("architecture", ["llama", "gemma3", "phi3-partial", "llama4"])
 @pytest.mark.parametrize("name", GIVEN)
 def test_a_conversation_goes_on_for_as_long_as_it_likes(architecture: str, name: str) -> None:

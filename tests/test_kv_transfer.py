@@ -323,7 +323,7 @@ def test_tokens_of_an_answer_arrive_in_their_places(transfer: KVTransfer) -> Non
     assert head_group.residual_values[:, :, :80].equal(source.residual_values)
 
 
-@pytest.mark.cases(1)
+@pytest.mark.cases(1, 8)
 @pytest.mark.parametrize(
     "settings",
     [

@@ -80,9 +80,10 @@ def test_odd_values_are_refused_in_a_sentence_or_are_nothing(page: ValidatedPage
         if event.fn is None:
             continue
         usual = [getattr(each, "value", None) for each in event.inputs]
+        step = min(max(1, len(usual)), 10)
         for number, odd in enumerate(ODD):
             told(page, event, [odd] * len(usual), state=state)
-            for place in range(number % 5, len(usual), 1 if len(usual) < 5 else 5):
+            for place in range(number % step, len(usual), step):
                 told(page, event, [*usual[:place], odd, *usual[place + 1 :]], state=state)
         told(page, event, usual[:-1], state=state)
 
