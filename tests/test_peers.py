@@ -30,7 +30,7 @@ def program(llama: Tiny, monkeypatch: pytest.MonkeyPatch) -> Iterator[PeerProgra
     """A fake one, that is a process nevertheless."""
     monkeypatch.setattr(peers, "python", lambda _: Path(sys.executable))
     monkeypatch.setattr(peers, "PROGRAM", Path(__file__).with_name("fake_peer.py"))
-    chosen = peer_choices(["kvpress:snapkv", "transformers:quanto4"], [40, 20], 120)
+    chosen = peer_choices(["kvpress:snapkv", "transformers:hqq4"], [40, 20], 120)
     made = PeerProgram(llama.model, Path("somewhere"), chosen)
     yield made
     made.close()
@@ -48,7 +48,7 @@ def test_rows_of_peers_stand_beside_ours(llama: Tiny, program: PeerProgram) -> N
     work = ask(llama.model, recipes([0]), own, ["known", "unknown"], program)
     rows: list[QuestionRow] = list(measure(work))
     about = [(row.question, row.method, row.budget) for row in rows]
-    names = ["full", "snapkv:window=8", "kvpress:snapkv", "kvpress:snapkv", "transformers:quanto4"]
+    names = ["full", "snapkv:window=8", "kvpress:snapkv", "kvpress:snapkv", "transformers:hqq4"]
     sizes = [120, 40, 40, 20, 120]
     assert about == [
         (question, name, size)
@@ -171,3 +171,14 @@ def one_pass(model: Any, ids: list[int], cut: int, kept: int) -> torch.Tensor:
     mask = torch.zeros(sees.shape).masked_fill(~sees, torch.finfo(torch.float32).min)
     logits: torch.Tensor = model(torch.tensor([ids]), attention_mask=mask[None, None]).logits[0]
     return logits
+
+
+@pytest.mark.long
+def test_packages_that_cannot_be_had_are_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peers, "python", lambda _: Path(sys.executable))
+    monkeypatch.setattr(peers, "EnvBuilder", lambda **_: SimpleNamespace(create=lambda _: None))
+    monkeypatch.setattr(peers, "PACKAGES", ("no such package!",))
+    told: list[str] = []
+    with pytest.raises(SettingError, match=r"install-peers found no way to install no such pack.*"):
+        peers.install(told.append)
+    assert [line.split()[0] for line in told] == ["Making", "Installing"]

@@ -15,7 +15,6 @@ layers; the question is read afterwards. As in kvpress' own pipeline, tokens kee
 import contextlib
 import copy
 import json
-import re
 import sys
 import time
 from typing import Any
@@ -88,9 +87,8 @@ def chosen(peer: str, model: Any, share: float) -> tuple[Any, Any]:
     """The press, if it is one, and the cache that a prompt is read into."""
     program, _, name = peer.partition(":")
     if program == "transformers":
-        backend, bits = re.fullmatch(r"([a-z]+)(\d)", name).groups()  # type: ignore[union-attr]
-        axis = {"axis_key": 1, "axis_value": 1} if backend == "hqq" else {}
-        return None, QuantizedCache(backend, model.config, nbits=int(bits), **axis)
+        bits = int(name.removeprefix("hqq"))
+        return None, QuantizedCache("hqq", model.config, nbits=bits, axis_key=1, axis_value=1)
     import kvpress
 
     presses = {key.removesuffix("Press").lower(): key for key in dir(kvpress) if "Press" in key}
@@ -123,11 +121,6 @@ def held_bytes(value: Any) -> int:
         return sum(map(held_bytes, value))
     if isinstance(value, dict):
         return held_bytes(list(value.values()))
-    packed = [
-        getattr(value, name) for name in ("_data", "_scale", "_shift") if hasattr(value, name)
-    ]
-    if packed:
-        return held_bytes(packed)
     if isinstance(value, torch.Tensor):
         return value.numel() * value.element_size()
     names = ("layers", "keys", "values", "_quantized_keys", "_quantized_values")

@@ -21,10 +21,10 @@ from kvlite.config.paths import data_folder
 from kvlite.errors import ModelError, SettingError
 from kvlite.model.load import LoadedModel
 
-PACKAGES = ("kvpress>=0.5.5,<0.6", "optimum-quanto>=0.2.7,<0.3", "hqq>=0.2.8,<0.3")
+PACKAGES = ("kvpress>=0.5.5,<0.6", "hqq>=0.2.8,<0.3")
 INSTALL = "kvlite bench install-peers"
 PROGRAM = Path(__file__).with_name("peer_program.py")
-_PRESS, _QUANTIZED = re.compile(r"kvpress:\w+"), re.compile(r"transformers:(quanto[24]|hqq[1248])")
+_PRESS, _QUANTIZED = re.compile(r"kvpress:\w+"), re.compile(r"transformers:hqq[248]")
 _VERSIONS = """
 import json
 from importlib.metadata import version
@@ -92,7 +92,7 @@ def require_peers(specs: Sequence[str]) -> None:
         if not (_PRESS.fullmatch(spec) or _QUANTIZED.fullmatch(spec)):
             raise SettingError(
                 f"--peer {spec!r} is neither a press of kvpress, as kvpress:snapkv, nor a "
-                "quantized cache of transformers, as transformers:quanto4 or transformers:hqq4"
+                "quantized cache of transformers, as transformers:hqq4"
             )
 
 

@@ -119,7 +119,7 @@ Peers = Annotated[
         "--peer",
         callback=_listed,
         help="others' caches too, by as many entries and with times: kvpress:snapkv or another of "
-        "its presses, transformers:quanto4 or hqq4; `kvlite bench install-peers` comes first",
+        "its presses, transformers:hqq4; `kvlite bench install-peers` comes first",
     ),
 ]
 RULER_TASKS = ["single", "multi-key", "multi-value", "multi-query", "copy-many"]
@@ -171,7 +171,7 @@ def niah(
 
       kvlite bench niah --question unknown --budget 256 --recall off,0,128 --recall-bits 16,4
 
-      kvlite bench niah --method snapkv --peer kvpress:snapkv,transformers:quanto4
+      kvlite bench niah --method snapkv --peer kvpress:snapkv,transformers:hqq4
     """
 
 
