@@ -237,10 +237,7 @@ class Service:
     def branch(self, owner: str, id: str, number: int) -> Work:
         """Go back to just after the answer to message `number`, counted from 1."""
         return self.work_on(
-            owner,
-            id,
-            "Going back",
-            lambda now, work: now.session.branch(number, work.callbacks),
+            owner, id, "Going back", lambda now, work: now.session.branch(number, work.callbacks)
         )
 
     def switch(self, owner: str, id: str, branch: int) -> Work:
