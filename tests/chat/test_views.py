@@ -199,7 +199,7 @@ def test_an_account_in_sentences(metrics: GenerationMetrics) -> None:
         "Answered 6 tokens",
         "/set max-tokens",
         f"{metrics.seen_tokens:,} tokens",
-        "chosen by snapkv:window=8, 64 a head",
+        "chosen by snapkv:window=8, with a budget of 64 a KV head",
         "stays in host memory",
         "Note: mind the gap.",
     ):
