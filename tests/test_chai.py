@@ -9,9 +9,11 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from kvlite.cache import LayerCache
+from kvlite.cache.query_log import QueryLog
 from kvlite.config.settings import Settings
 from kvlite.conversation.conversation import Conversation
 from kvlite.engine.decode import decode_step
+from kvlite.engine.passage_attention import passage_attention
 from kvlite.engine.prefill import prefill
 from kvlite.errors import SettingError
 from kvlite.methods import LayerView, parse_method
@@ -19,6 +21,7 @@ from kvlite.methods.chai import CHAI
 from kvlite.methods.chai import clusters as linked
 from kvlite.methods.layer_policy import layer_policies
 from kvlite.methods.scores import Window
+from kvlite.ops.attention import grouped
 from kvlite.ops.softmax import Softmax
 from tests.conftest import Tiny, make_tiny
 from tests.oracles import clusters
@@ -128,6 +131,23 @@ def test_answers_over_two_turns_equal_transformers_with_heads_alike(
     logits = prefill(tiny.model, cache, more, policies, reserve=8, chunk=7)
     assert (logits - alike.step(more)).abs().max() < 1e-4
     assert [clusters_of(layer) for layer in cache.layers] == found
+
+
+def test_attention_to_passages_is_that_of_the_heads_that_ask(llama: Tiny) -> None:
+    talk = Conversation(llama.model, Settings(method="chai:start=0", budget="24", recall="off"))
+    talk.generate([*range(3, 90)], max_new_tokens=3, ignore_eos=True)
+    (layer, *_), tokens, owner = talk.cache.layers, range(80, 87), torch.arange(90) // 30
+    (shared,) = (each for each in layer.head_groups if each.shares_keys)
+    shape = llama.model.shape
+    queries = torch.randn(1, shape.heads, len(tokens), shape.head_dim)
+    alike = grouped(queries.clone(), layer.kv_heads)
+    alike[:, list(shared.heads)] = alike[:, [shared.heads[0]]]
+    found = []
+    for each in (queries, alike.flatten(1, 2)):
+        log = QueryLog()
+        log.write(torch.tensor(tokens), each, Softmax(shape.head_dim**-0.5))
+        found.append(passage_attention(layer, log, tokens, owner, 3))
+    assert found[0].sum() > 0 and found[0].equal(found[1])
 
 
 def test_what_shares_keys_is_neither_cut_nor_taken_for_whole(llama: Tiny) -> None:

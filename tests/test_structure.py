@@ -27,11 +27,22 @@ class Letters:
         return "".join(map(chr, token_ids))
 
 
+class Stripping(Letters):
+    """It leaves out the space that a text begins with, as SentencePiece does."""
+
+    def decode(self, token_ids: list[int]) -> str:
+        return super().decode(token_ids).removeprefix(" ")
+
+    def convert_ids_to_tokens(self, token_id: int) -> str:
+        return chr(token_id).replace(" ", "\u2581")
+
+
 def test_structure_is_what_has_no_letter_digit_or_sign() -> None:
     marks = {*string.whitespace, *string.punctuation, *"«»…、。"} - {*"+<>|$^`~="}
     ids = torch.tensor([[*map(ord, PROSE)], [*map(ord, reversed(PROSE))]])
     expected = [[chr(each) in marks for each in row] for row in ids.tolist()]
     assert structural(Letters(), ids).tolist() == expected
+    assert structural(Stripping(), ids).tolist() == expected
     assert not structural(Letters(), torch.tensor([[0xFFFD]])).any()
     assert structural(Letters(), ids.to("meta")).shape == ids.shape
 
@@ -71,7 +82,7 @@ def test_scores_of_structure_are_taken_down_before_they_are_spread(
 def test_over_two_turns_no_structure_stays_but_at_the_ends(
     llama: Tiny, monkeypatch: pytest.MonkeyPatch, recall: str
 ) -> None:
-    monkeypatch.setattr(structure, "_is_structure", lambda text: int(text) % 3 == 0)
+    monkeypatch.setattr(structure, "_is_structure", lambda tokenizer, token_id: token_id % 3 == 0)
     torch.manual_seed(3)
     method = "snapkv:window=4,pool=1,structure=0"
     given = Settings(method=method, budget="30", recall=recall, recall_entries=0)

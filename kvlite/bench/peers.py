@@ -184,15 +184,17 @@ class PeerProgram:
                 env={**os.environ, "HF_HUB_OFFLINE": "1"},
                 text=True,
             )
-            self._ask(
-                {
-                    "model": str(self.path),
-                    "dtype": str(self.model.dtype).removeprefix("torch."),
-                    "device": str(self.model.device),
-                    "threads": torch.get_num_threads(),
-                },
-                "the model",
-            )
+            about_model = {
+                "model": str(self.path),
+                "dtype": str(self.model.dtype).removeprefix("torch."),
+                "device": str(self.model.device),
+                "threads": torch.get_num_threads(),
+            }
+            try:
+                self._ask(about_model, "the model")
+            except ModelError:
+                self.close()
+                raise
         assert self._running.stdin is not None and self._running.stdout is not None
         try:
             self._running.stdin.write(json.dumps(asked) + "\n")

@@ -278,7 +278,7 @@ class Step:
         while self.index < len(self.policies):
             self.go_on()
         model = self.model
-        return self.end(self._safely(lambda: model.logits(self.hidden[:, -1].to(model.device))))
+        return self.end(self._safely(lambda: model.logits(self.hidden[:, -1])))
 
     def _safely(self, work: Callable[[], T]) -> T:
         """Do a part of the step that can be done again."""

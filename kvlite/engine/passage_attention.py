@@ -32,8 +32,8 @@ def passage_attention(
     positions, queries = log.of(tokens)
     peaks, kv_heads = [], layer.kv_heads
     for group in layer.head_groups:
-        q = of_heads(grouped(queries, kv_heads), group.heads).flatten(1, 2)
-        softmax = log.softmax.of_heads(group.heads, kv_heads)
+        q = of_heads(grouped(queries, kv_heads), group.asking_heads).flatten(1, 2)
+        softmax = log.softmax.of_heads(group.asking_heads, kv_heads)
         keys = group.keys[:, :, : group.used].to(q.device)
         at = group.positions[0, :, : group.used].to(q.device).long()
         peak = q.new_zeros(q.shape[1], passages + 1, dtype=torch.float32)

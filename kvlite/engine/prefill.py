@@ -285,7 +285,7 @@ class Prefill:
 
     def logits(self) -> Tensor:
         """Next-token logits `(batch, vocab)` float32, after the last layer."""
-        return self.model.logits(self.hidden[:, -1].to(self.model.device))
+        return self.model.logits(self.hidden[:, -1])
 
     def rewind(self) -> None:
         """Restore the cache and the host store; what was given up for memory stays given up."""

@@ -36,4 +36,4 @@ def prompt_logits(
     for index in range(model.shape.layers):
         reading.read_layer(index)
     for start in range(0, count, _ROWS):
-        yield model.logits(reading.hidden[0, start : start + _ROWS].to(model.device))
+        yield model.logits(reading.hidden[0, start : start + _ROWS])

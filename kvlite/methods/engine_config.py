@@ -50,6 +50,11 @@ class EngineConfig:
         checkpoint_limit(settings.checkpoint_limit)
         require_grammar(settings.schema)
         parse_logit_bias(settings.logit_bias)
+        if method.needs_text and settings.beyond_context == "compact":
+            raise SettingError(
+                "--beyond-context compact gives entries other positions than the text has, by "
+                f"which structure of --method {settings.method} finds punctuation: leave one out"
+            )
         bits = parse_kv_bits(settings.kv_bits), parse_kv_bits(settings.recall_bits)
         return cls(settings, method, budget, *bits)
 
@@ -126,8 +131,10 @@ def require_meaning(name: str, value: Any, called: str) -> None:
 def _require_device(text: str) -> None:
     # A GPU that is not here may be planned for.
     one = r"cuda(:[0-9]{1,3})?"
-    if re.fullmatch(rf"auto|all|cpu(:[0-9]{{1,3}})?|{one}(,{one})*", text) is None:
-        raise SettingError(f"unknown device {text!r}: use auto, cpu or cuda")
+    if re.fullmatch(rf"auto|all|cpu(:[0-9]{{1,3}})?|{one}(, *{one})*", text) is None:
+        raise SettingError(
+            f"unknown device {text!r}: use auto, cpu or cuda, or several cards as cuda:0,cuda:1"
+        )
 
 
 _READERS: Mapping[str, Callable[[Any], object]] = {

@@ -292,8 +292,8 @@ def require_apart(policies: Sequence[LayerPolicy], layers: Sequence[LayerCache])
     for policy, layer in zip(policies, layers, strict=True):
         if layer.shares_keys and policy.method.compresses and not policy.method.needs.first:
             raise SettingError(
-                f"heads of this conversation share keys, of which {policy.method.spec} would drop "
-                "some: start a new conversation, or keep its method"
+                f"heads of this conversation share keys (chai), and {policy.method.spec} drops "
+                "entries of single heads: start a new conversation, or keep its method"
             )
 
 

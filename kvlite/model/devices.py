@@ -15,7 +15,10 @@ def choose_devices(setting: str, option: str = "--device") -> tuple[torch.device
     if setting == "all":
         found = tuple(torch.device("cuda", number) for number in range(torch.cuda.device_count()))
         if not found:
-            raise SettingError(f"{option} all: torch sees no CUDA device here: leave it out")
+            raise SettingError(
+                f"{option} all: torch sees no CUDA device here: name cards, as "
+                "cuda:0,cuda:1, to plan for them, or leave it out"
+            )
         return found
     named = tuple(choose_device(name.strip()) for name in setting.split(","))
     for device in named:
@@ -35,9 +38,14 @@ def choose_device(device: str) -> torch.device:
     try:
         chosen = torch.device(device)
     except RuntimeError:
-        raise SettingError(f"unknown device {device!r}: use auto, cpu or cuda") from None
+        raise SettingError(
+            f"unknown device {device!r}: use auto, cpu or cuda, or several cards as cuda:0,cuda:1"
+        ) from None
     if chosen.type not in ("cpu", "cuda"):
-        raise SettingError(f"device {device!r} is not supported: use auto, cpu or cuda")
+        raise SettingError(
+            f"device {device!r} is not supported: use auto, cpu or cuda, or several cards as "
+            "cuda:0,cuda:1"
+        )
     if chosen.type == "cuda" and (chosen.index or 0) >= torch.cuda.device_count():
         raise SettingError(
             f"device {device!r} is not here: torch sees {torch.cuda.device_count()} CUDA devices "

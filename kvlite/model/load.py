@@ -167,7 +167,9 @@ class LoadedModel:
         return hidden if multiplier is None else hidden * multiplier
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Next-token logits `(batch, vocab)` float32 of last hidden states `(batch, hidden)`."""
+        """Next-token logits `(batch, vocab)` float32 of last hidden states `(batch, hidden)`, on
+        the device of any layer."""
+        hidden = hidden.to(self.device)
         if self.carried is not None:
             hidden = self.carried.end(hidden)
         logits: Tensor = self.module.lm_head(self._final_norm(hidden)).float()

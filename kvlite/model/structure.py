@@ -13,9 +13,12 @@ def structural(tokenizer: Any, token_ids: Tensor) -> Tensor:
     if token_ids.is_meta:
         return torch.empty_like(token_ids, dtype=torch.bool)
     known, places = token_ids.cpu().unique(return_inverse=True)
-    texts = [tokenizer.decode([each]) for each in known.tolist()]
-    return torch.tensor([*map(_is_structure, texts)])[places].to(token_ids.device)
+    kinds = [_is_structure(tokenizer, each) for each in known.tolist()]
+    return torch.tensor(kinds)[places].to(token_ids.device)
 
 
-def _is_structure(text: str) -> bool:
+def _is_structure(tokenizer: Any, token_id: int) -> bool:
+    # Some tokenizers leave out the space that a text begins with.
+    text = tokenizer.decode([token_id])
+    text = text or tokenizer.convert_ids_to_tokens(token_id).replace("\u2581", " ")
     return bool(text) and all(each.isspace() or category(each)[0] == "P" for each in text)

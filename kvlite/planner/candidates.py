@@ -53,7 +53,10 @@ def open_planner(
     if not card and not _elsewhere(settings):
         devices = choose_devices(settings.device)
         return planner_here(settings, folder, devices, reads_text=reads_text, cancel=cancel)
-    room = together([_room(settings, card)] * (settings.device.count(",") + 1))
+    cards = (
+        len(choose_devices("all")) if settings.device == "all" else settings.device.count(",") + 1
+    )
+    room = together([_room(settings, card)] * cards)
     load_options = [
         (stream, weights)
         for stream in _streams(settings, room)

@@ -63,7 +63,7 @@ def prompt_chances(
         pairs = zip(rows, token_ids[1:], strict=True)
         return [chances(row, token, top) for row, token in pairs]
 
-    yield from OOMPolicy(model.device).run(scored, {})
+    yield from OOMPolicy(model.device, model.cards).run(scored, {})
 
 
 def token_text(tokenizer: Any, token_id: int) -> str:

@@ -61,7 +61,7 @@ class Files:
             _require_small(int(request.headers["content-length"]))
         kept = [path.stat().st_size for path in self._paths()]
         if len(kept) >= MOST or sum(kept) >= ROOM:
-            said = f"there is no room for more than {len(kept)} files"
+            said = f"the {len(kept)} files here leave no room"
             raise Refusal(
                 f"{said}: delete one (DELETE /v1/files/ID)", param="file", code="storage_limit"
             )

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
-from threading import Thread
+from threading import Event, Thread
 from typing import TYPE_CHECKING, Any
 
 from kvlite.config.settings import Settings
@@ -171,11 +171,16 @@ class OpenAIClient:
         """The lines of a stream, until it is cancelled: they are read in a thread of their own, as
         one that waits for a server cannot look at anything else."""
         heard = SimpleQueue[str | Exception | None]()
-        connected = list[socket.socket]()
+        connected, left = list[socket.socket](), Event()
+
+        def connect(opened: socket.socket) -> None:
+            connected.append(opened)
+            if left.is_set():
+                _shut(connected)
 
         def read() -> None:
             try:
-                self._hear(path, body, connected, heard.put)
+                self._hear(path, body, connect, heard.put)
             except Exception as error:
                 heard.put(error)
             heard.put(None)
@@ -184,15 +189,14 @@ class OpenAIClient:
         try:
             yield _until(heard, callbacks)
         finally:  # which wakes the thread, and ends the answer there
-            for each in connected:
-                with suppress(OSError):
-                    socket.socket.shutdown(each, socket.SHUT_RDWR)
+            left.set()
+            _shut(connected)
 
     def _hear(
         self,
         path: str,
         body: dict[str, Any],
-        connected: list[socket.socket],
+        connect: Callable[[socket.socket], None],
         hear: Callable[[str], None],
     ) -> None:
         import httpx
@@ -200,7 +204,7 @@ class OpenAIClient:
         def trace(event: str, about: dict[str, Any]) -> None:
             if event.startswith("connection.") and event.endswith(".complete"):
                 stream = about.get("return_value")
-                connected.append(stream.get_extra_info("socket"))  # type: ignore[union-attr]
+                connect(stream.get_extra_info("socket"))  # type: ignore[union-attr]
 
         try:
             with (
@@ -246,6 +250,12 @@ class Upstream:
     client: OpenAIClient
     models: Sequence[str]
     given: frozenset[str]
+
+
+def _shut(connected: Sequence[socket.socket]) -> None:
+    for each in connected:
+        with suppress(OSError):
+            socket.socket.shutdown(each, socket.SHUT_RDWR)
 
 
 def _until(heard: SimpleQueue[str | Exception | None], callbacks: Callbacks) -> Iterator[str]:

@@ -65,10 +65,10 @@ def test_a_document_is_read_and_asked_about(server: Server, tmp_path: Path) -> N
     path.write_text("The lighthouse of Karsk was built in 1911 by Ilse Brandt.")
     asks = client(server)
     id = asks.predict(handle_file(path), "", api_name="/read")
-    (record,) = records(server)
+    record = records(server)[0]
     assert (record.waiting, record.title) == (["karsk.txt"], "karsk.txt")
     assert "Brandt" in asks.predict("Who built the lighthouse?", id, api_name="/say")
-    (record,) = records(server)
+    record = records(server)[0]
     assert record.said[0].documents == ("karsk.txt",)
     assert record.title == "Who built the lighthouse?"
 

@@ -57,7 +57,7 @@ def test_each_card_has_a_line(
     assert shown.code == 0
     (first, last), others = re.findall(r" ([0-9]+)-([0-9]+) ", shown.out)
     assert (first, others) == ("0", (f"{int(last) + 1}", "31"))
-    for part in ("2 x a card of 12GiB", "activations", "free"):
+    for part in ("2 x a card of 12GiB", "work", "free"):
         assert part in shown.out
     refused([*given, "--scores", "host"], "--scores host is for one card")
     refused([*given, "--stream", "disk"], "--stream disk is for one card")

@@ -64,6 +64,13 @@ def test_logits_are_those_of_one_card(name: str, given: dict[str, Any]) -> None:
             one.step(), two.step()
 
 
+def test_hidden_states_of_any_card_become_logits() -> None:
+    with fake_cuda(count=2):
+        model = laid_out("llama")
+        hidden = torch.randn(3, model.shape.hidden, device=CARDS[1])
+        assert model.logits(hidden).equal(model.logits(hidden.to(CARDS[0])))
+
+
 def test_memory_is_looked_for_on_a_layers_own_card() -> None:
     def fails() -> None:
         raise torch.OutOfMemoryError

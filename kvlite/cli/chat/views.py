@@ -197,7 +197,7 @@ def _all_phases(made: "Plan") -> Table:
 
 
 def _by_card(made: "Plan") -> Table:
-    table = Table("card", "layers", "weights", "cache", "activations", "free")
+    table = Table("card", "layers", "weights", "cache", "work", "free")
     begin = 0
     for card in made.cards:
         layers = f"{begin}-{begin + card.layers - 1}" if card.layers else "none"
