@@ -81,7 +81,8 @@ class ConversationEvents:
     def say(
         self, id: str, start: int, query: str, said: dict[str, Any] | None, request: gr.Request
     ) -> Updates:
-        """Send what is in the box."""
+        """Send what is in the box, to a new conversation where none could be shown."""
+        id = id or self.service.store(owner_of(request)).new().id
         view = self._view(request, id, start, query)
         text, files = _text_of(said), _files_of(said)
         if not text and not files:
@@ -93,6 +94,7 @@ class ConversationEvents:
     ) -> Updates:
         """Read what was dropped into the box while its question is typed, and forget what was taken
         out of it again; the box stays as it is. What is wrong is said once it is sent."""
+        id = id or self.service.store(owner_of(request)).new().id
         view = self._view(request, id, start, query)
         try:
             work = keep_up(self.service, view.owner, id, _files_of(said))

@@ -421,7 +421,8 @@ def nobodys_settings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]
     folder = tmp_path_factory.mktemp("config")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("KVLITE_CONFIG", str(folder))
-        for variable in (PROFILE, *map(variable_of, OPTIONS)):
+        others = ("KVLITE_SERVER", "KVLITE_API_KEY", "OPENAI_API_KEY")
+        for variable in (PROFILE, *map(variable_of, OPTIONS), *others):
             patch.delenv(variable, raising=False)
         yield folder
 

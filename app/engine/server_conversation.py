@@ -8,7 +8,6 @@ from pydantic import TypeAdapter
 
 from kvlite.config.atomic_file import replaced
 from kvlite.config.settings import LOADING, Settings
-from kvlite.conversation.session import Message
 from kvlite.errors import SettingError, SnapshotError
 from kvlite.web.openai_client import ServerAnswer, Upstream
 from kvlite.web.work import PAUSE, Shown, Work
@@ -85,8 +84,6 @@ class ServerConversation:
             with store.changing(record.id) as kept:
                 kept.name = kept.name or record.name  # it may have been renamed
                 self._update(kept)
-            for each in (store.whole(record.id), store.light(record.id)):
-                each.unlink(missing_ok=True)  # a model here would go on without what is new
         except OSError as error:
             raise SnapshotError(
                 f"this conversation cannot be written, and what was said last is lost: {error}; "
@@ -127,14 +124,12 @@ class ServerConversation:
                 raise SnapshotError(
                     f"{path} is damaged: what was said can still be exported"
                 ) from None
-        if record.documents:
+        if record.said or record.documents or record.branches:
             raise SnapshotError(
-                f"{record.title} has documents that a model here has read: end the app, and begin "
-                "it without --server to go on with it"
+                f"{record.title} was had with a model here: end the app, and begin it without "
+                "--server to go on with it"
             )
-        texts = [each.text for each in record.said]
-        turns = zip(texts[::2], texts[1::2], strict=False)
-        return Said([tuple(Turn(Message(asked), answer) for asked, answer in turns)])
+        return Said()
 
 
 def _stored(turns: tuple[Turn, ...]) -> list[StoredMessage]:

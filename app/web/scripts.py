@@ -101,10 +101,12 @@ ADDRESSED = """(kept, ...others) => {
   window.onhashchange = () => location.reload();
   return [location.hash.slice(1) || kept, ...others];
 }"""
-# What is sent before the page knows which conversation it shows waits until it does.
+# What is sent before the page knows which conversation it shows waits until it does; after half a
+# minute it begins a new one.
 ARRIVED = """async (id, ...others) => {
   const here = () => document.querySelector('#here textarea, #here input')?.value;
-  while (!(id ||= here())) await new Promise((go) => setTimeout(go, 50));
+  for (let left = 600; left && !(id ||= here()); left--)
+    await new Promise((go) => setTimeout(go, 50));
   return [id, ...others];
 }"""
 TITLED = """(id, name) => {

@@ -80,7 +80,10 @@ def app(
     if api_key and api_port is None:
         raise SettingError("--api-key is for programs: give --api-port, too, or leave it out")
     if server and api_port is not None:
-        raise SettingError("--api-port lends out the model here: leave it out, or --server")
+        raise SettingError(
+            f"--api-port lends out the model here, and {server} answers: leave it out, or "
+            "--server (KVLITE_SERVER)"
+        )
     api = None if api_port is None else ApiConfig(config.host, api_port, keys_of(api_key))
     if api is not None:
         api.require_key()

@@ -84,6 +84,8 @@ class OpenAIClient:
         except httpx.InvalidURL as error:
             raise SettingError(f"--server {url} is no address ({error}): correct it") from None
         self.url = url.rstrip("/") if path else f"{url.rstrip('/')}/v1"
+        # What others may read: no password, no query.
+        self._named = str(httpx.URL(url).copy_with(userinfo=b"", query=None))
         key = os.environ.get("KVLITE_API_KEY") or os.environ.get("OPENAI_API_KEY")
         self._headers = {"Authorization": f"Bearer {key}"} if key else {}
 
@@ -228,11 +230,11 @@ class OpenAIClient:
         return httpx.Client(headers=self._headers, timeout=timeout, trust_env=False)
 
     def _refused(self, why: str) -> SettingError:
-        return SettingError(f"--server {self.url} did not answer: {why}")
+        return SettingError(f"--server {self._named} did not answer: {why[:300]}")
 
     def _unreachable(self, error: Exception) -> SettingError:
         return SettingError(
-            f"--server {self.url} cannot be reached ({reason(error)}): start `kvlite serve`, or "
+            f"--server {self._named} cannot be reached ({reason(error)}): start `kvlite serve`, or "
             "check the address"
         )
 

@@ -37,17 +37,19 @@ ARGS = (
 )
 # Milliseconds: a machine that does other things answers slowly.
 SLOW = 180_000
+# Failures of what was waited for in a browser.
+WAITED = ["TimeoutError", "AssertionError: Locator", "AssertionError: Page"]
 # Answers, and the line under each.
 ANSWER = "#chat [data-testid=bot]:not(:has(.thought-group))"
 ACCOUNT = "#chat [data-testid=bot]:has(.thought-group):has-text('first token')"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What drives a browser may be tried once more, as on a busy machine one is late now and then;
-    pytest's summary names what was."""
+    """What drives a browser may be tried once more where it waited in vain, as on a busy machine
+    one is late now and then; pytest's summary names what was."""
     for item in items:
         if "chromium" in getattr(item, "fixturenames", ()):
-            item.add_marker(pytest.mark.flaky(reruns=1))
+            item.add_marker(pytest.mark.flaky(reruns=1, only_rerun=WAITED))
 
 
 @dataclass

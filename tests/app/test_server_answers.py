@@ -16,7 +16,7 @@ from kvlite.web.openai_client import OpenAIClient, Upstream
 from kvlite.web.work import Work
 from kvlite_app.engine.server_conversation import ServerHost
 from kvlite_app.engine.service import Service
-from tests.app.conftest import Visitor, send, serving, upload
+from tests.app.conftest import Visitor, send, serving, upload, waited
 from tests.server.conftest import serving as server_of
 
 FACTS = b"The lighthouse of Karsk was built in 1911.\n"
@@ -187,6 +187,9 @@ def test_kvlites_own_server_says_what_the_model_says_here(given: Settings, tmp_p
     expected = said(here.say("", began_here, "Who?"))
     expected_of_facts = said(here.say("", with_facts, "When?", [facts]))
     expected_then = said(here.say("", with_facts, "And then?"))
+    other = here.store("").new().id
+    here.say("", other, "Who?").wait()
+    expected_later = said(here.say("", other, "And then?"))
     config = ServerConfig(folder=tmp_path / "server")
     with server_of(given, config) as server:
         (name, *_) = OpenAIClient(server.address).models()
@@ -195,12 +198,13 @@ def test_kvlites_own_server_says_what_the_model_says_here(given: Settings, tmp_p
         facts = upload(there, "facts.txt", FACTS)
         assert said(there.say("", id, "When?", [facts])) == expected_of_facts
         assert said(there.say("", id, "And then?")) == expected_then
-        # What was begun here goes on there, unless its documents are not known there.
+        # What was begun here goes on here alone, and is as it was.
         assert texts(there, began_here) == ["Who?", expected]
-        there.say("", began_here, "And then?").wait()
-        with pytest.raises(SnapshotError, match="without --server"):
-            there.say("", with_facts, "And now?").wait()
+        for each in (began_here, with_facts):
+            with pytest.raises(SnapshotError, match="without --server"):
+                there.say("", each, "And now?").wait()
         there.close()
+    assert said(here.say("", began_here, "And then?")) == expected_later
     with pytest.raises(SnapshotError, match="with --server"):
         here.say("", id, "And now?").wait()
     here.close()
@@ -228,6 +232,7 @@ def test_the_page_has_what_a_server_can_say(
         page.locator("#apply").click()
         expect(page.locator("#model")).to_have_text("two")
         send(page, HELD)
+        waited(lambda: len(foreign.asked) == 2)
         page.locator("#box .stop-button").click()
         assert foreign.left.wait(180)
         expect(page.locator("#box .stop-button")).to_have_count(0)

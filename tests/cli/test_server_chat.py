@@ -98,12 +98,18 @@ def test_what_goes_wrong_is_one_sentence(
         assert done.code == 2 and done.err.count("kvlite: ") == 1 and "Traceback" not in done.err
         return " ".join(done.err.split())
 
+    def serves(*given: object, **options: object) -> None:
+        raise AssertionError("it was not refused")
+
+    monkeypatch.setattr("kvlite_app.serve.serve", serves)
     for command in (["ask", text, "Who?"], ["chat"], ["app"]):
         assert "cannot be reached" in refused("--server", "http://127.0.0.1:9", command=command)
         assert "begin it with http://" in refused("--server", "ftp://a", command=command)
         assert "is no address" in refused("--server", "http://a:b", command=command)
+    secret = refused("--server", "http://ann:hidden@127.0.0.1:9/v1?key=hidden")
+    assert "http://127.0.0.1:9/v1 cannot" in secret and "hidden" not in secret
     lent = ("--server", server.address, "--api-port", 9)
-    assert "leave it out, or --server" in refused(*lent, command=["app"])
+    assert "leave it out, or --server (KVLITE_SERVER)" in refused(*lent, command=["app"])
     assert "no model 'x'" in refused("--server", server.address, "--model", "x")
     assert "not a grammar" in refused("--server", server.address, "--schema", 'start: "a"')
     with HTTPServer(("127.0.0.1", 0), Odd) as odd:
