@@ -99,7 +99,7 @@ class ModelHost:
         return now if now is not None and now.store is store and now.record.id == id else None
 
     def work(
-        self, store: ConversationStore, id: str, work: Work, title: str, task: ConversationTask
+        self, store: ConversationStore, id: str, title: str, task: ConversationTask, work: Work
     ) -> Record:
         """Work on a conversation, which is in memory then and on disk afterwards. The message that
         is sent with the work is its draft until it is answered; `title` is shown once it is in

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from kvlite.config.settings import LOADING, Settings
-from kvlite.conversation.session import Message
+from kvlite.conversation.session import Message, numbered
 from kvlite.documents import Document, whole_characters
 from kvlite.engine.callbacks import Callbacks
 from kvlite.errors import SettingError, Stopped
@@ -72,13 +72,7 @@ class ServerTalk:
 
     def message(self, number: int | None) -> tuple[int, Message]:
         """A message and its number, counted from 1; None stands for the last one."""
-        messages = self.messages
-        number = len(messages) if number is None else number
-        if not messages:
-            raise SettingError("nothing has been said yet")
-        if not 1 <= number <= len(messages):
-            raise SettingError(f"there is no message {number}: give 1 to {len(messages)}")
-        return number, messages[number - 1]
+        return numbered(self.messages, number)
 
     def read(self, documents: Sequence[Document], callbacks: Callbacks) -> bool:
         """Take documents for the next message, with which the server reads them."""

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -282,7 +283,7 @@ class Service:
         def change(work: Work) -> Record:
             self.require_change(owner, id, values)  # something may have been said meanwhile
             if self.model_host.holds(store, id) is not None:
-                return self.model_host.work(store, id, work, title, task)
+                return self.model_host.work(store, id, title, task, work)
             wanted = self.settings_of(owner, id).after_load(values)
             if self.model_host.runner is not None:
                 Conversation(self.model_host.runner.model, wanted)  # which checks them
@@ -356,8 +357,8 @@ class Service:
         after: Work | None = None,
     ) -> Work:
         """Work on a conversation, which is in memory then and on disk afterwards."""
-        store, host = self.store(owner), self.model_host
-        whole = lambda work: host.work(store, id, work, title, task)  # noqa: E731
+        store = self.store(owner)
+        whole = partial(self.model_host.work, store, id, title, task)
         return self._submit(store, id, title, whole, request, first, after)
 
     def _submit(

@@ -152,6 +152,11 @@ class LayerCache:
         return any(head_group.shares_keys for head_group in self.head_groups)
 
     @property
+    def uniform(self) -> bool:
+        """Whether all heads hold as many entries, and each its own."""
+        return len(self.head_groups) == 1 and not self.head_alias and not self.shares_keys
+
+    @property
     def packed(self) -> bool:
         """Whether some of its entries are quantized, each by itself."""
         return any(

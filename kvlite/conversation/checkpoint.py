@@ -219,8 +219,7 @@ def _from_store(
 
 def whole(layer: LayerCache, count: int) -> bool:
     """Whether a layer holds at least the first `count` entries, in order and unquantized."""
-    apart = not layer.head_alias and not layer.shares_keys
-    if len(layer.head_groups) != 1 or not apart or layer.head_groups[0].segment is not None:
+    if not layer.uniform or layer.head_groups[0].segment is not None:
         return False
     (head_group,) = layer.head_groups
     if head_group.used < count:

@@ -52,6 +52,20 @@ def _before(document: Document) -> str:
     return f"{all_of([document])}{BETWEEN}"
 
 
+def numbered(messages: Sequence[Message], number: int | None) -> tuple[int, Message]:
+    """A message and its number, counted from 1; None stands for the last one.
+
+    Raises:
+        SettingError: there is no such message.
+    """
+    number = len(messages) if number is None else number
+    if not messages:
+        raise SettingError("nothing has been said yet")
+    if not 1 <= number <= len(messages):
+        raise SettingError(f"there is no message {number}: give 1 to {len(messages)}")
+    return number, messages[number - 1]
+
+
 class Session:
     """A model and the current conversation with it, `talk`.
 
@@ -140,13 +154,7 @@ class Session:
         Raises:
             SettingError: there is no such message.
         """
-        messages = self.messages
-        number = len(messages) if number is None else number
-        if not messages:
-            raise SettingError("nothing has been said yet")
-        if not 1 <= number <= len(messages):
-            raise SettingError(f"there is no message {number}: give 1 to {len(messages)}")
-        return number, messages[number - 1]
+        return numbered(self.messages, number)
 
     def read(self, documents: Sequence[Document], callbacks: Callbacks) -> bool:
         """Take documents for the next message.

@@ -142,12 +142,7 @@ def _givers(talk: "Conversation", index: int) -> Iterator[LayerCache]:
 
 def _plain(layer: LayerCache) -> bool:
     """Whether all heads hold the same number of entries, unquantized, and have their own keys."""
-    return (
-        len(layer.head_groups) == 1
-        and not layer.head_alias
-        and not layer.shares_keys
-        and layer.head_groups[0].segment is None
-    )
+    return layer.uniform and layer.head_groups[0].segment is None
 
 
 def _cut(layer: LayerCache, first: int, end: int) -> LayerCache | None:

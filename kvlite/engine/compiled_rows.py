@@ -48,8 +48,7 @@ def _is_plain(step: "LayerStep") -> bool:
         return False
     if source is not None and not (_only_appends(source.cache) and is_ordered(source.head_group)):
         return False
-    apart = not layer.head_alias and not layer.shares_keys
-    return apart and len(layer.head_groups) == 1 and _only_appends(layer)
+    return layer.uniform and _only_appends(layer)
 
 
 def _only_appends(layer: LayerCache) -> bool:

@@ -31,7 +31,7 @@ def over_head_groups(
     Returns:
         `(batch, heads, L, dim)`.
     """
-    if len(layer.head_groups) == 1 and not layer.head_alias and not layer.shares_keys:
+    if layer.uniform:
         return attend(layer.head_groups[0], q, k, v, softmax)
     out = torch.empty_like(q)
     outs = grouped(out, k.shape[1])

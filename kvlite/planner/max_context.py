@@ -74,7 +74,7 @@ def reach(planner: Planner, choice: Choice) -> int:
         return 0
     above: Plan | None = None
     bends = _bends(planner, choice)
-    chunked = any(window and window.chunked for window in planner.shape.windows)
+    chunked = any(window is not None and window.chunked for window in planner.shape.windows)
     for length in reversed(bends):
         made = planner.plan(choice, length)
         if not made.fits:
