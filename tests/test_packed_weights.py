@@ -55,10 +55,10 @@ def test_products(kind: str) -> None:
         packed, plain = matrix(kind, outputs, 512)
         assert torch.equal(packed.of_outputs(torch.arange(outputs)), plain)
         bias = nn.Parameter(torch.randn(outputs))
-        linear, rows = PackedLinear(packed, bias), torch.randn(2, 40, 512)
+        linear, rows = PackedLinear(packed, bias), torch.randn(2, 30, 512)
         expected = nn.functional.linear(rows, plain, bias)
         far = 2e-6 * float(expected.detach().abs().max())
-        for count in (1, 3, FEW_ROWS, FEW_ROWS + 1, 40):
+        for count in (1, 3, FEW_ROWS, FEW_ROWS + 1, 30):
             found = linear(rows[:, :count])
             torch.testing.assert_close(found, expected[:, :count], rtol=0, atol=far)
         alone = torch.cat([linear(row[None]) for row in rows[0, :FEW_ROWS]])

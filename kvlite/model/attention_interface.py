@@ -14,6 +14,8 @@ from torch import Tensor
 from kvlite.model.architectures import architecture
 from kvlite.model.latents import over_latents, values_of
 from kvlite.model.llama4 import tempered
+from kvlite.model.packed_linear import rounds
+from kvlite.ops.device import MANY_ROWS
 from kvlite.ops.softmax import Softmax
 
 ATTENTION = "kvlite"
@@ -68,7 +70,9 @@ def _attention(
     **_: Any,
 ) -> tuple[Tensor, None]:
     sinks = None if s_aux is None else s_aux.float()
-    softmax, own = Softmax(scaling, softcap, sinks), architecture(module.config.model_type)
+    rounded = query.shape[2] >= MANY_ROWS and rounds(module)
+    softmax = Softmax(scaling, softcap, sinks, rounded)
+    own = architecture(module.config.model_type)
     if positions is not None:
         query = tempered(module, query, positions)
     if own.latent:

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from kvlite.ops.blocks import BlockFormat
+from kvlite.ops.device import MANY_ROWS, has_bfloat16
 
 # Up to this many rows, the packed product is faster than unpacking.
 FEW_ROWS = 8
@@ -23,6 +24,7 @@ class PackedWeights(nn.Module):
         blocks: uint8; `(outputs, bytes of one)` as in a file or, for a CPU, the other way round,
             with codes of Q8_0 from 0 on.
         dtype: what weights are unpacked to, and the type of products.
+        rounds: whether many rows and weights are rounded to bfloat16 before they are multiplied.
     """
 
     def __init__(self, blocks: Tensor, form: BlockFormat, dtype: torch.dtype) -> None:
@@ -33,6 +35,7 @@ class PackedWeights(nn.Module):
         self.in_features = blocks.shape[1] // form.nbytes * form.inputs
         # As elsewhere, float32 is planned as on a CPU.
         self.on_cpu = blocks.is_cpu or (blocks.is_meta and dtype == torch.float32)
+        self.rounds = self.on_cpu and dtype == torch.float32 and has_bfloat16()
         if self.on_cpu:
             blocks = blocks.t().clone(memory_format=torch.contiguous_format)
             if form.name == "Q8_0":
@@ -45,6 +48,8 @@ class PackedWeights(nn.Module):
             return self._few(rows)
         if not self.on_cpu:
             return F.linear(rows, self._unpacked_rows(self.blocks))
+        if self.rounds and len(rows) >= MANY_ROWS <= self.out_features:
+            return self._many(rows.to(torch.bfloat16, memory_format=torch.contiguous_format))
         out = rows.new_empty(len(rows), self.out_features)
         step = max(64, UNPACKED // self.in_features)
         for first in range(0, self.out_features, step):
@@ -70,6 +75,14 @@ class PackedWeights(nn.Module):
 
         return multiply(rows, self.blocks, self.form)
 
+    def _many(self, rows: Tensor) -> Tensor:
+        out = rows.new_empty(len(rows), self.out_features, dtype=self.dtype)
+        if not rows.is_meta:
+            from kvlite.ops.numba_gemm import multiply
+
+            multiply(rows, self.blocks, self.form, out)
+        return out
+
     def _unpacked(self, blocks: Tensor, first: int, last: int) -> Tensor:
         """The weights of outputs from `first` to before `last`, `(inputs, last - first)`."""
         out = torch.empty(self.in_features, last - first, dtype=self.dtype, device=blocks.device)
@@ -87,6 +100,11 @@ class PackedWeights(nn.Module):
 
             unpack(blocks, self.form, out)
         return out
+
+
+def rounds(module: nn.Module) -> bool:
+    """Whether products of many rows are rounded to bfloat16 in a module."""
+    return any(isinstance(each, PackedWeights) and each.rounds for each in module.modules())
 
 
 class PackedLinear(nn.Module):

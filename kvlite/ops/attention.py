@@ -33,7 +33,7 @@ def attend(
     """
     if softmax.softcap is not None:
         return _plain(q, k, v, softmax, causal)
-    return _backend(q)(q, k, v, softmax.scale, causal)
+    return _backend(q, softmax)(q, k, v, softmax.scale, causal)
 
 
 def merge(first: tuple[Tensor, Tensor], second: tuple[Tensor, Tensor]) -> Tensor:
@@ -304,7 +304,11 @@ def _plain(
 Backend = Callable[[Tensor, Tensor, Tensor, float, bool], tuple[Tensor, Tensor]]
 
 
-def _backend(q: Tensor) -> Backend:
+def _backend(q: Tensor, softmax: Softmax) -> Backend:
+    if softmax.rounds and q.device.type == "cpu":
+        from kvlite.ops import numba_flash
+
+        return numba_flash.attend
     if q.device.type == "cpu" or (q.is_meta and q.dtype == torch.float32):
         return _flash_cpu
     if q.is_meta:  # only memory is asked for: as on the device that computes with this type

@@ -10,6 +10,18 @@ import torch
 WIDEST = 256
 
 
+# Rows from which on a CPU may multiply in bfloat16: a prompt's. An answer's tokens are fewer, also
+# with proposed ones, or those of other answers, beside them.
+MANY_ROWS = 64
+
+
+@cache
+def has_bfloat16() -> bool:
+    """Whether the CPU multiplies bfloat16 numbers, and loops for that can be compiled."""
+    has_numba = find_spec("numba") is not None
+    return has_numba and bool(torch.cpu.get_capabilities().get("avx512_bf16", False))
+
+
 @cache
 def has_triton(device: torch.device, dim: int = 0) -> bool:
     """Whether Triton's kernels run there, those over keys and values of `dim` channels if any;

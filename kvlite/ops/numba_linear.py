@@ -41,7 +41,7 @@ def products_of(given: Product, rows: Array) -> Array:
 def unpack(blocks: Tensor, form: BlockFormat, first: int, last: int, out: Tensor) -> None:
     """The weights of outputs from `first` to before `last`, into `(inputs, last - first)` float32,
     of a `Product`'s."""
-    _unpack(blocks.numpy(), form.number, form.inputs, form.nbytes, first, last, out.numpy())
+    unpack_part(blocks.numpy(), form.number, form.inputs, form.nbytes, first, last, out.numpy())
 
 
 @jitted_in_order
@@ -143,7 +143,8 @@ def _add(place, step, soon, bytewise, factors, totals, at, scales, sums, outputs
 
 
 @jitted
-def _unpack(blocks, kind, inputs, nbytes, first, last, out):
+def unpack_part(blocks, kind, inputs, nbytes, first, last, out):
+    """As `unpack`, in compiled code."""
     codes = np.empty((GROUP, last - first), np.uint8)
     base = np.empty((2, last - first), np.float32)
     scales = base if kind in (Q4_1, Q5_1) else np.empty((2, last - first), np.float32)

@@ -4,7 +4,7 @@ numba compiles these loops at their first use, in a few seconds, and keeps the r
 Without it, `Quantized` forms the same products from torch's functions, some four times as slowly.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from itertools import pairwise
@@ -99,6 +99,17 @@ def in_threads(work: Callable[[Part], None], parts: list[Part]) -> None:
     work(parts[0])
     for other in others:
         other.result()
+
+
+def in_turn(work: Callable[[int], None], items: Sequence[int]) -> None:
+    """Do the work of each item, in as many threads as torch has: who is done takes the next one."""
+    waiting = iter(items)
+
+    def take(_: Part) -> None:
+        for item in waiting:
+            work(item)
+
+    in_threads(take, [(0, 0)] * max(1, min(torch.get_num_threads(), len(items))))
 
 
 @cache

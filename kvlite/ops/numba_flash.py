@@ -1,0 +1,178 @@
+"""Attention of many rows on a CPU that multiplies bfloat16 numbers: blocks of entries that stay in
+the processor's cache, with a running maximum and sum ("FlashAttention-2: Faster Attention with
+Better Parallelism and Work Partitioning", section 3.1)."""
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+from numba import types
+from torch import Tensor
+
+from kvlite.ops.numba_quant import in_turn
+from kvlite.ops.numba_tiles import COLUMNS, ROWS, add_tile, rounded, set_tile
+from kvlite.ops.numba_vectors import close_exp, highest, jitted
+
+# Entries whose keys and values are packed at a time.
+BLOCK = 8 * COLUMNS
+# Rows of a query head that one call goes through.
+CHUNK = 32 * ROWS
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool) -> tuple[Tensor, Tensor]:
+    """As `kvlite.ops.attention.attend`, in float32: products are of numbers rounded to bfloat16,
+    and summed in float32."""
+    batch, heads, length, _ = q.shape
+    kv_heads, chunks = k.shape[1], -(-length // CHUNK)
+    group, work_on = heads // kv_heads, _compiled()
+    out, lse = q.new_empty(*q.shape[:3], v.shape[3]), q.new_empty(q.shape[:3])
+    queries, keys, values, outs, lses = (each.numpy() for each in (q, k, v, out, lse))
+
+    def work(item: int) -> None:
+        (sequence, head), chunk = divmod(item // chunks, kv_heads), item % chunks
+        first, last = chunk * CHUNK, min((chunk + 1) * CHUNK, length)
+        rows = sequence, slice(head * group, (head + 1) * group), slice(first, last)
+        own = (np.ascontiguousarray(each[sequence, head]) for each in (keys, values))
+        work_on(queries[rows], *own, scale, first if causal else -1, outs[rows], lses[rows])
+
+    # Later rows see more: so threads end at about the same time.
+    in_turn(work, range(batch * kv_heads * chunks - 1, -1, -1))
+    return out, lse
+
+
+@cache
+def _compiled() -> Any:
+    """`_attend`, once for all layouts of rows."""
+    loop: Any = _attend
+    rows, entries = types.Array(types.float32, 3, "A"), types.float32[:, ::1]
+    lse = types.Array(types.float32, 2, "A")
+    loop.compile((rows, entries, entries, types.float64, types.int64, rows, lse))
+    loop.disable_compile()
+    return loop
+
+
+@jitted
+def _attend(q, k, v, scale, first, out, lse):
+    """Of some rows of all query heads of a KV head.
+
+    Args:
+        q: `(heads, rows, dim)`.
+        k, v: `(n, dim)`.
+        first: the entry that the first row is, where each row sees those up to itself; else -1.
+        out, lse: `(heads, rows, dim of v)` and `(heads, rows)`; written.
+    """
+    heads, length, _ = q.shape
+    entries = len(k) if first < 0 else min(len(k), first + length)
+    queries, pairs = _packed_rows(q, scale)
+    wide = -(-v.shape[1] // COLUMNS)
+    sums = np.zeros((len(queries), wide * COLUMNS), np.float32)
+    top = np.full(len(queries), -np.inf, np.float32)
+    whole = np.zeros(len(queries), np.float32)
+    keys = np.empty((BLOCK // COLUMNS, pairs, COLUMNS, 2), np.uint16)
+    values = np.empty((wide, BLOCK // 2, COLUMNS, 2), np.uint16)
+    logits = np.empty((ROWS, BLOCK), np.float32)
+    shares = np.empty((ROWS, BLOCK), np.uint16)
+    padded = len(queries) // heads
+    for start in range(0, entries, BLOCK):
+        stop = min(start + BLOCK, entries)
+        _pack_keys(k[start:stop], keys)
+        _pack_values(v[start:stop], values)
+        for row in range(0, len(queries), ROWS):
+            last = row % padded + ROWS - 1
+            seen = stop - start if first < 0 else min(stop, first + last + 1) - start
+            if seen <= 0:
+                continue
+            tiles = -(-seen // COLUMNS)
+            for tile in range(tiles):
+                set_tile(
+                    queries.ctypes.data + row * queries.strides[0],
+                    queries.strides[0],
+                    keys.ctypes.data + tile * keys.strides[0],
+                    pairs,
+                    logits.ctypes.data + tile * COLUMNS * 4,
+                    logits.strides[0],
+                )
+            for i in range(ROWS):
+                own = seen if first < 0 else min(seen, first + row % padded + i + 1 - start)
+                _share(
+                    logits[i], shares[i], own, tiles * COLUMNS, sums[row + i], top, whole, row + i
+                )
+            for side in range(wide):
+                add_tile(
+                    shares.ctypes.data,
+                    shares.strides[0],
+                    values.ctypes.data + side * values.strides[0],
+                    tiles * COLUMNS // 2,
+                    sums.ctypes.data + row * sums.strides[0] + side * COLUMNS * 4,
+                    sums.strides[0],
+                )
+    for head in range(heads):
+        for row in range(length):
+            at = head * padded + row
+            share = np.float32(1) / whole[at]
+            for d in range(v.shape[1]):
+                out[head, row, d] = sums[at, d] * share
+            lse[head, row] = top[at] + np.log(whole[at])
+
+
+@jitted
+def _packed_rows(q, scale):
+    """Scaled queries in bfloat16, of each head up to a multiple of `ROWS`, and their pairs."""
+    heads, length, dim = q.shape
+    pairs, padded = -(-dim // 2), -(-length // ROWS) * ROWS
+    packed = np.zeros((heads * padded, 2 * pairs), np.uint16)
+    for head in range(heads):
+        for row in range(length):
+            for d in range(dim):
+                packed[head * padded + row, d] = rounded(q[head, row, d] * np.float32(scale))
+    return packed, pairs
+
+
+@jitted
+def _pack_keys(k, packed):
+    """Keys as columns, whose channels are summed; columns that are left over are 0."""
+    dim = k.shape[1]
+    for tile in range(-(-len(k) // COLUMNS)):
+        for column in range(COLUMNS):
+            at = tile * COLUMNS + column
+            for d in range(dim):
+                number = k[at, d] if at < len(k) else np.float32(0)
+                packed[tile, d // 2, column, d % 2] = rounded(number)
+            if dim % 2:
+                packed[tile, dim // 2, column, 1] = 0
+
+
+@jitted
+def _pack_values(v, packed):
+    """Channels of values as columns, whose entries are summed; what is left over is 0."""
+    dim = v.shape[1]
+    for at in range(-(-len(v) // COLUMNS) * COLUMNS):
+        for side in range(len(packed)):
+            for column in range(COLUMNS):
+                d = side * COLUMNS + column
+                number = v[at, d] if at < len(v) and d < dim else np.float32(0)
+                packed[side, at // 2, column, at % 2] = rounded(number)
+
+
+@jitted
+def _share(logits, shares, seen, width, sums, top, whole, row):
+    """Turn a row's first logits into what they add to its sum, in bfloat16, 0 from `seen` on; what
+    was summed before goes down with a higher maximum."""
+    if seen <= 0:
+        shares[:width] = 0
+        return
+    most = max(top[row], highest(logits[:seen]))
+    total = np.float32(0)
+    for i in range(seen):
+        share = close_exp(logits[i] - most)
+        total += share
+        shares[i] = rounded(share)
+    for i in range(seen, width):
+        shares[i] = 0
+    if most != top[row]:
+        less = np.float32(np.exp(top[row] - most))
+        for d in range(sums.size):
+            sums[d] *= less
+        whole[row] *= less
+        top[row] = most
+    whole[row] += total
