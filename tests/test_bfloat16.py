@@ -12,7 +12,7 @@ from kvlite.engine.prefill import prefill
 from kvlite.methods import parse_method
 from kvlite.methods.layer_policy import layer_policies
 from kvlite.model.packed_linear import PackedWeights
-from kvlite.ops.attention import attend
+from kvlite.ops.attention import attend, attend_causal
 from kvlite.ops.blocks import FORMATS
 from kvlite.ops.device import MANY_ROWS, has_bfloat16
 from kvlite.ops.softmax import Softmax
@@ -57,24 +57,23 @@ def test_products_with_packed_weights(kind: str) -> None:
 @pytest.mark.parametrize("heads", [(2, 2), (6, 2), (4, 1)])
 @pytest.mark.parametrize("dim", [64, 96, 40, 128])
 def test_attention(heads: tuple[int, int], dim: int) -> None:
-    """Causal and not, of views, rows that fill no tile, entries of several blocks."""
-    for rows, entries, causal in (
-        (70, 70, True),
-        (300, 300, True),
-        (64, 700, False),
-        (200, 1, False),
-    ):
+    """Of all entries, or causally of the last ones: of views, rows that fill no tile, entries of
+    several blocks."""
+    group, softmax = heads[0] // heads[1], Softmax(dim**-0.5, rounds=True)
+    for rows, entries, causal in ((70, 70, True), (300, 650, True), (64, 700, False)):
         q = 2 * torch.randn(2, rows, heads[0], dim).transpose(1, 2)
         k, v = torch.randn(2, 2, heads[1], entries + 9, dim)[:, :, :, :entries]
-        scale = dim**-0.5
-        out, lse = attend(q, k, v, Softmax(scale, rounds=True), causal=causal)
-        logits = halves(q * scale) @ halves(k.repeat_interleave(heads[0] // heads[1], 1)).mT
+        found = (
+            attend_causal(q, k, v, softmax) if causal else attend(q, k, v, softmax, causal=False)
+        )
+        logits = halves(q * softmax.scale) @ halves(k.repeat_interleave(group, 1)).mT
         if causal:
-            logits.masked_fill_(torch.ones(rows, entries).triu(1).bool(), -torch.inf)
-        expected = logits.softmax(-1) @ halves(v.repeat_interleave(heads[0] // heads[1], 1))
-        torch.testing.assert_close(lse.double(), logits.logsumexp(-1), rtol=0, atol=1e-4)
+            later = torch.ones(rows, entries).triu(entries - rows + 1).bool()
+            logits.masked_fill_(later, -torch.inf)
+        expected = logits.softmax(-1) @ halves(v.repeat_interleave(group, 1))
+        torch.testing.assert_close(found[1].double(), logits.logsumexp(-1), rtol=0, atol=1e-4)
         # Shares are rounded, too: by 2^-9 of them at the most.
-        torch.testing.assert_close(out.double(), expected, rtol=0, atol=2**-7)
+        torch.testing.assert_close(found[0].double(), expected, rtol=0, atol=2**-7)
 
 
 def test_results_do_not_depend_on_threads(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -119,7 +119,7 @@ def test_answers_as_transformers_does_with_the_same_weights(
     for part in reference.model.layers.modules():
         if isinstance(part, nn.Linear) and part.in_features % 32 == 0:
             part.weight.data = by_gguf("Q4_1", rounded(part.weight.data))
-    ids = torch.arange(3, 78).tolist()
+    ids = torch.arange(3, 63).tolist()  # few enough to be multiplied in float32
     answer = runner.generate(ids, max_new_tokens=24, ignore_eos=True)
     assert answer.token_ids == greedy(reference, ids, 24)
     assert (answer.metrics.weights, answer.metrics.dtype) == ("int4", "float32")

@@ -33,7 +33,9 @@ def attend(
     """
     if softmax.softcap is not None:
         return _plain(q, k, v, softmax, causal)
-    return _backend(q, softmax)(q, k, v, softmax.scale, causal)
+    if _rounds(q, softmax):
+        return _rounded(q, k, v, softmax.scale, causal)
+    return _backend(q)(q, k, v, softmax.scale, causal)
 
 
 def merge(first: tuple[Tensor, Tensor], second: tuple[Tensor, Tensor]) -> Tensor:
@@ -56,6 +58,8 @@ def attend_causal(q: Tensor, k: Tensor, v: Tensor, softmax: Softmax) -> tuple[Te
     """
     if q.shape[2] == 1:
         return attend(q, k, v, softmax, causal=False)
+    if _rounds(q, softmax):
+        return _rounded(q, k, v, softmax.scale, True)
     before = k.shape[2] - q.shape[2]
     own = attend(q, k[:, :, before:], v[:, :, before:], softmax, causal=True)
     if not before:
@@ -304,11 +308,21 @@ def _plain(
 Backend = Callable[[Tensor, Tensor, Tensor, float, bool], tuple[Tensor, Tensor]]
 
 
-def _backend(q: Tensor, softmax: Softmax) -> Backend:
-    if softmax.rounds and q.device.type == "cpu":
-        from kvlite.ops import numba_flash
+def _rounds(q: Tensor, softmax: Softmax) -> bool:
+    """Whether products of queries are rounded to bfloat16, on a CPU or in a plan for one."""
+    return softmax.rounds and softmax.softcap is None and q.dtype == torch.float32 and not q.is_cuda
 
-        return numba_flash.attend
+
+def _rounded(q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool) -> tuple[Tensor, Tensor]:
+    out, lse = q.new_empty(*q.shape[:3], v.shape[3]), q.new_empty(q.shape[:3])
+    if not q.is_meta:
+        from kvlite.ops.numba_flash import attend
+
+        attend(q, k, v, scale, causal, out, lse)
+    return out, lse
+
+
+def _backend(q: Tensor) -> Backend:
     if q.device.type == "cpu" or (q.is_meta and q.dtype == torch.float32):
         return _flash_cpu
     if q.is_meta:  # only memory is asked for: as on the device that computes with this type

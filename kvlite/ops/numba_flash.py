@@ -19,13 +19,22 @@ BLOCK = 8 * COLUMNS
 CHUNK = 32 * ROWS
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool) -> tuple[Tensor, Tensor]:
-    """As `kvlite.ops.attention.attend`, in float32: products are of numbers rounded to bfloat16,
-    and summed in float32."""
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool, out: Tensor, lse: Tensor
+) -> None:
+    """Attention of L queries over N entries; products are of numbers rounded to bfloat16, and
+    summed in float32.
+
+    Args:
+        q: `(batch, heads, L, dim)` float32.
+        k, v: `(batch, kv heads, N, dim)` float32; values may have another number of channels.
+        causal: whether rows are the last L entries, and each sees itself and all before it.
+        out, lse: output `(batch, heads, L, dim of v)` and natural-log lse `(batch, heads, L)`,
+            float32; written.
+    """
     batch, heads, length, _ = q.shape
-    kv_heads, chunks = k.shape[1], -(-length // CHUNK)
+    kv_heads, chunks, before = k.shape[1], -(-length // CHUNK), k.shape[2] - length
     group, work_on = heads // kv_heads, _compiled()
-    out, lse = q.new_empty(*q.shape[:3], v.shape[3]), q.new_empty(q.shape[:3])
     queries, keys, values, outs, lses = (each.numpy() for each in (q, k, v, out, lse))
 
     def work(item: int) -> None:
@@ -33,11 +42,11 @@ def attend(q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool) -> tuple
         first, last = chunk * CHUNK, min((chunk + 1) * CHUNK, length)
         rows = sequence, slice(head * group, (head + 1) * group), slice(first, last)
         own = (np.ascontiguousarray(each[sequence, head]) for each in (keys, values))
-        work_on(queries[rows], *own, scale, first if causal else -1, outs[rows], lses[rows])
+        place = before + first if causal else -1
+        work_on(queries[rows], *own, scale, place, outs[rows], lses[rows])
 
     # Later rows see more: so threads end at about the same time.
     in_turn(work, range(batch * kv_heads * chunks - 1, -1, -1))
-    return out, lse
 
 
 @cache
