@@ -158,7 +158,9 @@ def test_an_answer_says_what_it_was_made_from(runner: kvlite.Runner, prompt: lis
     assert (metrics.prompt_tokens, metrics.generated_tokens, metrics.seen_tokens) == (300, 8, 307)
     # SnapKV keeps 48 entries of the prompt, and what is answered; room for a last token is unused.
     assert metrics.kept_entries_mean == 48 + 7
-    assert answer.kv_bytes == shape.layers * shape.kv_heads * (48 + 8) * shape.entry_bytes(4)
+    assert answer.kv_bytes == shape.layers * shape.kv_heads * (48 + 8) * shape.kv_size.entry_bytes(
+        4
+    )
     assert answer.full_kv_bytes == 307 * shape.layers * shape.kv_heads * 2 * shape.head_dim * 4
     assert json.loads(json.dumps(metrics.to_json()))["budget"] == 48
     for part in ("read 300 tokens", "kept 55 of 307 (18%) with snapkv", "length limit"):
@@ -250,7 +252,7 @@ def test_a_budget_makes_the_cache_smaller(runner: kvlite.Runner, prompt: list[in
         talk.read(prompt)
         sizes[budget] = talk.cache.nbytes
     shape = runner.shape
-    entry = shape.layers * shape.kv_heads * shape.entry_bytes(4)
+    entry = shape.layers * shape.kv_heads * shape.kv_size.entry_bytes(4)
     assert sizes == {24: 24 * entry, 48: 48 * entry, 400: 300 * entry}
 
 

@@ -7,7 +7,7 @@ import torch
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
-from kvlite.cache import LayerCache
+from kvlite.cache import KVSize, LayerCache
 from kvlite.errors import SettingError
 from kvlite.methods import METHODS, Method
 from kvlite.methods.allocation import Rounding, Short, largest_remainder, pyramid
@@ -302,12 +302,11 @@ def make_shape(windows: tuple[int | None, ...], kv_heads: int = 2, head_dim: int
         model_type="llama",
         layers=len(windows),
         heads=4 * kv_heads,
-        kv_heads=kv_heads,
-        head_dim=head_dim,
         hidden=32,
         intermediate=64,
         vocab=100,
         max_context=32_768,
+        kv_sizes=(KVSize(kv_heads, head_dim),) * len(windows),
         windows=tuple(None if size is None else LocalWindow(size) for size in windows),
         parts=(),
         rotary=(True,) * len(windows),

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kvlite.cache import KVCache, LayerCache, Selection
+from kvlite.cache import KVCache, KVSize, LayerCache, Selection
 from kvlite.cache.segment import bytes_held
 from kvlite.engine.decode import LayerStep
 from kvlite.engine.layer_prefill import LayerPrefill
@@ -322,7 +322,7 @@ def test_views_of_one_storage_count_once() -> None:
 
 
 def test_bytes_are_counted_anew_when_a_layer_is_another() -> None:
-    cache = KVCache.empty([(2, 8)] * 2, device=torch.device("cpu"), dtype=torch.float32)
+    cache = KVCache.empty([KVSize(2, 8)] * 2, device=torch.device("cpu"), dtype=torch.float32)
     before = cache.nbytes
     cache.layers[1] = cache.layers[1].resized([64])
     assert cache.nbytes == sum(layer.nbytes for layer in cache.layers) > before

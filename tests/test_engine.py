@@ -224,7 +224,7 @@ def test_memory_of_what_was_dropped_is_given_back(llama: Tiny) -> None:
     cache = empty(llama.model)
     run(llama.model, cache, torch.randint(3, 199, (1, 400)), 0, method="snapkv", budget=40)
     shape = llama.model.shape
-    assert cache.nbytes == shape.layers * shape.kv_heads * 40 * shape.entry_bytes(4)
+    assert cache.nbytes == shape.layers * shape.kv_heads * 40 * shape.kv_size.entry_bytes(4)
     storages = {
         t.untyped_storage().data_ptr(): t.untyped_storage().nbytes()
         for layer in cache.layers

@@ -203,8 +203,10 @@ def test_memory_of_full_is_its_arithmetic(kind: Tiny) -> None:
     full, cut = measure(work)
     entries = [120 if window is None else window.entries(120) for window in shape.windows]
     # Keys and values in float32, and an int32 position, of every entry of every KV head.
-    sizes, sides = zip(entries, shape.kv_sizes, strict=True), 1 if shape.latent else 2
-    assert full.kv_bytes == sum(n * heads * (sides * dim * 4 + 4) for n, (heads, dim) in sizes)
+    assert full.kv_bytes == sum(
+        n * size.heads * ((1 if size.latent else 2) * size.dim * 4 + 4)
+        for n, size in zip(entries, shape.kv_sizes, strict=True)
+    )
     assert full.full_kv_bytes == shape.full_kv_bytes(120, 4)
     assert full.entries_mean == sum(entries) / len(entries)
     assert full.peak_bytes > full.kv_bytes

@@ -65,8 +65,8 @@ def taken(model: LoadedModel, case: Case) -> int:
     policies = layer_policies(method, shape, case.budget, case.tokens, None, case.tokens, bits)
     cache = model.empty_cache(case.batch)
     store = store_of(model, case, bits)
-    for _, dim in shape.kv_sizes:
-        rotation(dim, model.device)  # made once in a process
+    for size in shape.kv_sizes:
+        rotation(size.dim, model.device)  # made once in a process
     meter = TensorMeter(held_tensors(model.module))
     weights = meter.live
     torch.manual_seed(0)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kvlite.cache import KVBits, LayerCache, parse_kv_bits
+from kvlite.cache import KVBits, KVSize, LayerCache, parse_kv_bits
 from kvlite.cache.segment import bytes_held
 from kvlite.conversation.conversation import Conversation
 from kvlite.engine.prefill import prefill
@@ -55,7 +55,8 @@ def test_a_token_is_kept_as_transformers_keeps_it(name: str) -> None:
 def test_every_method_answers_as_if_keys_and_values_lay_apart(glm: Tiny, method: str) -> None:
     """To the last bit, in two turns; with recall, where the method has it. Values take nothing."""
     apart = copy(glm.model)
-    apart.shape, apart.meta = replace(glm.model.shape, latent=False), None
+    sizes = tuple(replace(each, latent=False) for each in glm.model.shape.kv_sizes)
+    apart.shape, apart.meta = replace(glm.model.shape, kv_sizes=sizes), None
     given: dict[str, Any] = {"method": method, "recall": "auto"}
     once, twice = chat(glm.model, **given), chat(apart, **given)
     for ids in (FIRST, SECOND):
@@ -130,7 +131,9 @@ def test_quantized_latents_are_attended_to_as_they_are_restored(bits: str) -> No
     exact.head_groups[0].append(latents, latents, torch.arange(count, dtype=torch.int32))
     layer = exact.resized([count], bits=asked)
     (head_group,), packed = layer.head_groups, asked.packed(count)
-    line = packed * asked.entry_bytes(dim, latent=True) + (count - packed) * (4 * dim + 4)
+    line = packed * asked.entry_bytes(KVSize(1, dim, latent=True)) + (count - packed) * (
+        4 * dim + 4
+    )
     assert layer.nbytes == line + 4 * dim  # and what keys would be centered by
     queries = torch.randn(1, 1, 6, dim)
     restored = head_group.keys

@@ -217,7 +217,7 @@ def test_a_budget_that_grows_between_turns(llama: Tiny) -> None:
 @torch.inference_mode()
 def test_reading_never_holds_more_than_the_budget_and_a_chunk(llama: Tiny) -> None:
     model, shape = llama.model, llama.model.shape
-    layer_bytes = shape.kv_heads * shape.entry_bytes(4)
+    layer_bytes = shape.kv_heads * shape.kv_size.entry_bytes(4)
     peaks = {}
     for method in ("lminfinite:sinks=4", "streaming"):
         policies = layer_policies(parse_method(method), shape, 24, 960)

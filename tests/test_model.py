@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 import kvlite.model.gguf as conversion
+from kvlite.cache import KVSize
 from kvlite.config.settings import Settings
 from kvlite.conversation.runner import open_runner
 from kvlite.errors import ModelError
@@ -85,7 +86,7 @@ def test_the_shape_has_the_sizes_of_the_real_cache(tiny: Tiny, tmp_path: Path) -
     latent = ADMITTED[config.model_type].latent
     assert [(1, 3)] * shape.layers == [tuple(each.keys.shape[:3:2]) for each in attending]
     assert list(shape.kv_sizes) == [
-        (each.keys.shape[1], each.keys.shape[3] + latent * each.values.shape[3])
+        KVSize(each.keys.shape[1], each.keys.shape[3] + latent * each.values.shape[3], latent)
         for each in attending
     ]
     assert len(attending) == shape.layers == len(shape.windows)
@@ -101,14 +102,14 @@ def test_the_shape_has_the_sizes_of_the_real_cache(tiny: Tiny, tmp_path: Path) -
 def test_full_kv_bytes_equal_a_count_of_what_can_be_seen(tiny: Tiny, tokens: int) -> None:
     shape = tiny.model.shape
     numbers = 0
-    for window, (heads, dim) in zip(shape.windows, shape.kv_sizes, strict=True):
+    for window, size in zip(shape.windows, shape.kv_sizes, strict=True):
         for position in range(tokens):
             if (
                 window is None
                 or (window.chunked and position // window.size == tokens // window.size)
                 or (not window.chunked and position > tokens - 1 - window.size)
             ):
-                numbers += (1 if shape.latent else 2) * heads * dim
+                numbers += size.heads * size.dim * (1 if size.latent else 2)
     assert shape.full_kv_bytes(tokens, 2) == 2 * numbers
     assert shape.full_kv_bytes(tokens, 4, batch=3) == 12 * numbers
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kvlite.cache import KVBits, KVCache, KVHeadGroup, LayerCache, parse_kv_bits
+from kvlite.cache import KVBits, KVCache, KVHeadGroup, KVSize, LayerCache, parse_kv_bits
 from kvlite.cache.packed import Packed
 from kvlite.cache.selection import Selection
 from kvlite.config.settings import Settings
@@ -152,7 +152,7 @@ def test_bytes_are_those_of_codes_scales_and_the_window(llama: Tiny, bits: str) 
     packed = asked.packed(count)
     exact = count - packed + 32
     head = packed * per_entry + exact * (2 * 16 * 4 + 4) + 16 * 4
-    assert packed >= 300 - 36 - 31 and asked.entry_bytes(16) == per_entry
+    assert packed >= 300 - 36 - 31 and asked.entry_bytes(KVSize(1, 16)) == per_entry
     assert cache.nbytes == 4 * 2 * head
     assert live == pytest.approx(cache.nbytes, rel=0.02)
 
@@ -470,7 +470,7 @@ def test_keys_by_channel_are_for_lines_that_only_grow(llama: Tiny) -> None:
 
 
 def test_heads_that_codes_do_not_fill_are_refused(llama: Tiny) -> None:
-    shape = replace(llama.model.shape, head_dim=18)
+    shape = replace(llama.model.shape, kv_sizes=(KVSize(2, 18),) * 4)
     with pytest.raises(
         SettingError, match=r"--kv-bits 2 needs heads whose .* multiple of 4, .* 18"
     ):

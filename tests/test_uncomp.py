@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 import kvlite
+from kvlite.cache import KVSize
 from kvlite.engine.decode import decode_step
 from kvlite.engine.prefill import prefill
 from kvlite.errors import SettingError
@@ -35,7 +36,7 @@ from tests.test_methods import (
 
 
 def ranked(kv_heads: int) -> Calibration:
-    shape = replace(make_tiny("llama").model.shape, kv_heads=kv_heads)
+    shape = replace(make_tiny("llama").model.shape, kv_sizes=(KVSize(kv_heads, 16),) * 4)
     return made_up_calibration(shape)
 
 

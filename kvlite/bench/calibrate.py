@@ -102,7 +102,7 @@ def _calibrated(
     lazy: SimLayerKV,
 ) -> Calibration:
     shape = model.shape
-    if shape.window_heads is not None:
+    if len({*shape.kv_sizes}) > 1:
         raise SettingError(
             f"calibration compares all layers, and this {shape.model_type} model's have heads of "
             "two sizes: choose a method that needs none (kvlite methods)"

@@ -6,6 +6,7 @@ Only what needs tensors imports torch: how many bits a user asked for is known w
 from typing import TYPE_CHECKING, Any
 
 from kvlite.cache.bits import KVBits, parse_kv_bits
+from kvlite.cache.kv_size import KVSize
 
 if TYPE_CHECKING:
     from kvlite.cache.cache import KVCache
@@ -20,6 +21,7 @@ __all__ = [
     "KVBits",
     "KVCache",
     "KVHeadGroup",
+    "KVSize",
     "LayerCache",
     "Selection",
     "parse_kv_bits",

@@ -4,6 +4,7 @@ import re
 from dataclasses import dataclass
 from math import gcd
 
+from kvlite.cache.kv_size import KVSize
 from kvlite.errors import SettingError
 
 UNCHANGED, AUTO = "16", "auto"
@@ -45,13 +46,12 @@ class KVBits:
         count = max(0, line - self.sinks - self.recent)
         return count // self.group * self.group if self.by_channel else count
 
-    def entry_bytes(self, dim: int, *, latent: bool = False) -> int:
-        """Bytes of one quantized entry of one KV head: codes, scales and offsets, position. Of
-        `latent` ones the key is the value."""
-        share = gcd(self.group, dim)
+    def entry_bytes(self, size: KVSize) -> int:
+        """Bytes of one quantized entry of one KV head: codes, scales and offsets, position."""
+        dim, share = size.dim, gcd(self.group, size.dim)
         scales = 4 * dim // share
         of_keys = 4 * dim // self.group if self.by_channel else scales
-        of_values = 0 if latent else dim * self.values // 8 + scales
+        of_values = 0 if size.latent else dim * self.values // 8 + scales
         return dim * self.keys // 8 + of_keys + of_values + 4
 
 

@@ -7,6 +7,7 @@ from weakref import ref
 import torch
 from torch import Tensor
 
+from kvlite.cache.kv_size import KVSize
 from kvlite.cache.layer import LayerCache
 from kvlite.cache.query_log import QueryLog
 from kvlite.cache.recurrent import States, state_tensors
@@ -41,30 +42,24 @@ class KVCache:
     @classmethod
     def empty(
         cls,
-        sizes: Iterable[tuple[int, int]],
+        sizes: Iterable[KVSize],
         *,
         dtype: torch.dtype,
         device: torch.device,
         batch: int = 1,
-        latent: bool = False,
     ) -> "KVCache":
-        """A cache that has seen nothing.
-
-        Args:
-            sizes: per layer, the number of KV heads and the dimension of one.
-            latent: an entry is one vector, its key and its value.
-        """
+        """A cache that has seen nothing, of layers of these sizes."""
         return cls(
             [
                 LayerCache(
-                    [(tuple(range(heads)), 0)],
+                    [(tuple(range(size.heads)), 0)],
                     batch=batch,
-                    dim=dim,
+                    dim=size.dim,
                     dtype=dtype,
                     device=device,
-                    latent=latent,
+                    latent=size.latent,
                 )
-                for heads, dim in sizes
+                for size in sizes
             ]
         )
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from kvlite.cache.bits import KVBits
 from kvlite.cache.by_channel import ByChannel
 from kvlite.cache.head_group import KVHeadGroup, PackedSource
+from kvlite.cache.kv_size import KVSize
 from kvlite.cache.layer import LayerCache
 from kvlite.cache.packed import Packed
 from kvlite.cache.pair import Half, Merged
@@ -149,7 +150,6 @@ class LayerReader:
         objects: as of `LayerWriter`; each is made when it is first asked for, and only once.
         device, dtype: of all layers.
         seen: tokens read; all positions are below.
-        latent: entries are one vector, key and value.
     """
 
     source: Source
@@ -157,40 +157,38 @@ class LayerReader:
     device: torch.device
     dtype: torch.dtype
     seen: int
-    latent: bool
     _made: dict[int, Any] = field(default_factory=dict)
     _tensors: dict[str, Tensor] = field(default_factory=dict)
 
     def layer(
         self,
         plain: Plain,
-        size: tuple[int, int],
+        size: KVSize,
         prepare: Callable[[LayerCache], None] | None = None,
     ) -> LayerCache:
         """A layer from how its parts fit together.
 
         Args:
-            size: the number of its KV heads, and the dimension of one.
             prepare: called before it is filled.
 
         Raises:
             SnapshotError: it is damaged, or of another model.
         """
-        (kv_heads, dim), head_groups = size, plain["banks"]
+        head_groups = plain["banks"]
         head_alias = {int(head): int(other) for head, other in plain["like"]}
         held = [head for each in head_groups for head in each["heads"]]
-        require(sorted([*held, *head_alias]) == list(range(kv_heads)))
+        require(sorted([*held, *head_alias]) == list(range(size.heads)))
         require({*head_alias.values()} <= {*held})
         layer = LayerCache(
             [(tuple(each["heads"]), each["capacity"]) for each in head_groups],
             batch=1,
-            dim=dim,
+            dim=size.dim,
             dtype=self.dtype,
             device=self.device,
             decode_rows=plain["rows"],
             segments=[self._object(each["front"], Packed | Half) for each in head_groups],
             head_alias=head_alias,
-            latent=self.latent,
+            latent=size.latent,
             sharing=[bool(each.get("shares_keys")) for each in head_groups],
         )
         if prepare is not None:
@@ -220,19 +218,19 @@ class LayerReader:
 
     def _fill(self, head_group: KVHeadGroup, plain: Plain) -> None:
         segment: Packed | Half | None = self._object(plain["front"], Packed | Half)
-        used, heads = plain["used"], len(head_group.heads)
+        used, heads, latent = plain["used"], len(head_group.heads), head_group.latent
         dim = head_group.residual_keys.shape[3]
         require(head_group.segment_len <= used <= head_group.capacity)
         own = slice(0, used - head_group.segment_len)
         self.source.fill(plain["keys"], head_group.residual_keys[:, :, own])
-        require((plain["values"] == plain["keys"]) == self.latent)
-        if not self.latent:
+        require((plain["values"] == plain["keys"]) == latent)
+        if not latent:
             self.source.fill(plain["values"], head_group.residual_values[:, :, own])
         self.source.fill(plain["positions"], head_group.residual_positions[:, :, own])
         self._require_seen(head_group.residual_positions[:, :, own])
         if segment is not None:
             require(segment.start <= own.stop and segment.positions.shape[:2] == (1, heads))
-            require(_dim(segment) == dim and segment.latent == self.latent)
+            require(_dim(segment) == dim and segment.latent == latent)
             self._require_seen(segment.positions)
         if head_group.rows is not None:
             require(-1 <= plain["newest_row"] < head_group.rows.shape[2])
@@ -241,7 +239,7 @@ class LayerReader:
         head_group.packed_before = self._object(plain["former"], PackedSource)
         if head_group.packed_before is not None:
             packed = head_group.packed_before.packed
-            require(_dim(packed) == dim and packed.latent == self.latent)
+            require(_dim(packed) == dim and packed.latent == latent)
             require(len(head_group.packed_before.rows) == heads)
 
     def _require_seen(self, positions: Tensor) -> None:

@@ -248,7 +248,7 @@ class Snapshot(TensorFile):
         require(len(plain["layers"]) == shape.layers and 0 <= plain["seen"] <= tokens)
         # A token that was being written when memory ran out is in some layers already.
         readers = {
-            each: LayerReader(self, plain["objects"], each, model.dtype, tokens + 1, shape.latent)
+            each: LayerReader(self, plain["objects"], each, model.dtype, tokens + 1)
             for each in {*model.devices}
         }
         parts = zip(model.devices, plain["layers"], shape.kv_sizes, strict=True)

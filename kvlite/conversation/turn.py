@@ -388,7 +388,7 @@ class Turn:
             no_graph="" if self.graphs is None else self.graphs.reason,
             together=self.together,
             **kept(model.shape, cache),
-            **recalled(self.store, self.recall, model.shape.entry_bytes(itemsize)),
+            **recalled(self.store, self.recall, model.shape.kv_size.entry_bytes(itemsize)),
             **({} if self.speculation is None else self.speculation.figures()),
             **self.run_stats.figures(read, ended=reason is not None),
         )

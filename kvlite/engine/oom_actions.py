@@ -64,7 +64,7 @@ class OOMState:
         lengths = [n for held in self.reducible for layer in held.layers for _, n in layer.lengths]
         lengths += [min(policy.budget, self.seen) for policy in self.policies]
         able = all(_may_be_rounded(policy, bits) for policy in self.policies)
-        uneven = any(dim * width % 8 for _, dim in self.shape.kv_sizes)
+        uneven = any(size.dim * width % 8 for size in self.shape.kv_sizes)
         if not able or uneven or not any(map(bits.packed, lengths)):
             return False
         for index, policy in enumerate(self.policies):

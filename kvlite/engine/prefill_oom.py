@@ -12,7 +12,6 @@ from kvlite.engine.reconstruct import ReconstructionPass
 from kvlite.memory.oom import CHUNK, HIDDEN, OOMActions, OOMPolicy
 from kvlite.methods.layer_policy import LayerPolicy
 from kvlite.model.load import LoadedModel
-from kvlite.model.shape import entry_bytes
 from kvlite.offload import HostKVStore
 
 SHORTEST_CHUNK = 16
@@ -50,8 +49,8 @@ def reserve_for(run: PrefillState, index: int, oom_policy: OOMPolicy) -> None:
         held = length + run.store.layers[index].read
     else:
         held = length + max(used for _, used in run.cache.layers[index].lengths)
-    heads, dim = shape.kv_sizes[index]
-    storage = heads * held * entry_bytes(dim, itemsize, latent=shape.latent)
+    size = shape.kv_sizes[index]
+    storage = size.heads * held * size.entry_bytes(itemsize)
     # A chunk's widest activations: queries to outputs, and the MLP's three.
     row = (3 * shape.intermediate + 4 * shape.hidden) * itemsize
     every = prefill_oom_actions(run)

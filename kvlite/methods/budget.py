@@ -4,12 +4,12 @@ import re
 from dataclasses import dataclass
 from math import ceil
 
-from kvlite.cache import KVBits
+from kvlite.cache import KVBits, KVSize
 from kvlite.config.units import UNITS
 from kvlite.errors import SettingError
 from kvlite.methods import Method, parse_method
 from kvlite.methods.layer_policy import PACKED_ROOM, ROOM
-from kvlite.model.shape import ModelShape, entry_bytes
+from kvlite.model.shape import ModelShape
 
 AUTO_SHARE, AUTO_LEAST = 0.25, 1024
 # A smaller cache would hold nothing useful, however small a model's heads are.
@@ -62,15 +62,12 @@ class Budget:
                 f"--budget {self.nbytes} bytes cannot be kept by {method.spec}, which may keep "
                 "more entries than its budget: give a number of entries"
             )
-        line = _LineBytes(
-            shape.head_dim, itemsize, 4 * method.decoding.rows, bits, latent=shape.latent
-        )
+        line = _LineBytes(shape.kv_size, itemsize, 4 * method.decoding.rows, bits)
         grown = 0 if method.decoding.bounded else longest + ROOM
         most = seen + longest + ROOM
         sliding = sum(
-            kv_heads
-            * _LineBytes(dim, itemsize, 0, bits, latent=shape.latent).of(min(window.size, most))
-            for window, (kv_heads, dim) in zip(shape.windows, shape.kv_sizes, strict=True)
+            size.heads * _LineBytes(size, itemsize, 0, bits).of(min(window.size, most))
+            for window, size in zip(shape.windows, shape.kv_sizes, strict=True)
             if window is not None
         )
         heads = max(1, len(shape.full_layers)) * shape.kv_heads
@@ -88,14 +85,12 @@ class Budget:
 class _LineBytes:
     """Converts between the entries of one KV head in one layer and bytes."""
 
-    def __init__(
-        self, dim: int, itemsize: int, remembered: int, bits: KVBits | None, *, latent: bool
-    ) -> None:
-        self.exact = entry_bytes(dim, itemsize, latent=latent) + remembered
+    def __init__(self, size: KVSize, itemsize: int, remembered: int, bits: KVBits | None) -> None:
+        self.exact = size.entry_bytes(itemsize) + remembered
         self.packed, self.mean, self.recent = self.exact, 0, 0
         if bits is not None:
-            self.packed = bits.entry_bytes(dim, latent=latent) + remembered
-            self.mean = 4 * dim
+            self.packed = bits.entry_bytes(size) + remembered
+            self.mean = 4 * size.dim
             self.recent = bits.sinks + bits.recent + PACKED_ROOM
             self.recent += bits.group if bits.by_channel else 0
 

@@ -258,7 +258,7 @@ def _of_window(window: LocalWindow, bits: KVBits | None) -> LayerPolicy:
 def _require_codes(bits: KVBits, shape: ModelShape) -> None:
     """Raises SettingError if the codes of an entry do not fill whole bytes."""
     codes = 8 // min(bits.keys, bits.values)
-    if odd := [dim for _, dim in shape.kv_sizes if dim % codes]:
+    if odd := [size.dim for size in shape.kv_sizes if size.dim % codes]:
         raise SettingError(
             f"--kv-bits {bits} needs heads whose dimension is a multiple of {codes}, and this "
             f"model's have {odd[0]}: use --kv-bits 8"

@@ -3,14 +3,15 @@
 from collections.abc import Iterable
 from typing import Any
 
+from kvlite.cache import KVSize
 from kvlite.model.architectures import UNTESTED, architecture
 from kvlite.model.window import LocalWindow
 
 
 def sizes_and_windows(
     config: Any, module: Any, numbers: Iterable[int]
-) -> tuple[tuple[tuple[int, int], ...], tuple[LocalWindow | None, ...]]:
-    """Per layer the number of KV heads and the dimension of one; and its window, or None.
+) -> tuple[tuple[KVSize, ...], tuple[LocalWindow | None, ...]]:
+    """Per layer what it keeps of a token; and its window, or None.
 
     Args:
         config: transformers'.
@@ -19,42 +20,33 @@ def sizes_and_windows(
 
     Raises:
         ModelError: as of `untested.attention_sizes`.
-        ValueError: the sizes are impossible.
+        ValueError: the sizes are impossible, or layers that see alike differ.
     """
     if architecture(config.model_type) is UNTESTED:
         from kvlite.model.untested import attention_sizes
 
         found = attention_sizes(module)
-        windows = (None if size is None else LocalWindow(size) for *_, size in found)
-        return tuple(each[:2] for each in found), tuple(windows)
-    by_layer = _windows(config)
-    sizes = tuple(_kv_size(config, number) for number in numbers)
-    return sizes, tuple(by_layer[number] for number in numbers)
+        sizes = tuple(size for size, _ in found)
+        windows = tuple(None if length is None else LocalWindow(length) for _, length in found)
+    else:
+        by_layer = _windows(config)
+        sizes = tuple(_kv_size(config, number) for number in numbers)
+        windows = tuple(by_layer[number] for number in numbers)
+    slides = [window is not None for window in windows]
+    if len({*zip(sizes, slides, strict=True)}) > len({*slides}):
+        raise ValueError("layers that see as much as each other have keys of different sizes")
+    return sizes, windows
 
 
-def _kv_size(config: Any, number: int) -> tuple[int, int]:
+def _kv_size(config: Any, number: int) -> KVSize:
     if architecture(config.model_type).latent:
-        return 1, config.kv_lora_rank + config.qk_rope_head_dim
+        return KVSize(1, config.kv_lora_rank + config.qk_rope_head_dim, latent=True)
     own = config.per_layer_config[number]
     dim = getattr(own, "head_dim", None) or own.hidden_size // own.num_attention_heads
     heads = own.num_key_value_heads or own.num_attention_heads
     if own.num_attention_heads % heads:
         raise ValueError(f"{own.num_attention_heads} heads cannot share {heads} KV heads")
-    return heads, dim
-
-
-def sizes_by_sight(
-    sizes: Iterable[tuple[int, int]], windows: Iterable[LocalWindow | None]
-) -> tuple[tuple[int, int], tuple[int, int] | None]:
-    """The size of layers that see everything, and of those with a window where that is another.
-    Raises ValueError if layers that see alike differ."""
-    full, sliding = set[tuple[int, int]](), set[tuple[int, int]]()
-    for size, window in zip(sizes, windows, strict=True):
-        (full if window is None else sliding).add(size)
-    full = full or sliding
-    if len(full) > 1 or len(sliding) > 1:
-        raise ValueError("layers that see as much as each other have keys of different sizes")
-    return max(full), max(sliding) if sliding - full else None
+    return KVSize(heads, dim)
 
 
 def _windows(config: Any) -> tuple[LocalWindow | None, ...]:

@@ -153,7 +153,7 @@ class LoadedModel:
 
     def empty_cache(self, batch: int = 1) -> KVCache:
         """An empty cache for sequences of this model."""
-        empty = partial(KVCache.empty, dtype=self.dtype, batch=batch, latent=self.shape.latent)
+        empty = partial(KVCache.empty, dtype=self.dtype, batch=batch)
         sizes = enumerate(self.shape.kv_sizes)
         layers = [empty([size], device=self.device_of(index)).layers for index, size in sizes]
         return KVCache([*chain.from_iterable(layers)])

@@ -8,6 +8,7 @@ from math import ceil, prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kvlite.cache import KVSize
 from kvlite.errors import ModelError, reason
 from kvlite.model.architectures import (
     ADMITTED,
@@ -23,7 +24,7 @@ from kvlite.model.config_check import (
     require_model_type,
     require_sound,
 )
-from kvlite.model.kv_sizes import sizes_and_windows, sizes_by_sight
+from kvlite.model.kv_sizes import sizes_and_windows
 from kvlite.model.recurrent_states import StateShape, state_shapes
 from kvlite.model.window import LocalWindow
 
@@ -106,47 +107,51 @@ class ModelShape:
     Attributes:
         model_type: the config's name for the architecture.
         layers: those with attention, which have keys and values.
-        heads, kv_heads, head_dim, hidden, intermediate, vocab: as in the papers; kv_heads and
-            head_dim are those of the layers that see everything.
+        heads, hidden, intermediate, vocab: as in the papers.
         max_context: tokens the model was trained to hold.
+        kv_sizes: per layer, what it keeps of a token; alike in those that see everything, and in
+            those with a window.
         windows: per layer, its window, or None where it sees everything.
         parts: the weights, by kind and size.
         rotary: per layer, whether queries and keys are rotated.
         alike: per layer, the first one of the same kind and size.
         layer_groups: per layer, the kinds of the model's own layers that run with it, with its own.
         states: per layer, what the recurrent ones among these keep.
-        window_heads: kv_heads and head_dim of layers with a sliding window, where they have others.
         lenders: layers whose entries those behind the last layer attend to, too.
         chosen_experts: experts of a layer that a token is routed to, where there are any.
-        latent: an entry is one vector, its key and its value (MLA).
     """
 
     model_type: str
     layers: int
     heads: int
-    kv_heads: int
-    head_dim: int
     hidden: int
     intermediate: int
     vocab: int
     max_context: int
+    kv_sizes: tuple[KVSize, ...]
     windows: tuple[LocalWindow | None, ...]
     parts: tuple[Parts, ...]
     rotary: tuple[bool, ...]
     alike: tuple[int, ...]
     layer_groups: tuple[tuple[str, ...], ...] = ()
     states: tuple[tuple[StateShape, ...], ...] = ()
-    window_heads: tuple[int, int] | None = None
     lenders: tuple[int, ...] = ()
     chosen_experts: int = 0
-    latent: bool = False
 
     @property
-    def kv_sizes(self) -> tuple[tuple[int, int], ...]:
-        """Per layer, the number of KV heads and the dimension of one."""
-        full = self.kv_heads, self.head_dim
-        sliding = self.window_heads or full
-        return tuple(full if window is None else sliding for window in self.windows)
+    def kv_size(self) -> KVSize:
+        """Of the layers that see everything; of all where none does."""
+        return self.kv_sizes[next(iter(self.full_layers), 0)]
+
+    @property
+    def kv_heads(self) -> int:
+        """As in the papers, of the layers that see everything."""
+        return self.kv_size.heads
+
+    @property
+    def head_dim(self) -> int:
+        """Likewise."""
+        return self.kv_size.dim
 
     @property
     def window_sizes(self) -> tuple[int | None, ...]:
@@ -189,23 +194,13 @@ class ModelShape:
         """Layers without a window: those that a method may cut."""
         return tuple(i for i, window in enumerate(self.windows) if window is None)
 
-    def entry_bytes(self, itemsize: int) -> int:
-        """As `entry_bytes`, of a layer that sees everything."""
-        return entry_bytes(self.head_dim, itemsize, latent=self.latent)
-
     def full_kv_bytes(self, tokens: int, itemsize: int, batch: int = 1) -> int:
         """Bytes of keys and values of `tokens` if methods kept all; windows still drop."""
         numbers = sum(
-            (tokens if window is None else window.entries(tokens)) * heads * dim
-            for window, (heads, dim) in zip(self.windows, self.kv_sizes, strict=True)
+            (tokens if window is None else window.entries(tokens)) * size.heads * size.numbers
+            for window, size in zip(self.windows, self.kv_sizes, strict=True)
         )
-        return batch * (1 if self.latent else 2) * numbers * itemsize
-
-
-def entry_bytes(dim: int, itemsize: int, *, latent: bool) -> int:
-    """Bytes of one entry of one KV head: key, value, int32 position. Where it is `latent`, its key
-    is its value."""
-    return (1 if latent else 2) * dim * itemsize + 4
+        return batch * numbers * itemsize
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -287,27 +282,23 @@ def shape_of(config: Any) -> ModelShape:
     numbers = own.attention_layers(layer_groups)
     rotary = tuple(own.rotates(config, number) for number in numbers)
     sizes, windows = sizes_and_windows(config, module, numbers)
-    full, window_heads = sizes_by_sight(sizes, windows)
     return ModelShape(
         model_type=config.model_type,
         layers=len(layer_groups),
         heads=config.num_attention_heads,
-        kv_heads=full[0],
-        head_dim=full[1],
         hidden=config.hidden_size,
         intermediate=_widest(getattr(config, own.width)),
         vocab=config.vocab_size,
         max_context=_context(config),
+        kv_sizes=sizes,
         windows=windows,
         parts=_parts(module, [kind for group in layer_groups for kind in group]),
         rotary=rotary,
         alike=_alike(module.model.layers, layer_groups, rotary),
         layer_groups=layer_groups,
         states=state_shapes(module, layer_groups, own.recurrent),
-        window_heads=window_heads,
         lenders=tuple(sorted({*own.borrowed(config).values()})),
         chosen_experts=experts_per_token(config),
-        latent=own.latent,
     )
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kvlite.cache import KVSize
 from kvlite.errors import ModelError, reason
 
 RECORDING = "kvlite-recording"
@@ -29,8 +30,8 @@ _KNOWN = (
 _PARTS = ("model.embed_tokens", "model.layers", "model.norm", "model.rotary_emb", "lm_head")
 
 
-def attention_sizes(module: Any) -> tuple[tuple[int, int, int | None], ...]:
-    """Per layer the number of KV heads, the dimension of one, and the window or None.
+def attention_sizes(module: Any) -> tuple[tuple[KVSize, int | None], ...]:
+    """Per layer what it keeps of a token, and the length of its window or None.
 
     Args:
         module: transformers' model on the meta device, in bfloat16.
@@ -56,7 +57,7 @@ def attention_sizes(module: Any) -> tuple[tuple[int, int, int | None], ...]:
     return tuple(_size(module, layer) for layer in module.model.layers)
 
 
-def _size(module: Any, layer: Any) -> tuple[int, int, int | None]:
+def _size(module: Any, layer: Any) -> tuple[KVSize, int | None]:
     hidden = torch.empty(1, 2, module.config.hidden_size, dtype=torch.bfloat16, device="meta")
     given: list[dict[str, Any]] = []
     try:
@@ -75,11 +76,8 @@ def _size(module: Any, layer: Any) -> tuple[int, int, int | None]:
     if strange:
         raise _unfit(module.config, f"its attention takes {strange[0]}")
     window, context = found.get("sliding_window"), module.config.max_position_embeddings
-    return (
-        found["k"].shape[1],
-        found["k"].shape[3],
-        window if (window or context) < context else None,
-    )
+    size = KVSize(found["k"].shape[1], found["k"].shape[3])
+    return size, window if (window or context) < context else None
 
 
 def _unfit(config: Any, why: str) -> ModelError:

@@ -155,7 +155,7 @@ def forecast(
     meter = MetaMeter(held, host=aside, op_cache=op_cache or MetaOpCache())
     meter.live -= bytes_held(model.tensors())
     del held, index, aside  # or the meter would not see them freed
-    for dim in {dim for _, dim in model.shape.kv_sizes}:
+    for dim in {size.dim for size in model.shape.kv_sizes}:
         rotation(dim, model.device)  # made once in a process, not by each layer
     try:
         with meter:

@@ -306,7 +306,7 @@ class Planner:
             budgets += [str(least) for least in LEASTS if least >= self.method.min_budget]
         bits: tuple[str, ...] = (UNCHANGED,) if settings.kv_bits == AUTO else (settings.kv_bits,)
         quantizable = (
-            all(dim % 2 == 0 for _, dim in self.shape.kv_sizes)
+            all(size.dim % 2 == 0 for size in self.shape.kv_sizes)
             and self.method.prefilling.mask is None
         )
         if settings.kv_bits == AUTO and quantizable and lossy:

@@ -6,7 +6,7 @@ from kvlite.config.settings import Settings
 from kvlite.config.units import readable
 from kvlite.errors import RecallError
 from kvlite.memory.device_budget import ram_limit
-from kvlite.model.shape import ModelShape, entry_bytes
+from kvlite.model.shape import ModelShape
 from kvlite.offload.kv.disk import Disk
 from kvlite.offload.kv.index import index_entry_bytes
 from kvlite.offload.kv.store import SPARE, HostKVStore
@@ -22,13 +22,13 @@ def host_kv_bytes(
         itemsize: bytes of an element of keys and values.
     """
     total = 0
-    for window, (heads, dim) in zip(shape.windows, shape.kv_sizes, strict=True):
+    for window, size in zip(shape.windows, shape.kv_sizes, strict=True):
         entries = tokens + reserve if window is None else min(window.size, tokens)
         packed = 0 if bits is None or window is not None else bits.packed(tokens)
-        line = (entries - packed) * entry_bytes(dim, itemsize, latent=shape.latent)
+        line = (entries - packed) * size.entry_bytes(itemsize)
         if bits is not None and packed:
-            line += packed * bits.entry_bytes(dim, latent=shape.latent) + 4 * dim
-        total += heads * line
+            line += packed * bits.entry_bytes(size) + 4 * size.dim
+        total += size.heads * line
     return total
 
 

@@ -70,7 +70,7 @@ def store_of(
     store = replace(empty, seen=plain["seen"], disk=disk, spare=spare)
     require(len(plain["layers"]) == shape.layers)
     host = torch.device("cpu")
-    reader = LayerReader(source, plain["objects"], host, model.dtype, store.seen, shape.latent)
+    reader = LayerReader(source, plain["objects"], host, model.dtype, store.seen)
     parts = zip(plain["layers"], shape.window_sizes, shape.kv_sizes, strict=True)
     for index, (each, window, size) in enumerate(parts):
         plain_in_memory = disk is None and bits is None

@@ -132,7 +132,7 @@ class HostKVStore:
     @classmethod
     def empty(cls, shape: ModelShape, dtype: torch.dtype, bits: KVBits | None) -> "HostKVStore":
         """A store that has read nothing, for one sequence; `dtype` is that of keys and values."""
-        empty = KVCache.empty(shape.kv_sizes, dtype=dtype, device=HOST, latent=shape.latent)
+        empty = KVCache.empty(shape.kv_sizes, dtype=dtype, device=HOST)
         layers = [*map(HostKVLayer, empty.layers, shape.window_sizes)]
         return cls(layers, bits)
 
