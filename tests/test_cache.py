@@ -227,6 +227,25 @@ def test_gathering_gives_storage_of_its_own() -> None:
     assert kept.nbytes == cache.nbytes // 10
 
 
+def test_dropped_heads_follow_the_head_that_takes_their_place() -> None:
+    """Through copies and other storage, and where the heads of a group are parted."""
+    cache = layer([((0, 1, 2), 4), ((3,), 4)])
+    fill(cache, 4)
+    left = [Selection.everything(each).without({1: 2, 3: 0}) for each in cache.head_groups]
+    assert left[1] is None
+    kept = LayerCache.gathered([left[0]], [4])
+    slots = torch.arange(4).expand(2, 1, -1)
+    parted = [Selection(kept.head_groups[0], slots, (row,)) for row in (0, 1)]
+    for made in (
+        kept,
+        kept.resized([9]),
+        kept.empty_like([5]),
+        LayerCache.gathered(parted, [4, 4]),
+    ):
+        assert made.head_alias == {1: 2, 3: 0} and made.kv_heads == 4 and not made.uniform
+    assert [each.head_alias for each in made.head_groups] == [{3: 0}, {1: 2}]
+
+
 def test_bytes_of_a_cache_are_the_sum_of_its_storages() -> None:
     layers = [layer([((0, 1), 5)], rows=3), layer([((0,), 7), ((1,), 2)])]
     for each in layers:

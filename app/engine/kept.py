@@ -138,11 +138,8 @@ def look(cache: KVCache, windows: Sequence[int | None]) -> Look:
     On a GPU it takes, one layer at a time, 9 bytes an entry and 2 a KV head and position, and may
     run out of memory."""
     seen, layers = cache.seen, cache.layers
-    heads = (
-        sum(len(head_group.heads) for head_group in layer.head_groups) + len(layer.head_alias)
-        for layer in layers
-    )
-    return Look(seen, tuple(windows), tuple(heads), tuple(_bits(each, seen) for each in layers))
+    heads = tuple(layer.kv_heads for layer in layers)
+    return Look(seen, tuple(windows), heads, tuple(_bits(each, seen) for each in layers))
 
 
 def _bits(layer: LayerCache, seen: int) -> Bits:

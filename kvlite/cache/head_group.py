@@ -6,7 +6,7 @@ entries may be those of a segment instead, computed whenever they are read: they
 the head group's first own slots and the rest.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -64,6 +64,8 @@ class KVHeadGroup:
             cut is to come that packs them again.
         used: slots filled, the segment's included, the same for every head and sequence.
         history_index: which of the R rows was written last.
+        head_alias: KV heads of the layer that hold nothing, and for each the one of these whose
+            attention output it takes.
     """
 
     heads: tuple[int, ...]
@@ -76,6 +78,7 @@ class KVHeadGroup:
     packed_before: PackedSource | None = None
     used: int = 0
     history_index: int = field(default=-1)
+    head_alias: Mapping[int, int] = field(default_factory=dict)
 
     @property
     def latent(self) -> bool:

@@ -1,6 +1,6 @@
 """One layer's entries: flat, ragged storage, true bytes, no write past its end."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -32,8 +32,6 @@ class LayerCache:
             latents (MLA) one and the same.
         positions: `(batch, total)` int32.
         head_groups: views of it, in order of their offset.
-        head_alias: KV heads that hold nothing, and for each the head whose attention output it
-            takes.
         tensors: all that is held, filled or not: keys, values, positions, remembered rows,
             segments.
     """
@@ -48,7 +46,6 @@ class LayerCache:
         device: torch.device,
         decode_rows: int = 0,
         segments: Sequence[CompressedSegment | None] | None = None,
-        head_alias: Mapping[int, int] | None = None,
         latent: bool = False,
         sharing: Sequence[bool] | None = None,
     ) -> None:
@@ -76,7 +73,6 @@ class LayerCache:
         self.values = values
         self.positions = torch.empty(batch, total, dtype=torch.int32, device=device)
         self.head_groups: list[KVHeadGroup] = []
-        self.head_alias = dict(head_alias or {})
         offset = key_offset = 0
         for (heads, capacity), slots, segment, key_heads in zip(
             sizes, own, before, with_keys, strict=True
@@ -129,9 +125,18 @@ class LayerCache:
         return self.values is self.keys
 
     @property
+    def head_alias(self) -> dict[int, int]:
+        """KV heads that hold nothing, and for each the head whose attention output it takes."""
+        return {
+            head: other
+            for head_group in self.head_groups
+            for head, other in head_group.head_alias.items()
+        }
+
+    @property
     def kv_heads(self) -> int:
         """The number of KV heads, those with an alias included."""
-        return sum(len(head_group.heads) for head_group in self.head_groups) + len(self.head_alias)
+        return sum(len(each.heads) + len(each.head_alias) for each in self.head_groups)
 
     @property
     def nbytes(self) -> int:
@@ -154,7 +159,8 @@ class LayerCache:
     @property
     def uniform(self) -> bool:
         """Whether all heads hold as many entries, and each its own."""
-        return len(self.head_groups) == 1 and not self.head_alias and not self.shares_keys
+        first, *others = self.head_groups
+        return not (others or first.head_alias or first.shares_keys)
 
     @property
     def packed(self) -> bool:
@@ -183,10 +189,7 @@ class LayerCache:
     @property
     def entries_mean(self) -> float:
         """Entries held, on average over the KV heads."""
-        heads = sum(len(head_group.heads) for head_group in self.head_groups) + len(self.head_alias)
-        return (
-            sum(len(head_group.heads) * head_group.used for head_group in self.head_groups) / heads
-        )
+        return sum(heads * used for heads, used in self.lengths) / self.kv_heads
 
     def resized(
         self,
@@ -210,7 +213,6 @@ class LayerCache:
             capacities,
             decode_rows,
             segments,
-            self.head_alias,
             bits,
             remember_packed=remember_packed,
             prepare=prepare,
@@ -219,19 +221,34 @@ class LayerCache:
     def behind(self, segments: Sequence[CompressedSegment], room: int) -> "LayerCache":
         """A layer of the same heads that holds `segments`, one a head group, and `room` free
         slots."""
-        return LayerCache(
-            [
-                (head_group.heads, segment.positions.shape[2] + room)
-                for head_group, segment in zip(self.head_groups, segments, strict=True)
-            ],
+        capacities = [segment.positions.shape[2] + room for segment in segments]
+        return self.empty_like(capacities, segments=segments)
+
+    def empty_like(
+        self,
+        capacities: Iterable[int],
+        *,
+        decode_rows: int = 0,
+        segments: Sequence[CompressedSegment | None] | None = None,
+        device: torch.device | None = None,
+    ) -> "LayerCache":
+        """A layer of the same heads in head groups of `capacities` slots, which holds no more than
+        `segments`."""
+        groups = self.head_groups
+        made = LayerCache(
+            [(each.heads, size) for each, size in zip(groups, capacities, strict=True)],
             batch=self.keys.shape[0],
             dim=self.keys.shape[2],
             dtype=self.keys.dtype,
-            device=self.keys.device,
+            device=device or self.keys.device,
+            decode_rows=decode_rows,
             segments=segments,
-            head_alias=self.head_alias,
             latent=self.latent,
+            sharing=[each.shares_keys for each in groups],
         )
+        for head_group, before in zip(made.head_groups, groups, strict=True):
+            head_group.head_alias = before.head_alias
+        return made
 
     def in_order(self, each: Sequence[Tensor]) -> Tensor:
         """One tensor a head group, `(batch, heads of the group, ...)`, as one with the layer's
@@ -292,7 +309,6 @@ class LayerCache:
         capacities: Iterable[int],
         decode_rows: int = 0,
         segments: Sequence[CompressedSegment | None] | None = None,
-        head_alias: Mapping[int, int] | None = None,
         bits: KVBits | None = None,
         *,
         remember_packed: bool = False,
@@ -323,7 +339,6 @@ class LayerCache:
             device=keys.device,
             decode_rows=decode_rows,
             segments=segments,
-            head_alias=head_alias,
             latent=chosen[0].source.latent,
             sharing=[selection.shares_keys for selection in chosen],
         )

@@ -1,7 +1,7 @@
 """Which entries of a head group stay, and copies of them."""
 
-from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from itertools import islice
 
 import torch
@@ -29,6 +29,8 @@ class Selection:
         selection_scores: `(batch, heads, kept)` float32, what they were chosen by, if that is still
             needed.
         share: let these heads share the first one's keys from now on; all keep the same slots.
+        dropped: KV heads of the layer that keep nothing, and for each the head whose attention
+            output it takes from now on.
     """
 
     source: KVHeadGroup
@@ -36,6 +38,7 @@ class Selection:
     heads: tuple[int, ...] | None = None
     selection_scores: Tensor | None = None
     share: bool = False
+    dropped: Mapping[int, int] = field(default_factory=dict)
 
     @property
     def shares_keys(self) -> bool:
@@ -57,15 +60,24 @@ class Selection:
         """Their indices within the layer."""
         return tuple(self.source.heads[row] for row in self.rows)
 
-    def without(self, dropped: Collection[int]) -> "Selection | None":
+    @property
+    def head_alias(self) -> dict[int, int]:
+        """As of the head group that will hold them."""
+        everywhere = {**self.source.head_alias, **self.dropped}
+        return {head: other for head, other in everywhere.items() if other in self.kv_heads}
+
+    def without(self, dropped: Mapping[int, int]) -> "Selection | None":
         """The same for the KV heads of the layer that are not dropped; None if no head is left."""
         own = self.rows
         rows = [row for row, i in enumerate(own) if self.source.heads[i] not in dropped]
+        if not rows:
+            return None
         if len(rows) == len(own):
-            return self
+            return replace(self, dropped=dropped)
         scores = None if self.selection_scores is None else of_heads(self.selection_scores, rows)
         heads = tuple(own[row] for row in rows)
-        return Selection(self.source, of_heads(self.slots, rows), heads, scores) if rows else None
+        slots = of_heads(self.slots, rows)
+        return Selection(self.source, slots, heads, scores, dropped=dropped)
 
     @classmethod
     def everything(cls, head_group: KVHeadGroup) -> "Selection":
@@ -93,6 +105,7 @@ class Selection:
                 head_group, slice(start + head_group.segment_len, kept), head_group.segment_len
             )
         head_group.used, head_group.selection_scores = kept, self.selection_scores
+        head_group.head_alias = self.head_alias
         packed_source = self.source.packed_source
         if remember_packed and packed_source is not None and head_group.segment is None:
             rows = tuple(packed_source.rows[row] for row in self.rows)

@@ -187,7 +187,6 @@ class LayerReader:
             device=self.device,
             decode_rows=plain["rows"],
             segments=[self._object(each["front"], Packed | Half) for each in head_groups],
-            head_alias=head_alias,
             latent=size.latent,
             sharing=[bool(each.get("shares_keys")) for each in head_groups],
         )
@@ -195,6 +194,9 @@ class LayerReader:
             prepare(layer)
         for head_group, each in zip(layer.head_groups, head_groups, strict=True):
             self._fill(head_group, each)
+            head_group.head_alias = {
+                head: other for head, other in head_alias.items() if other in head_group.heads
+            }
         return layer
 
     def states(self, plain: Plain, device_of: Callable[[int], torch.device]) -> dict[int, States]:

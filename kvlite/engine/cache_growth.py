@@ -29,9 +29,7 @@ def roomy_copy(policy: LayerPolicy, layer: LayerCache, new: int, chunk: int) -> 
         ]
         # What slides must be written out, not lie behind a segment.
         everything = [Selection.everything(head_group) for head_group in layer.head_groups]
-        return LayerCache.gathered(
-            everything, sizes, head_alias=layer.head_alias, remember_packed=policy.bits is not None
-        )
+        return LayerCache.gathered(everything, sizes, remember_packed=policy.bits is not None)
     remember_packed = policy.bits is not None and policy.partner is None
     held = policy.method.decoding.rows if policy.method.caches_scores else 0
     return layer.resized(sizes, held, remember_packed=remember_packed)
@@ -53,9 +51,7 @@ def rewound(layer: LayerCache, marks: list[Mark]) -> LayerCache:
         if isinstance(head_group.segment, Packed)
     )
     sizes = [mark.used for mark in marks]
-    before = LayerCache.gathered(
-        kept, sizes, layer.rows, head_alias=layer.head_alias, bits=segment.bits
-    )
+    before = LayerCache.gathered(kept, sizes, layer.rows, bits=segment.bits)
     for head_group, mark in zip(before.head_groups, marks, strict=True):
         if head_group.rows is not None and mark.rows is not None:
             head_group.rows.copy_(mark.rows[..., : head_group.used])

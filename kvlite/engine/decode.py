@@ -170,9 +170,7 @@ class LayerStep:
     def _settle(self, window: Window) -> None:
         """Let the method look at the layer, and cut what it now keeps less of."""
         layer = self.layer
-        view = LayerView(
-            self.index, layer.head_groups, window, self.policy.budget, head_alias=layer.head_alias
-        )
+        view = LayerView(self.index, layer.head_groups, window, self.policy.budget)
         policy = self.policy.settled(view)
         if policy.quantize_now is not None or not policy.keeps_all(view.lengths):
             layer = policy.cut(view, ROOM)
@@ -212,9 +210,8 @@ class LayerStep:
             for head_group, slots in zip(head_groups, kept, strict=True)
         ]
         sizes = self.policy.capacities([each.length for each in selections])
-        head_alias = self.layer.head_alias
-        rows, bits = decoding.rows, self.policy.quantize_now
-        return LayerCache.gathered(selections, sizes, rows, head_alias=head_alias, bits=bits)
+        bits = self.policy.quantize_now
+        return LayerCache.gathered(selections, sizes, decoding.rows, bits=bits)
 
 
 def _on_device(position: int, device: torch.device) -> Tensor:

@@ -333,7 +333,6 @@ class LayerPrefill:
             self.layer.head_groups,
             window,
             self.policy.budget,
-            head_alias=self.layer.head_alias,
             opening=opening,
             structural=self.structural,
         )

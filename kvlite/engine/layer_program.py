@@ -72,9 +72,9 @@ class LayerProgram:
         self.ends = on_device([at + n - 1 for at, n in zip(starts, capacities, strict=True)])
         self.oldest_row = groups[0].history_index + 1 - seen
         # Storage has heads in an order of its own, and those with an alias not at all.
-        every = len(heads) + len(layer.head_alias)
+        every, alias = layer.kv_heads, layer.head_alias
         self.order = None if heads == list(range(every)) else on_device(heads)
-        taken = [heads.index(layer.head_alias.get(head, head)) for head in range(every)]
+        taken = [heads.index(alias.get(head, head)) for head in range(every)]
         self.back = None if self.order is None else on_device(taken)
 
     @property

@@ -202,8 +202,7 @@ def _shortened(layer: LayerCache, policy: LayerPolicy, share: float) -> LayerCac
         for head_group in layer.head_groups
     ]
     sizes = policy.capacities([each.length for each in selections], ROOM)
-    rows, bits = layer.rows, policy.quantize_now
-    return LayerCache.gathered(selections, sizes, rows, head_alias=layer.head_alias, bits=bits)
+    return LayerCache.gathered(selections, sizes, layer.rows, bits=policy.quantize_now)
 
 
 def kept(head_group: KVHeadGroup, count: int) -> Selection:

@@ -47,7 +47,7 @@ def compacted(model: LoadedModel, cache: KVCache, most: int) -> KVCache:
     layers = []
     for layer, selections, table in zip(cache.layers, chosen, tables, strict=True):
         sizes = [each.length[1] for each in selections]
-        made = LayerCache.gathered(selections, sizes, layer.rows, head_alias=layer.head_alias)
+        made = LayerCache.gathered(selections, sizes, layer.rows)
         for head_group in made.head_groups:
             _move(head_group, table, seen)
         layers.append(made)

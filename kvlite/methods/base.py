@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import ClassVar
 
@@ -25,8 +25,6 @@ class LayerView:
         budget: entries a KV head may keep.
         candidate_budget: entries it may keep until all layers are read, for methods whose layers
             share the budget by their scores; else None.
-        head_alias: KV heads dropped before, which are in no head group, and the head that stands in
-            for each.
         opening: the first queries read in this turn, as many as `Method.needs` asks for.
         structural: `(batch, end)` bool, by position, which tokens are punctuation and white space
             alone; None unless `Method.needs_text`.
@@ -37,7 +35,6 @@ class LayerView:
     window: Window
     budget: int
     candidate_budget: int | None = None
-    head_alias: Mapping[int, int] = field(default_factory=dict)
     opening: Window | None = None
     structural: "Tensor | None" = None
 

@@ -119,7 +119,6 @@ class LayerPolicy:
             within = [head_group for head_group, each in held if each <= self.budget]
             over = [head_group for head_group, each in held if each > self.budget]
         selections = [Selection.everything(head_group) for head_group in within]
-        head_alias = dict(view.head_alias)
         if over:
             backend = _backend(self.method, view.window.backend)
             view = replace(view, window=replace(view.window, backend=backend))
@@ -127,11 +126,11 @@ class LayerPolicy:
                 view, head_groups=over, budget=self.budget, candidate_budget=self.candidate_budget
             )
             with backend.timed():
-                if substitutes := self.method.prefilling.head_substitutes:
-                    head_alias |= substitutes(view)
+                substitutes = self.method.prefilling.head_substitutes
+                dropped = substitutes(view) if substitutes else {}
                 selections += _brought(self.method.select(shown), backend)
             selections = [
-                each for every in selections if (each := every.without(head_alias)) is not None
+                each for every in selections if (each := every.without(dropped)) is not None
             ]
         lengths = [each.length for each in selections]
         sizes = [entries for _, entries in lengths]
@@ -141,7 +140,6 @@ class LayerPolicy:
             selections,
             sizes,
             self.method.decoding.rows,
-            head_alias=head_alias,
             bits=self.quantize_now,
             # Whether a cut that quantizes is still to come.
             remember_packed=self.bits is not None
@@ -362,12 +360,8 @@ def take_share(
     entries, heads = (sum(h * n for h, n in lengths), sum(h for h, _ in lengths))
     policy = replace(policies[index], candidate_budget=None, budget=ceil(entries / heads))
     sizes = policy.capacities(lengths, room)
-    head_alias, bits, rows = (
-        layers[index].head_alias,
-        policy.quantize_now,
-        policy.method.decoding.rows,
-    )
-    layers[index] = LayerCache.gathered(selections, sizes, rows, head_alias=head_alias, bits=bits)
+    rows, bits = policy.method.decoding.rows, policy.quantize_now
+    layers[index] = LayerCache.gathered(selections, sizes, rows, bits=bits)
     policies[index] = policy
 
 

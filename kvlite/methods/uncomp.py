@@ -90,7 +90,7 @@ class UNComp(Observed):
         cosine of the window's attention (the paper's "Result of Extreme Compression")."""
         from torch.nn.functional import cosine_similarity
 
-        if view.head_alias:
+        if any(head_group.head_alias for head_group in view.head_groups):
             return {}
         lowest = self.measured.heads_by_rank(view.layer)[-self.delete :]
         window = view.window.last(self.window)

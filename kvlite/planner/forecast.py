@@ -308,27 +308,11 @@ def _grown(layer: LayerCache, policy: LayerPolicy, longest: int) -> LayerCache:
     if sizes != held and layer.computed:
         layer = layer.resized(sizes, rows, bits)
     elif sizes != held:
-        layer = _roomy_like(layer, sizes, 0 if bits else rows)
+        layer = layer.empty_like(sizes, decode_rows=0 if bits else rows)
         _fill(layer, wanted)
         layer = layer.resized(sizes, rows, bits) if bits else layer
     _fill(layer, wanted)
     return layer
-
-
-def _roomy_like(layer: LayerCache, sizes: Sequence[int], rows: int) -> LayerCache:
-    """A layer with head groups of the same heads and these sizes, nothing quantized."""
-    heads = [head_group.heads for head_group in layer.head_groups]
-    return LayerCache(
-        [*zip(heads, sizes, strict=True)],
-        batch=layer.keys.shape[0],
-        dim=layer.keys.shape[2],
-        dtype=layer.keys.dtype,
-        device=layer.keys.device,
-        decode_rows=rows,
-        head_alias=layer.head_alias,
-        latent=layer.latent,
-        sharing=[head_group.shares_keys for head_group in layer.head_groups],
-    )
 
 
 def _fill(layer: LayerCache, wanted: Sequence[int]) -> None:

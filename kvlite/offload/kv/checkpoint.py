@@ -139,15 +139,7 @@ def _cut(layer: HostKVLayer, mark: _LayerMark) -> LayerCache:
     heads = [*range(len(head_group.heads))]
     if isinstance(segment, Packed):
         segment = segment.take(torch.arange(count).expand(*positions.shape[:2], -1), heads)
-    cut = LayerCache(
-        [(head_group.heads, mark.read)],
-        batch=keys.shape[0],
-        dim=keys.shape[3],
-        dtype=keys.dtype,
-        device=keys.device,
-        segments=[segment if count else None],
-        latent=head_group.latent,
-    )
+    cut = layer.cache.empty_like([mark.read], segments=[segment if count else None])
     (made,) = cut.head_groups
     made.residual_keys[:], made.residual_values[:] = keys, values
     made.residual_positions[:] = positions

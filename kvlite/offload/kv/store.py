@@ -286,16 +286,8 @@ class HostKVStore:
             scored_by: the method whose cached scores go to the cache's row, if any.
         """
         source = self.layers[index]
-        head_group, keys = source.head_group, source.cache.keys
-        layer = LayerCache(
-            [(head_group.heads, source.read + room)],
-            batch=keys.shape[0],
-            dim=keys.shape[2],
-            dtype=keys.dtype,
-            device=device,
-            decode_rows=int(bool(scored_by)),
-            latent=source.cache.latent,
-        )
+        head_group, rows = source.head_group, int(bool(scored_by))
+        layer = source.cache.empty_like([source.read + room], decode_rows=rows, device=device)
         (made,), every = layer.head_groups, slice(0, source.read)
         transfer = self.transfers.get(device)
         if head_group.segment is None and transfer is not None:
