@@ -381,9 +381,9 @@ def test_a_driver_is_asked_only_where_it_moves_tensors_away(
     llama: Tiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[torch.device] = []
-    monkeypatch.setattr("kvlite.conversation.turn.card_use", asked.append)
+    monkeypatch.setattr("kvlite.memory.nvml.card_use", asked.append)
     for moves in (False, True):
-        monkeypatch.setattr("kvlite.conversation.turn.spills", lambda moves=moves: moves)
+        monkeypatch.setattr("kvlite.memory.nvml.spills", lambda moves=moves: moves)
         Conversation(llama.model, Settings()).read([5, 6, 7])
         assert len(asked) == moves
 
@@ -391,10 +391,12 @@ def test_a_driver_is_asked_only_where_it_moves_tensors_away(
 def test_tensors_that_a_driver_moved_away_are_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
     use = CardUse(total=24 * GIB, used=20 * GIB, held=23 * GIB)
     assert (use.spilled, use.others, use.free) == (3 * GIB, 0, 4 * GIB)
+    full, unknown = replace(use, held=18 * GIB), None
+    monkeypatch.setattr("kvlite.memory.nvml.card_use", lambda each: each)
     monkeypatch.setattr("kvlite.memory.nvml.spills", lambda: True)
-    assert "3.00 GiB" in spill_note(use)
-    assert spill_note(replace(use, held=18 * GIB)) == ""
-    assert spill_note(None) == ""
+    for cards, said in ([use], "3.00 GiB"), ([full, use, unknown, use], "6.00 GiB"):
+        assert said in spill_note(cards)  # type: ignore[arg-type]
+    assert spill_note([full, unknown]) == ""  # type: ignore[list-item]
     monkeypatch.setattr("kvlite.memory.nvml.spills", lambda: False)
-    assert spill_note(use) == ""
+    assert spill_note([use]) == ""  # type: ignore[list-item]
     assert margin() == MARGIN

@@ -682,7 +682,10 @@ def test_files_made_to_look_whole(
 def test_memory_that_is_short(model: LoadedModel, saved: Path) -> None:
     with Snapshot(saved) as file:
         own = file.settings(Settings())
-        with Faults(cap=20_000), pytest.raises(OutOfMemory, match=r"talk\.kv takes .* are free"):
+        with (
+            Faults(cap=20_000),
+            pytest.raises(OutOfMemory, match=r"talk\.kv takes .* cpu with .* free"),
+        ):
             file.restore(Conversation(model, own))
         file.restore(Conversation(model, own))
 

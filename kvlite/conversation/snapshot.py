@@ -30,7 +30,7 @@ from kvlite.conversation.tensor_file import LIGHT, WHOLE, TensorFile, write_tens
 from kvlite.documents import Document
 from kvlite.engine.callbacks import NO_CALLBACKS, Callbacks, Progress
 from kvlite.errors import ModelError, OutOfMemory, RecallError, SnapshotError
-from kvlite.memory.free import free_bytes, is_oom
+from kvlite.memory.free import is_oom, with_free
 from kvlite.memory.oom import OOM_STEPS
 from kvlite.model.identity import Identity
 from kvlite.model.load import LoadedModel
@@ -226,10 +226,10 @@ class Snapshot(TensorFile):
         finally:
             self.progress = None
         if failed:
-            free = readable(free_bytes(model.device))
+            where = with_free(model.all_devices)
             raise OutOfMemory(
-                f"{self.path} takes {readable(self.nbytes)}, and {free} are free on "
-                f"{model.device}: close other programs"
+                f"{self.path} takes {readable(self.nbytes)}, too much for {where}: "
+                "close other programs"
             )
         talk.context.resume(cache, store, token_ids, pending_ids, noted, fallbacks)
         if light:

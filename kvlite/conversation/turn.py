@@ -30,7 +30,7 @@ from kvlite.engine.speculate import Speculation
 from kvlite.errors import OutOfMemory, RecallError
 from kvlite.memory.device_budget import capped_bytes
 from kvlite.memory.meter import PeakMeter, aside
-from kvlite.memory.nvml import card_use, spill_note, spills
+from kvlite.memory.nvml import spill_note
 from kvlite.memory.oom import CHUNK, T
 from kvlite.methods.engine_config import EngineConfig
 from kvlite.methods.layer_policy import LayerPolicy, layer_policies
@@ -194,7 +194,7 @@ class Turn:
             if device.type == "cuda":
                 torch.cuda.synchronize(device)
         self.run_stats.was_read()
-        if spills() and (said := spill_note(card_use(self.model.device))):
+        if said := spill_note(self.model.all_devices):
             self.note_fallback(said)
         self.token_ids += self.ids
 

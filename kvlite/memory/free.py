@@ -1,9 +1,12 @@
 """How much memory is free, and releasing what nobody uses."""
 
 import gc
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 import psutil
+
+from kvlite.config.units import readable
 
 if TYPE_CHECKING:
     import torch
@@ -33,6 +36,13 @@ def free_bytes(device: "torch.device") -> int:
     free, _ = torch.cuda.mem_get_info(device)
     held = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     return int(free + held)
+
+
+def with_free(
+    devices: "Iterable[torch.device]", free: "Callable[[torch.device], int]" = free_bytes
+) -> str:
+    """Devices with what is free on each, for messages: `cuda:0 with 2.00 GiB free and ...`."""
+    return " and ".join(f"{device} with {readable(free(device))} free" for device in devices)
 
 
 def release_memory(device: "torch.device") -> None:

@@ -2,7 +2,7 @@
 
 import platform
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -111,12 +111,15 @@ def in_wsl() -> bool:
     return "microsoft" in platform.uname().release.lower()
 
 
-def spill_note(use: CardUse | None) -> str:
-    """A warning about tensors in host memory; empty if there are none."""
-    if use is None or not spills() or not use.spilled:
+def spill_note(devices: "Iterable[torch.device]") -> str:
+    """A warning about tensors of these cards in host memory; empty if there are none, or no driver
+    moves any there, which then is not asked."""
+    uses = map(card_use, devices) if spills() else ()
+    spilled = sum(use.spilled for use in uses if use is not None)
+    if not spilled:
         return ""
     return (
-        f"the driver keeps {readable(use.spilled)} of the card's tensors in host memory, which is "
+        f"the driver keeps {readable(spilled)} of the card's tensors in host memory, which is "
         "about ten times slower: give --vram less than the card has, or set CUDA - Sysmem "
         "Fallback Policy to Prefer No Sysmem Fallback in the NVIDIA Control Panel"
     )

@@ -11,9 +11,8 @@ from typing import Protocol, TypeVar
 
 import torch
 
-from kvlite.config.units import readable
 from kvlite.errors import OutOfMemory
-from kvlite.memory.free import free_bytes, is_oom, release_memory
+from kvlite.memory.free import free_bytes, is_oom, release_memory, with_free
 
 T = TypeVar("T")
 
@@ -170,7 +169,5 @@ class OOMPolicy:
             if forbidden
             else "close other programs, ask about less at once, or use a smaller model"
         )
-        where = " and ".join(
-            f"{device} with {readable(self.free(device))} free" for device in self.devices
-        )
+        where = with_free(self.devices, self.free)
         return f"out of memory on {where}{gone}; the conversation is kept and can go on: {remedy}"
