@@ -18,7 +18,9 @@ from kvlite.bench.case import Case
 from kvlite.bench.fork import NO_RECALL
 from kvlite.cache.bits import UNCHANGED
 from kvlite.config.paths import data_folder
+from kvlite.config.settings import Settings
 from kvlite.errors import ModelError, SettingError
+from kvlite.model.devices import choose_devices
 from kvlite.model.load import LoadedModel
 
 PACKAGES = ("kvpress>=0.5.5,<0.6", "hqq>=0.2.8,<0.3")
@@ -94,6 +96,15 @@ def require_peers(specs: Sequence[str]) -> None:
                 f"--peer {spec!r} is neither a press of kvpress, as kvpress:snapkv, nor a "
                 "quantized cache of transformers, as transformers:hqq4"
             )
+
+
+def require_one_card(settings: Settings, beside: str) -> None:
+    """Raises SettingError if the model goes over several cards, but another program that runs
+    `beside` it does not."""
+    if len(choose_devices(settings.device)) > 1:
+        raise SettingError(
+            f"--device {settings.device} is several cards, and {beside} runs on one: name one"
+        )
 
 
 @dataclass(frozen=True)

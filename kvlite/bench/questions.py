@@ -21,12 +21,14 @@ from kvlite.bench.peers import (
     PeerChoice,
     PeerProgram,
     peer_choices,
+    require_one_card,
     require_peers,
     versions,
 )
 from kvlite.bench.prose import bundled_prose
 from kvlite.bench.rows import Cells, Curve, QualityRow, Tally, tallies
 from kvlite.bench.task import GridTask, Work
+from kvlite.config.settings import Settings
 from kvlite.conversation.runner import Runner
 from kvlite.model.load import LoadedModel
 
@@ -104,6 +106,12 @@ class QuestionTask(GridTask[QuestionRow]):
         options = super().options()
         peers = options.pop("peer")
         return {**options, "peer": peers, "versions": self.peer_versions} if peers else options
+
+    def settings(self, given: Settings) -> Settings:
+        """As they are; on one card, where there are peers."""
+        if self.peer:
+            require_one_card(given, self.peer[0])
+        return given
 
     @property
     @abstractmethod

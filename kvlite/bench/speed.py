@@ -13,6 +13,7 @@ from torch import Tensor
 
 from kvlite.bench.grid import fitting_prose
 from kvlite.bench.llama_cpp import llama_cpp, require_llama_cpp
+from kvlite.bench.peers import require_one_card
 from kvlite.bench.rows import Cells, Row, label
 from kvlite.bench.task import Task, Work
 from kvlite.cache import parse_kv_bits
@@ -105,6 +106,7 @@ class Speed(Task[SpeedRow]):
         """Those of kvlite's side."""
         if LLAMA_CPP in self.peer and gguf_file(given.model) is None:
             raise SettingError(f"--peer llama.cpp needs a GGUF file, and --model is {given.model}")
+        require_one_card(given, TRANSFORMERS)
         recall = "off" if self.recall == "off" else "ram"
         own = {"method": self.method, "budget": self.budget, "kv_bits": self.kv_bits}
         return given.replace({**own, "recall": recall, "recall_entries": self.entries})
