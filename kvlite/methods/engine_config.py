@@ -18,6 +18,7 @@ from kvlite.memory.device_budget import capped_bytes, checkpoint_limit, ram_limi
 from kvlite.methods import Method, parse_method
 from kvlite.methods.budget import Budget, method_and_budget, parse_budget
 from kvlite.methods.layer_policy import require_growing, require_in_sight
+from kvlite.model.devices import require_device
 from kvlite.model.grammar import require_grammar
 
 
@@ -128,15 +129,6 @@ def require_meaning(name: str, value: Any, called: str) -> None:
         raise SettingError(called + said[len(flag) :] if named else f"{called}: {said}") from None
 
 
-def _require_device(text: str) -> None:
-    # A GPU that is not here may be planned for.
-    one = r"cuda(:[0-9]{1,3})?"
-    if re.fullmatch(rf"auto|all|cpu(:[0-9]{{1,3}})?|{one}(, *{one})*", text) is None:
-        raise SettingError(
-            f"unknown device {text!r}: use auto, cpu or cuda, or several cards as cuda:0,cuda:1"
-        )
-
-
 _READERS: Mapping[str, Callable[[Any], object]] = {
     "method": parse_method,
     "budget": parse_budget,
@@ -146,6 +138,6 @@ _READERS: Mapping[str, Callable[[Any], object]] = {
     "vram": capped_bytes,
     "schema": require_grammar,
     "logit_bias": parse_logit_bias,
-    "device": _require_device,
+    "device": require_device,
     "ocr": require_ocr,
 }

@@ -31,6 +31,9 @@ def test_which_devices(
     assert choose_devices("all") == cards == choose_devices("cuda, cuda:1")
     with pytest.raises(SettingError, match="names cuda:0 twice"):
         choose_devices("cuda,cuda:0")
+    for name in ("cuda:07", "cuda:999", "all,cpu", "mps"):
+        with pytest.raises(SettingError, match="unknown device"):
+            choose_devices(name)
 
 
 @pytest.mark.long
