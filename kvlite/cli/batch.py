@@ -34,47 +34,54 @@ if TYPE_CHECKING:
 Answers = Callable[[Sequence[Task], Callbacks], "Iterator[BatchAnswer]"]
 RowOf = Callable[["BatchAnswer"], dict[str, Any]]
 
+Tasks = Annotated[
+    str,
+    typer.Argument(
+        help="a folder or a glob of documents; or a .jsonl, .csv or .parquet file with id, "
+        "question, and document (a file) or text, perhaps settings; or OpenAI's batch file"
+    ),
+]
+Out = Annotated[
+    str,
+    typer.Option(
+        help="the .jsonl file that answers are added to; or a .parquet file, made from "
+        "FILE.parquet.jsonl whenever the command ends"
+    ),
+]
+Questions = Annotated[
+    list[str] | None,
+    typer.Option(help="a question about each document, or a file with one a line; repeatable"),
+]
+RetryErrors = Annotated[
+    bool, typer.Option("--retry-errors", help="try rows again that have an error")
+]
+Cluster = Annotated[
+    str,
+    typer.Option(
+        metavar="ADDRESS",
+        help="answer on a Ray cluster: `auto` for the one this machine is in, host:port, or "
+        "`local`; documents are where every node finds them",
+    ),
+]
+Devices = Annotated[
+    str,
+    typer.Option(
+        metavar="DEVICES",
+        help="one engine on each of these devices of this machine, all with the same queue of "
+        "documents: `all` CUDA devices, or some, such as cuda:0,cuda:1",
+    ),
+]
+
 
 @with_settings
 def batch(
     settings: Settings,
-    tasks: Annotated[
-        str,
-        typer.Argument(
-            help="a folder or a glob of documents; or a .jsonl, .csv or .parquet file with id, "
-            "question, and document (a file) or text, perhaps settings; or OpenAI's batch file"
-        ),
-    ],
-    out: Annotated[
-        str,
-        typer.Option(
-            help="the .jsonl file that answers are added to; or a .parquet file, made from "
-            "FILE.parquet.jsonl whenever the command ends"
-        ),
-    ],
-    questions: Annotated[
-        list[str] | None,
-        typer.Option(help="a question about each document, or a file with one a line; repeatable"),
-    ] = None,
-    retry_errors: Annotated[
-        bool, typer.Option("--retry-errors", help="try rows again that have an error")
-    ] = False,
-    ray: Annotated[
-        str,
-        typer.Option(
-            metavar="ADDRESS",
-            help="answer on a Ray cluster: `auto` for the one this machine is in, host:port, or "
-            "`local`; documents are where every node finds them",
-        ),
-    ] = "",
-    devices: Annotated[
-        str,
-        typer.Option(
-            metavar="DEVICES",
-            help="one engine on each of these devices of this machine, all with the same queue of "
-            "documents: `all` CUDA devices, or some, such as cuda:0,cuda:1",
-        ),
-    ] = "",
+    tasks: Tasks,
+    out: Out,
+    questions: Questions = None,
+    retry_errors: RetryErrors = False,
+    ray: Cluster = "",
+    devices: Devices = "",
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
@@ -114,17 +121,13 @@ def batch(
         job["model"], answers = stack.enter_context(_engine(settings, asked, ray, where, screen))
         writer = stack.enter_context(writing(path, job, asked, retry=retry_errors))
         cancel = stack.enter_context(stop_on_interrupt())
-        left = [task for task in asked if task.id not in writer.written.done]
-        tasks_by_id = {task.id: task for task in left}
-        shown = _Progress(screen, len(asked), len(asked) - len(left))
-        documents = len({(task.document, task.text) for task in asked})
-        before = len(asked) - len(left)
-        failed = len(writer.written.failed & {task.id for task in asked})
-        summary = Summary(len(asked), documents, before, failed)
+        left = {task.id: task for task in asked if task.id not in writer.written.done}
+        summary = Summary.of(asked, writer.written)
+        shown = _Progress(screen, summary.rows, summary.before)
         callbacks = Callbacks(notify=shown.note, cancel=cancel)
         with shown.bar:
-            for answer in answers(left, callbacks):
-                writer.add(row_of(answer), tasks_by_id[answer.id])
+            for answer in answers([*left.values()], callbacks):
+                writer.add(row_of(answer), left[answer.id])
                 summary.add(answer)
                 shown.advance()
         stopped = cancel.is_set() and summary.left > 0
@@ -250,6 +253,13 @@ class Summary:
     read_tokens: int = 0
     generated_tokens: int = 0
     begun: float = field(default_factory=perf_counter)
+
+    @classmethod
+    def of(cls, asked: Sequence[Task], written: Written) -> "Summary":
+        """Of what was asked, when nothing is written beside what was there."""
+        ids = {task.id for task in asked}
+        documents = len({(task.document, task.text) for task in asked})
+        return cls(len(asked), documents, len(ids & written.done.keys()), len(ids & written.failed))
 
     @property
     def left(self) -> int:
