@@ -8,9 +8,6 @@ import numpy as np
 from kvlite.ops.numba_codes import multiply_packed, put, restore
 from kvlite.ops.numba_vectors import close_exp, dot_rows, fetch_vector, hadamard, highest, jitted
 
-# Numbers are told apart by their sign, exponent and three more bits first.
-SHIFT = 20
-BINS = 1 << 12
 # Keys are on their way while those of so many entries before them are read.
 AHEAD = 8
 
@@ -25,37 +22,26 @@ def _row(first, last):
 
 
 @jitted
-def _ranked(some, rank):
-    """The number that would be at place `rank` if they were sorted, which changes their order;
-    `np.partition`, which takes ten seconds to compile."""
-    low, high = 0, some.size - 1
-    while low < high:
-        pivot = some[(low + high) // 2]
-        i, j = low, high
-        while i <= j:
-            while some[i] < pivot:
-                i += 1
-            while some[j] > pivot:
-                j -= 1
-            if i <= j:
-                some[i], some[j] = some[j], some[i]
-                i += 1
-                j -= 1
-        if rank <= j:
-            high = j
-        elif rank >= i:
-            low = i
-        else:
-            break
-    return some[rank]
-
-
-@jitted
 def _key(number):
     """A whole number from 0 to 2^32 - 1, ascending with a number; 0 for what is none."""
     bits = np.float32(number).view(np.uint32)
     turned = bits ^ np.uint32(0xFFFFFFFF if bits >> np.uint32(31) else 0x80000000)
     return np.uint32(turned if number == number else 0)
+
+
+@jitted
+def _least(keys, count):
+    """A number that the `count` largest keys reach and, unless some are alike, no others; and how
+    many do. A bit is found by counting all, which is done many at once."""
+    least, reach, bit = np.uint32(0), keys.size, 31
+    while bit >= 0 and reach != count:
+        trial, found = least | np.uint32(1 << bit), np.int32(0)
+        for i in range(keys.size):
+            found += np.int32(keys[i] >= trial)
+        if found >= count:
+            least, reach = trial, found
+        bit -= 1
+    return least, reach
 
 
 @jitted
@@ -65,30 +51,24 @@ def largest(numbers, first, last, count):
     size = last - first
     if count >= size or not count:
         return _row(first, first + min(count, size))
-    keys, tally = np.empty(size, np.uint32), np.zeros(BINS, np.int32)
+    part, keys = numbers[first:last], np.empty(size, np.uint32)
     for i in range(size):
-        keys[i] = _key(numbers[first + i])
+        keys[i] = _key(part[i])
+    least, reach = _least(keys, count)
+    places, found = np.empty(reach + 1, np.int64), 0
     for i in range(size):
-        tally[keys[i] >> np.uint32(SHIFT)] += 1
-    edge, above = BINS, 0
-    while above < count:
-        edge -= 1
-        above += tally[edge]
-    # Of the numbers in the last bin that is needed, so many are wanted.
-    wanted, among, found = count - above + tally[edge], np.empty(size, np.uint32), 0
-    for i in range(size):
-        among[found] = keys[i]
-        found += keys[i] >> np.uint32(SHIFT) == edge
-    least = _ranked(among[:found], found - wanted)
-    alike = wanted
-    for i in range(found):
-        alike -= among[i] > least
-    places, found = np.empty(count + 1, np.int64), 0
-    for i in range(size):
-        same = keys[i] == least and alike > 0
         places[found] = first + i
-        found += same or keys[i] > least
-        alike -= same
+        found += keys[i] >= least
+    # Of those that are alike, the later ones may be too many.
+    spare, found = reach - count, reach
+    while spare:
+        found -= 1
+        if keys[places[found] - first] == least:
+            places[found], spare = -1, spare - 1
+    kept = 0
+    for i in range(reach):
+        places[kept] = places[i]
+        kept += places[i] >= 0
     return places[:count]
 
 

@@ -236,6 +236,8 @@ def _fetch(line, queries, products, at_once, most, first, recent):
         best = wanted(named, own, line[COUNT], first + recent)
         coming, leaving = exchanged(best, rough[head], positions, none, 0, used, mark)
         for i in range(coming.size):
+            fetch_vector(source[1][head], coming[i])
+        for i in range(coming.size):
             keys[leaving[i]] = source[0][head, coming[i]]
             values[leaving[i]] = source[1][head, coming[i]]
             positions[leaving[i]] = coming[i]

@@ -10,10 +10,8 @@ from numba.extending import intrinsic
 
 from kvlite.ops.numba_vectors import hadamard, highest, jitted
 
-# Channels of a query are rounded to whole steps from 0 to the last.
-LAST_STEP = 15
-# Rows that one sum counts for, 16 bits each.
-LANES = 4
+# Channels of a query are rounded to whole steps from 0 to the last, numbers of so many bits.
+LAST_STEP, STEP_BITS = 15, 4
 # Entries whose sums lie in the nearest cache.
 PART = 1024
 
@@ -45,11 +43,11 @@ def _spot(channel, count):
 
 
 @jitted
-def _rounded(query, lane, spots):
-    """Round a query's channels to steps, and add each to its bit's sum, in one lane.
+def _rounded(query, planes):
+    """Round a query's channels to steps.
 
     Args:
-        spots: `(64 * words,)` uint64.
+        planes: `(words, STEP_BITS)` uint64, of each bit of these numbers all channels'; written.
 
     Returns:
         the size of a step, the least channel, and the sum of all.
@@ -59,59 +57,64 @@ def _rounded(query, lane, spots):
         low, high = min(low, query[d]), max(high, query[d])
         total += query[d]
     step = (high - low) / np.float32(LAST_STEP) + np.float32(1e-30)
+    planes[:] = 0
     for d in range(query.size):
         level = np.uint64(int((query[d] - low) / step + np.float32(0.5)))
-        spots[_spot(d, spots.size // 64)] += level << np.uint64(16 * lane)
+        spot = _spot(d, planes.shape[0])
+        for bit in range(STEP_BITS):
+            own = level >> np.uint64(bit) & np.uint64(1)
+            planes[spot // 64, bit] |= own << np.uint64(spot % 64)
     return step, low, total
 
 
 @jitted
-def _sums_of_bytes(spots, sums):
-    """What the bits that are set in a byte add up to, `(bytes, 256)`, for each byte of a key."""
-    for byte in range(sums.shape[0]):
-        sums[byte, 0] = 0
-        for bit in range(8):
-            more = spots[8 * byte + bit]
-            for i in range(1 << bit):
-                sums[byte, (1 << bit) + i] = sums[byte, i] + more
+def _add_steps(words, planes, levels):
+    """Add up the steps of the channels whose bits are set, many words at once."""
+    one, two, four, eight = planes[0], planes[1], planes[2], planes[3]
+    for i in range(levels.size):
+        word = words[i]
+        level = _ones(word & one) + (_ones(word & two) << np.uint64(1))
+        level += (_ones(word & four) << np.uint64(2)) + (_ones(word & eight) << np.uint64(3))
+        levels[i] += np.int32(level)
 
 
 @jitted
-def _logits(words, sums, steps, sizes, lanes, out):
-    """Estimated logits of up to `LANES` rows, `out` `(lanes, entries)`, a part at a time.
+def _logits(words, planes, steps, sizes, out):
+    """Estimated logits of a head's rows, `out` `(rows, entries)`, a part at a time.
 
     Args:
         words: `(capacity, count)` uint64; sizes: `(capacity,)` float32.
-        sums: from `_sums_of_bytes`.
-        steps: what `_rounded` returned, a row each.
+        planes: `(rows, count, STEP_BITS)`, and steps `(rows, 3)`: from `_rounded`.
     """
-    used = out.shape[1]
-    levels, ones = np.empty(PART, np.uint64), np.empty(PART, np.int32)
+    rows, used = out.shape
+    column, ones = np.empty(PART, np.uint64), np.empty(PART, np.int32)
+    levels = np.empty((rows, PART), np.int32)
     for start in range(0, used, PART):
         some = min(PART, used - start)
+        part, near, own = words[start : start + some], sizes[start : start + some], column[:some]
+        ones[:], levels[:] = 0, 0
         for w in range(words.shape[1]):
             for i in range(some):
-                word, found = words[start + i, w], np.uint64(0)
-                for byte in range(8):
-                    found += sums[8 * w + byte, (word >> np.uint64(8 * byte)) & np.uint64(255)]
-                levels[i] = found if w == 0 else levels[i] + found
-                ones[i] = np.int32(_ones(word)) + (np.int32(0) if w == 0 else ones[i])
-        for lane in range(lanes):
-            slope, shift = np.float32(2) * steps[lane, 0], np.float32(2) * steps[lane, 1]
-            total, place = steps[lane, 2], np.uint64(16 * lane)
+                own[i] = part[i, w]
             for i in range(some):
-                level = np.float32(np.int32((levels[i] >> place) & np.uint64(0xFFFF)))
-                signed = slope * level + shift * np.float32(ones[i]) - total
-                out[lane, start + i] = signed * sizes[start + i]
+                ones[i] += np.int32(_ones(own[i]))
+            for row in range(rows):
+                _add_steps(own, planes[row, w], levels[row, :some])
+        for row in range(rows):
+            slope, shift = np.float32(2) * steps[row, 0], np.float32(2) * steps[row, 1]
+            total, level, line = steps[row, 2], levels[row], out[row, start : start + some]
+            for i in range(some):
+                signed = slope * np.float32(level[i]) + shift * np.float32(ones[i]) - total
+                line[i] = signed * near[i]
 
 
 @jitted
 def search(queries, balance, words, sizes, used, entries):
     """Roughly the attention that every entry gets, the mean of a head's rows.
 
-    A query is rounded to 16 steps, so that its product with signs is a sum of whole numbers: as in
+    A query is rounded to 16 steps, so that its product with signs is counted in bits: as in
     "RaBitQ: Quantizing High-Dimensional Vectors with a Theoretical Error Bound for Approximate
-    Nearest Neighbor Search", section 3.3. A byte of signs looks its part up, of four rows at once.
+    Nearest Neighbor Search", section 3.3.
 
     Args:
         queries: `(heads, rows, dim)` float32, scaled.
@@ -126,29 +129,24 @@ def search(queries, balance, words, sizes, used, entries):
     heads, rows, dim = queries.shape
     count = words.shape[2]
     scores = np.zeros((heads, entries), np.float32)
-    spots, sums = np.empty(64 * count, np.uint64), np.empty((8 * count, 256), np.uint64)
-    lines, turned = np.empty((LANES, used), np.float32), np.empty(dim, np.float32)
-    steps = np.empty((LANES, 3), np.float32)
+    planes, turned = np.empty((rows, count, STEP_BITS), np.uint64), np.empty(dim, np.float32)
+    lines, steps = np.empty((rows, used), np.float32), np.empty((rows, 3), np.float32)
     for head in range(heads):
-        for first in range(0, rows, LANES):
-            lanes = min(LANES, rows - first)
-            spots[:] = 0
-            for lane in range(lanes):
-                for d in range(dim):
-                    turned[d] = queries[head, first + lane, d] / balance[head, d]
-                hadamard(turned)
-                steps[lane] = _rounded(turned, lane, spots)
-            _sums_of_bytes(spots, sums)
-            _logits(words[head], sums, steps, sizes[head], lanes, lines)
-            for lane in range(lanes):
-                line = lines[lane]
-                top, whole = highest(line), np.float32(0)
-                for i in range(used):
-                    line[i] = _exp(line[i] - top)
-                    whole += line[i]
-                share = np.float32(1) / (whole * np.float32(rows))
-                for i in range(used):
-                    scores[head, i] += line[i] * share
+        for row in range(rows):
+            for d in range(dim):
+                turned[d] = queries[head, row, d] / balance[head, d]
+            hadamard(turned)
+            steps[row] = _rounded(turned, planes[row])
+        _logits(words[head], planes, steps, sizes[head], lines)
+        for row in range(rows):
+            line = lines[row]
+            top, whole = highest(line), np.float32(0)
+            for i in range(used):
+                line[i] = _exp(line[i] - top)
+                whole += line[i]
+            share = np.float32(1) / (whole * np.float32(rows))
+            for i in range(used):
+                scores[head, i] += line[i] * share
     return scores
 
 
