@@ -1,6 +1,8 @@
 """Models with recurrent layers: states are carried, copied and returned to, never cut or shared."""
 
+from dataclasses import replace
 from pathlib import Path
+from random import Random
 from threading import Event
 from typing import Any
 
@@ -18,8 +20,7 @@ from kvlite.engine.batch import run_together
 from kvlite.engine.callbacks import Callbacks
 from kvlite.engine.decode import Step, decode_step
 from kvlite.engine.prefill import prefill
-from kvlite.engine.prompt_lookup import PromptLookup
-from kvlite.engine.speculate import Speculation, room_ahead
+from kvlite.engine.speculate import Pace
 from kvlite.engine.step_program import refusal
 from kvlite.errors import SettingError, SnapshotError, Stopped
 from kvlite.methods import parse_method
@@ -32,6 +33,7 @@ from tests.test_branches import FIRST, GIVEN, OTHER, SECOND, THIRD, heard, opene
 from tests.test_engine import positions, run
 from tests.test_oom_policy import survives, undisturbed
 from tests.test_recall import EXACT, last_logits, logits_of_the_whole
+from tests.test_speculate import alike, partly, proposing
 
 IDS = [3 + 7 * i % 190 for i in range(150)]
 # Ways to hold keys and values: dropped, quantized, recalled, evicted, reconstructed.
@@ -246,15 +248,40 @@ def test_conversations_together_keep_their_own_states(hybrid: Tiny) -> None:
 
 
 @pytest.mark.cases(2)
-def test_what_would_have_to_take_states_back_says_why_not(hybrid: Tiny) -> None:
+def test_a_step_is_no_program_where_states_are_carried(hybrid: Tiny) -> None:
     cache = read(hybrid, IDS)
     policies = layer_policies(Full(), hybrid.model.shape, 10**6, len(IDS))
     assert "recurrent layers" in str(refusal(hybrid.model, cache, policies, None))
-    assert room_ahead(cache, policies) == 0
-    speculation = Speculation(hybrid.model, cache, policies, [PromptLookup(IDS)], ())
-    assert speculation.off == "the states of recurrent layers cannot be taken back"
-    metrics = opened(hybrid, method="full", speculate="auto").generate(IDS).metrics
-    assert metrics.no_speculation == speculation.off
+
+
+@pytest.mark.cases(2)
+def test_speculation_leaves_states_as_single_steps_do(hybrid: Tiny) -> None:
+    """Whatever of what was proposed comes, wherever the answer is left, and in the next turn."""
+    given: dict[str, Any] = {"method": "full", "max_new_tokens": 30}
+    whole = opened(hybrid, **given).generate(IDS, ignore_eos=True).token_ids
+    plain, talk = (opened(hybrid, speculate=each, **given) for each in ("off", "auto"))
+    with proposing(partly([*IDS, *whole], Random(0))) as widths:
+        for each in (plain, talk):
+            for _ in zip(range(17), each.stream_tokens(IDS, ignore_eos=True), strict=False):
+                pass
+    assert len(widths) > 2
+    alike(talk, plain)
+    assert said(talk, FIRST) == said(plain, FIRST)
+
+
+@pytest.mark.cases(1)
+def test_a_draft_model_may_have_states_that_it_takes_back(
+    hybrid: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nearly all that it says comes true where it is the model itself."""
+    monkeypatch.setattr(Pace, "factor", 0.0)
+    given: dict[str, Any] = {"method": "full", "max_new_tokens": 24, "ignore_eos": True}
+    expected = opened(hybrid, method="full").generate(IDS, **given)
+    model = replace(hybrid.model)
+    model.draft = hybrid.model
+    answer = opened(Tiny(hybrid.reference, model), method="full").generate(IDS, **given)
+    assert answer.token_ids == expected.token_ids
+    assert answer.metrics.decode_steps < 8 and answer.metrics.accepted_tokens > 15
 
 
 @pytest.mark.cases(2)

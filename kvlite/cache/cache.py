@@ -88,12 +88,14 @@ class KVCache:
         """Entries held, on average over layers and KV heads."""
         return sum(layer.entries_mean for layer in self.layers) / len(self.layers)
 
-    def advance(self) -> None:
-        """Let the next entry of every head group count, which was written ahead."""
+    def advance(self, states: dict[int, States]) -> None:
+        """Let the next entry of every head group count, which was written ahead; `states` are those
+        after it."""
         self.writing = True
         for layer in self.layers:
             for head_group in layer.head_groups:
                 head_group.used += 1
+        self.states = states
         self.seen += 1
         self.writing = False
 

@@ -6,9 +6,12 @@ can be shared with checkpoints, and a step that failed is run again from the sam
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
+
+from kvlite.ops.recurrence import Recurrence, StateBefore
 
 
 @dataclass(frozen=True)
@@ -100,7 +103,7 @@ class StateCarrier:
         self.after: dict[int, RecurrentState] = {}
         self.first = 0
 
-    def begin(self, first: int) -> "StateCarrier":
+    def begin(self, first: int) -> Self:
         """Serve the layers from number `first` on, from the states before."""
         self.first, self.after = first, {}
         return self
@@ -155,3 +158,62 @@ class StateCarrier:
 
     def _keep(self, place: int, **parts: Tensor) -> None:
         self.after[place] = replace(self.after.get(place, RecurrentState()), **parts)
+
+
+class StatesAhead(StateCarrier):
+    """Carries states through several tokens of which only the first may count: what they are after
+    each of them is known."""
+
+    def __init__(self, before: States) -> None:
+        super().__init__(before)
+        self._inputs: dict[int, Tensor] = {}
+        self._recurrences: dict[int, Recurrence] = {}
+
+    def after_tokens(self, count: int) -> States:
+        """The states after the first `count` tokens, at least one."""
+        return {
+            place: RecurrentState(self._conv(place, count), self._recurrent(place, count))
+            for place in self.before
+        }
+
+    def _conv(self, place: int, count: int) -> Tensor | None:
+        conv = self.before[place].conv
+        return (
+            None
+            if conv is None
+            else self._inputs[place][..., count:][..., : conv.shape[-1]].clone()
+        )
+
+    def _recurrent(self, place: int, count: int) -> Tensor | None:
+        recurrence = self._recurrences.get(place)
+        return None if recurrence is None else recurrence.after(count)
+
+    def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> Tensor | None:
+        """As it was: several tokens change none in place."""
+        return self.before[layer_idx - self.first].conv
+
+    def get_recurrent_state(self, layer_idx: int, state_idx: int = 0) -> Any:
+        """What lets transformers' functions be replaced by those for few tokens."""
+        recurrent = self.before[layer_idx - self.first].recurrent
+        return None if recurrent is None else StateBefore(recurrent)
+
+    def update_conv_state(
+        self,
+        conv_states: Tensor,
+        layer_idx: int,
+        state_idx: int = 0,
+        conv_kernel_size: int | None = None,
+    ) -> Tensor:
+        """As of all carriers."""
+        place = layer_idx - self.first
+        conv = self.before[place].conv
+        assert conv is not None
+        inputs = self._inputs[place] = torch.cat([conv, conv_states], -1)
+        return inputs
+
+    def update_recurrent_state(
+        self, recurrent_states: Any, layer_idx: int, state_idx: int = 0
+    ) -> Any:
+        """Take what the functions for few tokens give."""
+        self._recurrences[layer_idx - self.first] = recurrent_states
+        return recurrent_states

@@ -21,8 +21,8 @@ from kvlite.methods.layer_policy import layer_policies
 from kvlite.model.architectures import UNTESTED, architecture
 from kvlite.model.devices import choose_devices
 from kvlite.model.load import LoadedModel, load_model
-from kvlite.model.shape import ModelShape, described
-from kvlite.model.source import find_config, find_model, find_tokenizer
+from kvlite.model.shape import ModelShape
+from kvlite.model.source import find_model, find_tokenizer
 from kvlite.model.weights import PLAIN, choose_weights
 from kvlite.offload.weights.experts import LEAST
 from kvlite.offload.weights.loader import load_streamed, open_whole
@@ -235,22 +235,16 @@ def _draft_folder(
 
     Raises:
         ModelError: one of them cannot be found.
-        SettingError: its tokens are others, or some of its layers cannot take tokens back.
+        SettingError: its tokens are others.
         Stopped: `cancel` was set.
     """
-    others = "take a smaller model of the same family, or leave --draft out"
-    config = find_config(settings.draft, notify, cancel)
-    if described(config)[1].recurrent_layers:
-        raise SettingError(
-            f"--draft {settings.draft} has recurrent layers, whose state cannot drop tokens that "
-            f"were not accepted: {others}"
-        )
     draft = find_model(settings.draft, notify, cancel)
     own = read_tokenizer(draft)
     known = read_tokenizer(find_tokenizer(settings.model, notify, cancel))
     if own is None or known is None or own.get_vocab() != known.get_vocab():
         raise SettingError(
-            f"--draft {settings.draft} has other tokens than {settings.model}: {others}"
+            f"--draft {settings.draft} has other tokens than {settings.model}: take a smaller "
+            "model of the same family, or leave --draft out"
         )
     return draft
 

@@ -77,6 +77,7 @@ class Draft:
     def _likeliest(self, count: int) -> list[int]:
         logits, cache, found = *self._read(), list[int]()
         marks, seen = [layer.mark() for layer in cache.layers], cache.seen
+        states = {**cache.states}
         while len(found) < count:
             token = logits[:, : self.vocab].argmax(-1)
             found.append(int(token))
@@ -84,7 +85,7 @@ class Draft:
                 logits = decode_step(self.model, cache, token, self.policies)
         for layer, mark in zip(cache.layers, marks, strict=True):
             layer.rewind(mark)
-        cache.seen = seen
+        cache.seen, cache.states = seen, states
         return found
 
     def release(self) -> None:
@@ -100,7 +101,7 @@ class Draft:
             return prefill(model, self._cache, ids, policies, reserve=room), self._cache
         cache, logits = self._cache, None
         new = self.token_ids[cache.seen :]
-        if len(new) <= room_ahead(cache, policies):
+        if 1 < len(new) <= room_ahead(cache, policies):
             ahead = Ahead(model, cache, new)
             for token in new:
                 logits = ahead.enter(token)

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from kvlite.cache import KVCache, KVHeadGroup, LayerCache
 from kvlite.cache.query_log import QueryLog
+from kvlite.cache.recurrent import States, StatesAhead
 from kvlite.engine.heads import over_head_groups
 from kvlite.memory.free import is_oom, release_memory
 from kvlite.methods.layer_policy import LayerPolicy
@@ -46,6 +47,7 @@ class LayerAhead:
         layer: stays as it is, but for its free slots.
         positions: of the tokens, `(L,)` int32.
         rotation: of these positions.
+        carrier: of the states of the recurrent layers that run with it.
         lenders: this layer and those before it, by number.
     """
 
@@ -54,6 +56,7 @@ class LayerAhead:
         layer: LayerCache,
         positions: Tensor,
         rotation: Rotation,
+        states: States,
         lenders: Sequence["LayerAhead"],
         log: QueryLog | None = None,
     ) -> None:
@@ -61,6 +64,7 @@ class LayerAhead:
         self.log = log
         self.positions = positions
         self.rotation = rotation
+        self.carrier = StatesAhead(states)
         self.lenders = [*lenders, self]
 
     def lender(self, index: int) -> Lender:
@@ -121,8 +125,8 @@ class Ahead:
         rotations = rotations_apart(model, start, count)
         passed: list[LayerAhead] = []
         for index, (layer, rotation) in enumerate(zip(self.layers, rotations, strict=True)):
-            own = by_layer[index]
-            attender = LayerAhead(layer, own, rotation, passed, cache.queries.get(index))
+            own, states = by_layer[index], cache.states.get(index, {})
+            attender = LayerAhead(layer, own, rotation, states, passed, cache.queries.get(index))
             passed.append(attender)
             hidden = model.layers[index](
                 hidden.to(model.device_of(index)),
@@ -131,6 +135,7 @@ class Ahead:
                 kvlite=attender,
             )
         self.hidden = hidden.to(device)
+        self._carriers = {index: passed[index].carrier for index in cache.states}
 
     @torch.inference_mode()
     def enter(self, token: int) -> Tensor | None:
@@ -147,7 +152,8 @@ class Ahead:
         if not (here and same and at < len(self.token_ids) and self.token_ids[at] == token):
             return None
         logits = self.model.logits(self.hidden[:, at])
-        cache.advance()
+        states = {index: each.after_tokens(at + 1) for index, each in self._carriers.items()}
+        cache.advance(states)
         self.entered += 1
         return logits
 
@@ -155,7 +161,7 @@ class Ahead:
 def room_ahead(cache: KVCache, policies: Sequence[LayerPolicy]) -> int:
     """How many tokens may go through all layers together with the same result as one by one, and
     without more storage; 0 if none may, since a layer does more than append."""
-    if cache.states or not all(map(_only_appends, cache.layers, policies)):
+    if not all(map(_only_appends, cache.layers, policies)):
         return 0
     return min(map(_room, cache.layers, policies))
 
@@ -256,8 +262,6 @@ class Speculation:
         that promises most is asked. Cache and policies may change meanwhile."""
         self.model, self.cache, self.policies, self.ends = model, cache, policies, ends
         self.off = off
-        if model.shape.recurrent_layers and not off:
-            self.off = off = "the states of recurrent layers cannot be taken back"
         self.proposers = proposers
         self.pace = Pace()
         self.steps = self.proposed = self.accepted = 0

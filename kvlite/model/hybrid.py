@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from kvlite.cache.recurrent import StateCarrier
 from kvlite.model.architectures import architecture
+from kvlite.model.few_tokens import take_few_tokens
 from kvlite.model.gemma import Carried, GemmaLayer
 from kvlite.model.layers import LayerGroup
 
@@ -33,6 +34,8 @@ class HybridLayer(LayerGroup):
         self.mixer, self.norm = mixer, norm
         self.first = next(iter(layers))
         self.trailing = [*layers][-1] != attention
+        for layer in layers.values():
+            take_few_tokens(layer)
 
     def forward(self, hidden: Tensor, *, kvlite: Any, answers: bool = True, **given: Any) -> Tensor:
         """As `LayerGroup`; `kvlite` has a `carrier` of states for the others."""
