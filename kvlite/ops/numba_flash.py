@@ -6,6 +6,7 @@ from functools import cache
 from typing import Any
 
 import numpy as np
+import torch
 from numba import types
 from torch import Tensor
 
@@ -13,10 +14,10 @@ from kvlite.ops.numba_quant import in_turn
 from kvlite.ops.numba_tiles import COLUMNS, ROWS, add_tile, rounded, set_tile
 from kvlite.ops.numba_vectors import close_exp, highest, jitted
 
-# Entries whose keys and values are packed at a time.
-BLOCK = 8 * COLUMNS
-# Rows of a query head that one call goes through.
-CHUNK = 32 * ROWS
+# Entries whose keys and values are packed at a time; they stay in the processor's cache, as do the
+# rows of a query head that are shared by a call, at most and, for many threads, at least.
+BLOCK = 16 * COLUMNS
+MOST_ROWS, LEAST_ROWS = 86 * ROWS, 8 * ROWS
 
 
 def attend(
@@ -33,13 +34,16 @@ def attend(
             float32; written.
     """
     batch, heads, length, _ = q.shape
-    kv_heads, chunks, before = k.shape[1], -(-length // CHUNK), k.shape[2] - length
+    kv_heads, before = k.shape[1], k.shape[2] - length
     group, work_on = heads // kv_heads, _compiled()
+    share = batch * kv_heads * length // (2 * torch.get_num_threads())
+    size = max(LEAST_ROWS, min(MOST_ROWS, share // ROWS * ROWS))
+    chunks = -(-length // size)
     queries, keys, values, outs, lses = (each.numpy() for each in (q, k, v, out, lse))
 
     def work(item: int) -> None:
         (sequence, head), chunk = divmod(item // chunks, kv_heads), item % chunks
-        first, last = chunk * CHUNK, min((chunk + 1) * CHUNK, length)
+        first, last = chunk * size, min((chunk + 1) * size, length)
         rows = sequence, slice(head * group, (head + 1) * group), slice(first, last)
         own = (np.ascontiguousarray(each[sequence, head]) for each in (keys, values))
         place = before + first if causal else -1
