@@ -1,32 +1,20 @@
 """Keys in a few bits, channel by channel: for lines that only grow, to compare with."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from kvlite.cache.quantized import packed_codes, rounded, unpacked_codes
+from kvlite.cache.quantized import Codes, packed_codes, rounded, unpacked_codes
 from kvlite.cache.segment import blocks, dotted, weighed
 
 
-@dataclass(frozen=True)
-class ByChannel:
-    """Vectors of some KV heads, each channel rounded over groups of neighboring vectors. A group
-    stands and falls together, so nothing in it can be dropped or replaced.
+class ByChannel(Codes):
+    """Each channel rounded over groups of neighboring vectors: scales and zeros are `(batch, heads,
+    groups, dim)`. A group stands and falls together, so nothing in it can be dropped or replaced.
 
     Source: "KIVI: A Tuning-Free Asymmetric 2bit Quantization for KV Cache", section 3.
-
-    Attributes:
-        codes: as of `Quantized`.
-        scales, zeros: `(batch, heads, n / group, dim)` float16.
-        bits: 2, 4 or 8.
     """
-
-    codes: Tensor
-    scales: Tensor
-    zeros: Tensor
-    bits: int
 
     @classmethod
     def empty(
@@ -39,24 +27,13 @@ class ByChannel:
         return cls(codes, scales, torch.empty_like(scales), bits)
 
     @property
-    def count(self) -> int:
-        """Vectors a head."""
-        return self.codes.shape[2]
-
-    @property
-    def tensors(self) -> tuple[Tensor, ...]:
-        """All that is held."""
-        return self.codes, self.scales, self.zeros
-
-    @property
     def _group(self) -> int:
-        return self.count // max(1, self.scales.shape[2])
+        return self.count // max(1, self.groups)
 
     def blocks(self) -> Iterator[slice]:
         """Whole groups, whose float32 copies are a few megabytes."""
-        batch, heads, groups, dim = self.scales.shape
-        size = self._group
-        for part in blocks(groups, batch * heads * dim * size):
+        (batch, heads), size = self.codes.shape[:2], self._group
+        for part in blocks(self.groups, batch * heads * self.dim * size):
             yield slice(part.start * size, part.stop * size)
 
     def write(self, part: slice, vectors: Tensor) -> None:
@@ -82,7 +59,7 @@ class ByChannel:
 
     def weigh(self, weights: Tensor) -> Tensor:
         """See `Quantized.weigh`."""
-        return weighed(weights, self.scales.shape[3], map(self.read, self.blocks()))
+        return weighed(weights, self.dim, map(self.read, self.blocks()))
 
     def joined(self, later: "ByChannel") -> "ByChannel":
         """These and others behind them, copied."""

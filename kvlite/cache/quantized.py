@@ -22,14 +22,13 @@ LARGEST = 65504.0
 
 
 @dataclass(frozen=True)
-class Quantized:
-    """Quantized vectors of some KV heads; what they hold may be overwritten.
+class Codes:
+    """Vectors of some KV heads, their numbers rounded in groups.
 
     Attributes:
         codes: `(batch, heads, n, dim * bits / 8)` uint8; with 8 / bits = p codes a byte, byte j has
             those of channels j, j + dim / p, and so on, the first in the lowest bits.
-        scales, zeros: `(batch, heads, groups, n)` float16, of neighboring channels; a channel is
-            code * scale + zero.
+        scales, zeros: `(batch, heads, groups, ...)` float16; a number is code * scale + zero.
         bits: 2, 4 or 8.
     """
 
@@ -37,6 +36,31 @@ class Quantized:
     scales: Tensor
     zeros: Tensor
     bits: int
+
+    @property
+    def count(self) -> int:
+        """Vectors a head."""
+        return self.codes.shape[2]
+
+    @property
+    def dim(self) -> int:
+        """Channels."""
+        return self.codes.shape[3] * 8 // self.bits
+
+    @property
+    def groups(self) -> int:
+        """Groups of channels, or of vectors."""
+        return self.scales.shape[2]
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """All that is held."""
+        return self.codes, self.scales, self.zeros
+
+
+class Quantized(Codes):
+    """Vectors rounded each by itself, in groups of neighboring channels: scales and zeros are
+    `(batch, heads, groups, n)`. What they hold may be overwritten."""
 
     @classmethod
     def empty(
@@ -57,26 +81,6 @@ class Quantized:
         for part in made.blocks():
             made.write(part, vectors[:, :, part])
         return made
-
-    @property
-    def count(self) -> int:
-        """Vectors a head."""
-        return self.codes.shape[2]
-
-    @property
-    def dim(self) -> int:
-        """Channels."""
-        return self.codes.shape[3] * 8 // self.bits
-
-    @property
-    def groups(self) -> int:
-        """Groups of channels."""
-        return self.scales.shape[2]
-
-    @property
-    def tensors(self) -> tuple[Tensor, ...]:
-        """All that is held."""
-        return self.codes, self.scales, self.zeros
 
     def blocks(self) -> Iterator[slice]:
         """Parts of the vectors whose float32 copies are a few megabytes; without numbers, two

@@ -14,7 +14,7 @@ from kvlite.cache.by_channel import ByChannel
 from kvlite.cache.head_group import PackedSource
 from kvlite.cache.packed import Packed
 from kvlite.cache.pair import Half, Merged
-from kvlite.cache.quantized import Quantized
+from kvlite.cache.quantized import Codes, Quantized
 from kvlite.cache.segment import Exact
 from kvlite.errors import SnapshotError
 
@@ -43,24 +43,14 @@ def _exact(exact: Exact) -> None:
     require(exact.vectors.dim() == 4 and exact.vectors.is_floating_point())
 
 
-def _quantized(held: Quantized) -> None:
+def _codes(held: Codes) -> None:
     require(held.bits in (2, 4, 8) and held.codes.dim() == held.scales.dim() == 4)
     batch, heads, count, packed = held.codes.shape
-    groups, dim = held.scales.shape[2], packed * 8 // held.bits
-    require(0 < groups <= dim and dim % groups == 0)
+    grouped, others = (count, held.dim) if isinstance(held, ByChannel) else (held.dim, count)
+    require(0 < held.groups <= grouped and grouped % held.groups == 0)
     _of(held.codes, torch.uint8, batch, heads, count, packed)
     for each in (held.scales, held.zeros):
-        _of(each, torch.float16, batch, heads, groups, count)
-
-
-def _by_channel(held: ByChannel) -> None:
-    require(held.bits in (2, 4, 8) and held.codes.dim() == held.scales.dim() == 4)
-    batch, heads, count, packed = held.codes.shape
-    groups, dim = held.scales.shape[2], packed * 8 // held.bits
-    require(0 < groups <= count and count % groups == 0)
-    _of(held.codes, torch.uint8, batch, heads, count, packed)
-    for each in (held.scales, held.zeros):
-        _of(each, torch.float16, batch, heads, groups, dim)
+        _of(each, torch.float16, batch, heads, held.groups, others)
 
 
 def _packed(held: Packed) -> None:
@@ -109,8 +99,8 @@ def _origin(held: PackedSource) -> None:
 _CHECKS: dict[type, Callable[[Any], None]] = {
     KVBits: _bits,
     Exact: _exact,
-    Quantized: _quantized,
-    ByChannel: _by_channel,
+    Quantized: _codes,
+    ByChannel: _codes,
     Packed: _packed,
     Merged: _merged,
     Half: _half,
