@@ -341,7 +341,8 @@ def test_views_of_one_storage_count_once() -> None:
 
 
 def test_bytes_are_counted_anew_when_a_layer_is_another() -> None:
-    cache = KVCache.empty([KVSize(2, 8)] * 2, device=torch.device("cpu"), dtype=torch.float32)
+    size, cpu = KVSize(2, 8), torch.device("cpu")
+    cache = KVCache([LayerCache.empty(size, device=cpu, dtype=torch.float32) for _ in range(2)])
     before = cache.nbytes
     cache.layers[1] = cache.layers[1].resized([64])
     assert cache.nbytes == sum(layer.nbytes for layer in cache.layers) > before

@@ -1,13 +1,11 @@
 """The KV cache: all layers, and what they have seen."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from weakref import ref
 
-import torch
 from torch import Tensor
 
-from kvlite.cache.kv_size import KVSize
 from kvlite.cache.layer import LayerCache
 from kvlite.cache.query_log import QueryLog
 from kvlite.cache.recurrent import States, state_tensors
@@ -38,30 +36,6 @@ class KVCache:
     _measured: tuple[tuple[ref[LayerCache], ...], int] = field(
         default=((), 0), init=False, repr=False, compare=False
     )
-
-    @classmethod
-    def empty(
-        cls,
-        sizes: Iterable[KVSize],
-        *,
-        dtype: torch.dtype,
-        device: torch.device,
-        batch: int = 1,
-    ) -> "KVCache":
-        """A cache that has seen nothing, of layers of these sizes."""
-        return cls(
-            [
-                LayerCache(
-                    [(tuple(range(size.heads)), 0)],
-                    batch=batch,
-                    dim=size.dim,
-                    dtype=dtype,
-                    device=device,
-                    latent=size.latent,
-                )
-                for size in sizes
-            ]
-        )
 
     @property
     def tensors(self) -> Iterator[Tensor]:

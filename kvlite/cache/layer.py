@@ -8,6 +8,7 @@ from torch import Tensor
 
 from kvlite.cache.bits import KVBits
 from kvlite.cache.head_group import KVHeadGroup
+from kvlite.cache.kv_size import KVSize
 from kvlite.cache.segment import CompressedSegment, bytes_held
 from kvlite.cache.selection import GroupLength, Selection
 
@@ -105,6 +106,20 @@ class LayerCache:
         self.tensors += [
             tensor for segment in before if segment is not None for tensor in segment.tensors
         ]
+
+    @classmethod
+    def empty(
+        cls, size: KVSize, *, dtype: torch.dtype, device: torch.device, batch: int = 1
+    ) -> "LayerCache":
+        """A layer of this size that holds nothing."""
+        return cls(
+            [(tuple(range(size.heads)), 0)],
+            batch=batch,
+            dim=size.dim,
+            dtype=dtype,
+            device=device,
+            latent=size.latent,
+        )
 
     @property
     def views(self) -> list[Tensor]:

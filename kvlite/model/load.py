@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from itertools import chain
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -12,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kvlite.cache import KVCache
+from kvlite.cache import KVCache, LayerCache
 from kvlite.errors import ModelError, Stopped, reason
 from kvlite.model.architectures import LANGUAGE_WEIGHTS, architecture
 from kvlite.model.attention_interface import ATTENTION, register_attention
@@ -153,10 +152,12 @@ class LoadedModel:
 
     def empty_cache(self, batch: int = 1) -> KVCache:
         """An empty cache for sequences of this model."""
-        empty = partial(KVCache.empty, dtype=self.dtype, batch=batch)
-        sizes = enumerate(self.shape.kv_sizes)
-        layers = [empty([size], device=self.device_of(index)).layers for index, size in sizes]
-        return KVCache([*chain.from_iterable(layers)])
+        return KVCache(
+            [
+                LayerCache.empty(size, dtype=self.dtype, device=device, batch=batch)
+                for size, device in zip(self.shape.kv_sizes, self.devices, strict=True)
+            ]
+        )
 
     def embed(self, token_ids: Tensor) -> Tensor:
         """Hidden states `(batch, n, hidden)` of token ids `(batch, n)`."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from kvlite.cache import KVBits, KVCache, KVHeadGroup, LayerCache, Selection
+from kvlite.cache import KVBits, KVHeadGroup, LayerCache, Selection
 from kvlite.cache.recurrent import States, copies_of, state_tensors
 from kvlite.cache.segment import bytes_held
 from kvlite.memory.meter import aside
@@ -132,9 +132,8 @@ class HostKVStore:
     @classmethod
     def empty(cls, shape: ModelShape, dtype: torch.dtype, bits: KVBits | None) -> "HostKVStore":
         """A store that has read nothing, for one sequence; `dtype` is that of keys and values."""
-        empty = KVCache.empty(shape.kv_sizes, dtype=dtype, device=HOST)
-        layers = [*map(HostKVLayer, empty.layers, shape.window_sizes)]
-        return cls(layers, bits)
+        layers = [LayerCache.empty(size, dtype=dtype, device=HOST) for size in shape.kv_sizes]
+        return cls([*map(HostKVLayer, layers, shape.window_sizes)], bits)
 
     @property
     def begun(self) -> bool:
