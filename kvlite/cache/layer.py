@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from math import prod
 
 import torch
 from torch import Tensor
@@ -57,54 +58,47 @@ class LayerCache:
             latent: an entry is one vector, its key and its value.
             sharing: of which head groups the heads share keys.
         """
-        before = segments or [None] * len(sizes)
-        with_keys = [
-            1 if shared else len(heads)
-            for (heads, _), shared in zip(sizes, sharing or [False] * len(sizes), strict=True)
+        segments = segments or [None] * len(sizes)
+        shapes = [
+            (len(heads), capacity - (0 if segment is None else segment.positions.shape[2]))
+            for (heads, capacity), segment in zip(sizes, segments, strict=True)
         ]
-        own = [
-            capacity if segment is None else capacity - segment.positions.shape[2]
-            for (_, capacity), segment in zip(sizes, before, strict=True)
+        key_shapes = [
+            (1 if shared else heads, slots)
+            for (heads, slots), shared in zip(shapes, sharing or [False] * len(sizes), strict=True)
         ]
-        total = sum(len(heads) * slots for (heads, _), slots in zip(sizes, own, strict=True))
-        key_slots = sum(heads * slots for heads, slots in zip(with_keys, own, strict=True))
-        self.keys = values = torch.empty(batch, key_slots, dim, dtype=dtype, device=device)
+        key_lengths, lengths = list(map(prod, key_shapes)), list(map(prod, shapes))
+        self.keys = values = torch.empty(batch, sum(key_lengths), dim, dtype=dtype, device=device)
         if not latent:
-            values = torch.empty(batch, total, dim, dtype=dtype, device=device)
+            values = torch.empty(batch, sum(lengths), dim, dtype=dtype, device=device)
         self.values = values
-        self.positions = torch.empty(batch, total, dtype=torch.int32, device=device)
+        self.positions = torch.empty(batch, sum(lengths), dtype=torch.int32, device=device)
+        own = self.keys.split(key_lengths, 1), self.values.split(lengths, 1)
         self.head_groups: list[KVHeadGroup] = []
-        offset = key_offset = 0
-        for (heads, capacity), slots, segment, key_heads in zip(
-            sizes, own, before, with_keys, strict=True
+        for (heads, capacity), segment, shape, key_shape, keys, values, positions in zip(
+            sizes, segments, shapes, key_shapes, *own, self.positions.split(lengths, 1), strict=True
         ):
-            span = slice(offset, offset + len(heads) * slots)
-            key_span = slice(key_offset, key_offset + key_heads * slots)
-            shape = (batch, len(heads), slots)
             rows = None
             if decode_rows:
                 rows = torch.zeros(batch, len(heads), decode_rows, capacity, device=device)
-            keys = values = self.keys[:, key_span].view(batch, key_heads, slots, dim)
-            if not latent:
-                values = self.values[:, span].view(*shape, dim)
+            keys = keys.unflatten(1, key_shape)
             self.head_groups.append(
                 KVHeadGroup(
                     heads=heads,
                     residual_keys=keys,
-                    residual_values=values,
-                    residual_positions=self.positions[:, span].view(shape),
+                    residual_values=keys if latent else values.unflatten(1, shape),
+                    residual_positions=positions.unflatten(1, shape),
                     rows=rows,
                     segment=segment,
-                    used=capacity - slots,
+                    used=capacity - shape[1],
                 )
             )
-            offset, key_offset = span.stop, key_span.stop
         self.tensors = [self.keys, self.values, self.positions]
         self.tensors += [
             head_group.rows for head_group in self.head_groups if head_group.rows is not None
         ]
         self.tensors += [
-            tensor for segment in before if segment is not None for tensor in segment.tensors
+            tensor for segment in segments if segment is not None for tensor in segment.tensors
         ]
 
     @classmethod
