@@ -24,24 +24,27 @@ if TYPE_CHECKING:
 _HINT = "Ask, one question a line. Ctrl-D ends."
 _STOPPED = "Stopped while reading; nothing was answered."
 
+Words = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="FILE... [QUESTION]...",
+        help="documents (text, pdf, Office, html, epub, mail); - for standard input; or a .kv file "
+        "that `kvlite read` or a conversation left; then what to ask: without, questions are asked "
+        "one after another",
+    ),
+]
+Sources = Annotated[
+    bool, typer.Option("--sources", help="print the three passages each answer came from")
+]
+
 
 @with_resolved
 def ask(
     resolved: Resolved,
-    words: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="FILE... [QUESTION]...",
-            help="documents (text, pdf, Office, html, epub, mail); - for standard input; or a .kv "
-            "file that `kvlite read` or a conversation left; then what to ask: without, questions "
-            "are asked one after another",
-        ),
-    ] = None,
+    words: Words = None,
     library: FromLibrary = True,
     server: Server = "",
-    sources: Annotated[
-        bool, typer.Option("--sources", help="print the three passages each answer came from")
-    ] = False,
+    sources: Sources = False,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
