@@ -133,7 +133,7 @@ class KeepLastPress:
 
     def cut(self, module: Any, _: Any, given: dict[str, Any], output: Any) -> Any:
         layer = given["past_key_values"].layers[module.layer_idx]
-        kept = round(layer.keys.shape[2] * (1 - self.compression_ratio))
+        kept = int(layer.keys.shape[2] * (1 - self.compression_ratio))
         layer.keys, layer.values = layer.keys[:, :, -kept:], layer.values[:, :, -kept:]
         return output
 

@@ -51,7 +51,8 @@ def told(model: Any, asked: dict[str, Any]) -> dict[str, Any]:
     """Read, cut and answer one case."""
     begun = time.perf_counter()
     context, question = asked["context"], asked["question"]
-    press, cache = chosen(asked["peer"], model, asked["keep"] / len(context))
+    # Half an entry more, since presses cut off what a rounded ratio falls short of a whole number.
+    press, cache = chosen(asked["peer"], model, (asked["keep"] + 0.5) / len(context))
     with press(model) if press else contextlib.nullcontext():
         logits = step(model, cache, context, 0)
     if question:

@@ -13,7 +13,8 @@ class KeyDiff(Scored):
     """Keeps the keys that point away from the mean direction of all keys of their head.
 
     The paper evicts block by block as it reads; here a layer's keys are all there when it is cut,
-    so they are scored once and together.
+    so they are scored once and together. The last token itself always stays, which the paper
+    leaves to its score.
     """
 
     name = "keydiff"
@@ -24,7 +25,7 @@ class KeyDiff(Scored):
     )
 
     needs = Needs()
-    window = 1  # the last token, which the next ones follow
+    window = 1
 
     def score(self, head_group: KVHeadGroup, window: Window) -> Tensor:
         """Cosine distance from the mean of all keys' directions."""
