@@ -6,6 +6,7 @@ Source: github.com/EleutherAI/lm-evaluation-harness; the adapter encodes, cuts o
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import chdir
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from tqdm import tqdm
 
 from kvlite.bench.batch_decode import teacher_force
 from kvlite.bench.fork import Branch, Choice, Recalled, read_turns
+from kvlite.bench.prose import digest
 from kvlite.config.settings import OPTIONS
 from kvlite.conversation.context import Context
 from kvlite.conversation.prefix import answer_prompt
@@ -110,6 +112,9 @@ class KvliteLM(TemplateLM):  # type: ignore[misc]
         for context, members in tqdm(groups.items(), "Scoring", disable=disable_tqdm):
             branch = self._read(context, max(len(requests[at][2]) for at in members))
             scores |= {at: self._score(branch, requests[at][2]) for at in members}
+            for at in members:  # all at once, since they decide together how much is kept
+                if (asked := requests[at][0]) is not None:
+                    self.cache_hook.add_partial("loglikelihood", asked, scores[at])
         return [scores[at] for at in range(len(requests))]
 
     def loglikelihood_rolling(
@@ -153,6 +158,7 @@ class KvliteLM(TemplateLM):  # type: ignore[misc]
             )
             text = "".join(piece.text for piece in pieces)
             said[at] = postprocess_generated_text(text, stops, None)
+            self.cache_hook.add_partial("generate_until", requests[at].args, said[at])
         return [said[at] for at in range(len(requests))]
 
     def _read(self, context: Sequence[int], longest: int) -> Branch:
@@ -206,21 +212,35 @@ def _settings(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class Tasks(TaskManager):  # type: ignore[misc]
-    """lm_eval's tasks, and others."""
+    """lm_eval's tasks, and others.
+
+    Attributes:
+        data: a folder with datasets as folders OWNER/NAME; others come from Hugging Face.
+    """
+
+    def __init__(self, *, data: str = "", **options: Any) -> None:
+        super().__init__(**options)
+        self.data = data
 
     def load(self, task_list: Any) -> Any:
         """As lm_eval; raises SettingError if a task cannot be had, as where its data is not."""
         try:
-            return super().load(task_list)
+            # Where a dataset's name is that of a folder, it is read from there.
+            with chdir(self.data or "."):
+                return super().load(task_list)
         except Exception as error:  # tasks fetch data, and run code of their own
             raise SettingError(
                 f"--tasks {','.join(map(str, task_list))} cannot be run here ({reason(error)}): is "
-                "all their data in the Hugging Face cache?"
+                "all their data in the Hugging Face cache, or in --data as OWNER/NAME?"
             ) from error
 
 
 def tasks_named(
-    names: Sequence[str], model: Path, include: str = "", tokens: Sequence[int] = ()
+    names: Sequence[str],
+    model: Path,
+    include: str = "",
+    tokens: Sequence[int] = (),
+    data: str = "",
 ) -> tuple[Tasks, list[str]]:
     """lm_eval's tasks, and the names that are meant: names may have wildcards.
 
@@ -228,6 +248,7 @@ def tasks_named(
         model: the folder of the model, by whose tokens some tasks measure the prompts they make.
         include: a folder with other tasks.
         tokens: lengths of those prompts.
+        data: as of `Tasks`.
 
     Raises:
         SettingError: there is no such task.
@@ -237,9 +258,10 @@ def tasks_named(
     # Its own thousands of tasks take seconds to look through.
     for defaults in (False, True) if include else (True,):
         manager = Tasks(
-            include_path=include or None,
+            data=data,
+            include_path=str(Path(include).absolute()) if include else None,
             include_defaults=defaults,
-            metadata={"pretrained": str(model), **own},
+            metadata={"pretrained": str(model.absolute()), **own},
         )
         missing = [name for name in names if not manager.match_tasks([name])]
         if not missing:
@@ -252,7 +274,8 @@ def tasks_named(
 def evaluate(
     runner: Runner, tasks: Sequence[str], folder: Path, manager: Tasks, **options: Any
 ) -> dict[str, Any]:
-    """Run tasks and write lm_eval's files of results and samples.
+    """Run tasks and write lm_eval's files of results and samples. What the same model said by the
+    same settings is in the folder, so that a run that was ended goes on.
 
     Args:
         options: of `simple_evaluate`.
@@ -265,9 +288,11 @@ def evaluate(
     """
     tracker = EvaluationTracker(output_path=str(folder))
     about = {name: getattr(runner.settings, name) for name in _DECIDING}
+    model_args = {"pretrained": runner.settings.model, **about}
     results: dict[str, Any] = simple_evaluate(
         KvliteLM(runner),
-        model_args={"pretrained": runner.settings.model, **about},
+        model_args=model_args,
+        use_cache=str(folder / f"answers-{digest(str(model_args))}"),
         tasks=[*tasks],
         task_manager=manager,
         evaluation_tracker=tracker,

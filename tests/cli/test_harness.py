@@ -21,6 +21,7 @@ from lm_eval.tasks import TaskManager  # noqa: E402
 
 from kvlite.bench.harness import KvliteLM, tasks_named  # noqa: E402
 from kvlite.config.settings import Settings  # noqa: E402
+from kvlite.conversation.prefix import answer_prompt  # noqa: E402
 from kvlite.engine.prefill import Prefill  # noqa: E402
 from kvlite.errors import SettingError  # noqa: E402
 from kvlite.server.config import ServerConfig  # noqa: E402
@@ -153,6 +154,52 @@ def test_results_are_files_of_lm_eval(
     monkeypatch.delattr("kvlite.bench.harness")
     monkeypatch.setitem(sys.modules, "kvlite.bench.harness", None)
     one_sentence(kvlite(*asked, "--tasks", "kvlite_choice"), "kvlite[eval]")
+
+
+@pytest.fixture
+def farm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Arguments of a run of a task whose data is in a folder."""
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
+    monkeypatch.setattr("datasets.config.HF_DATASETS_OFFLINE", True)
+    data = tmp_path / "data" / "kvlite" / "farm"
+    data.mkdir(parents=True)
+    lines = [json.dumps(row) for row in documents()["test"]]
+    (data / "test.jsonl").write_text("\n".join(lines))
+    task = (TASKS / "answer.yaml").read_text().replace("kvlite_answer", "kvlite_farm")
+    task = task.replace("custom_dataset: !function data.documents\n", "")
+    task = task.replace('dataset_path: ""', "dataset_path: kvlite/farm")
+    (tmp_path / "tasks").mkdir()
+    (tmp_path / "tasks" / "farm.yaml").write_text(task)
+    monkeypatch.chdir(tmp_path)
+    asked = ["bench", "lm-eval", "--include-path", "tasks", "--max-tokens", "20", "--out", "out"]
+    return [*asked, "--tasks", "kvlite_farm"]
+
+
+def test_data_comes_from_a_folder_and_a_run_goes_on(
+    kvlite: Run, short: Path, farm: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = [*farm, "--model", short]
+    one_sentence(kvlite(*asked), "or in --data as OWNER/NAME?")
+    one_sentence(kvlite(*asked, "--data", "nowhere"), "--data nowhere is no folder")
+    asked += ["--data", "data", "--json", "--budget"]
+    answered, most = [0], 2
+
+    def counts(*given: Any, **more: Any) -> Any:
+        if answered[0] == most:
+            raise KeyboardInterrupt
+        answered[0] += 1
+        return answer_prompt(*given, **more)
+
+    monkeypatch.setattr("kvlite.bench.harness.answer_prompt", counts)
+    ended = kvlite(*asked, "30")
+    assert ended.code == 130 and "Stopped. To go on: kvlite" in ended.err
+    most = 100
+    gone_on = kvlite(*asked, "30")
+    assert gone_on.code == 0 and answered == [5]
+    others = kvlite(*asked, "20")
+    assert others.code == 0 and answered == [10]
+    whole = kvlite(*asked, "30", "--out", "new")
+    assert answered == [15] and gone_on.json()["results"] == whole.json()["results"]
 
 
 @pytest.mark.long
