@@ -67,14 +67,19 @@ def test_products(kind: str) -> None:
 
 
 def test_results_do_not_depend_on_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvlite.ops.numba_quant.CHANNELS_A_THREAD", 1 << 10)
-    row = torch.randn(1, 256)
-    found = []
-    for threads in (1, 2, 3):
-        monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
-        found.append(matrix("Q4_1", 500, 256)[0].product(row))
-    assert torch.equal(found[0], found[1])
-    assert torch.equal(found[0], found[2])
+    """Nor on which products are formed together; threads have parts of unequal size."""
+    from kvlite.ops.numba_linear import joined, product, products_of
+
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    weights = [matrix(kind, outputs, 512)[0] for kind, outputs in (("Q4_1", 580), ("Q6_K", 192))]
+    products = [product(each.blocks, each.form, torch.randn(each.out_features)) for each in weights]
+    for rows in (torch.randn(1, 512).numpy(), torch.randn(6, 512).numpy()):
+        alone = np.concatenate([products_of(joined(each), rows) for each in products], 1)
+        for threads in (1, 2, 3, 20):
+            with monkeypatch.context() as patch:
+                patch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
+                for _ in range(10):
+                    assert np.array_equal(products_of(joined(*products), rows), alone)
 
 
 def test_an_embedding() -> None:

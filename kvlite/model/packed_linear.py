@@ -67,9 +67,9 @@ class PackedWeights(nn.Module):
         if rows.is_meta:
             return rows.new_empty(len(rows), self.out_features)
         if self.on_cpu:
-            from kvlite.ops.numba_linear import product, products_of
+            from kvlite.ops.numba_linear import joined, product, products_of
 
-            given = product(self.blocks, self.form)
+            given = joined(product(self.blocks, self.form))
             return torch.from_numpy(products_of(given, rows.contiguous().numpy()))
         from kvlite.ops.triton_linear import multiply
 

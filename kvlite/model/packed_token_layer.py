@@ -33,14 +33,14 @@ class PackedTokenLayer(TokenLayer):
     def __init__(self, module: Any, structure: Structure, kv_heads: int) -> None:
         """As for a `TokenLayer`."""
         from kvlite.ops import numba_layer_ops as loops
-        from kvlite.ops.numba_linear import Product, product
+        from kvlite.ops.numba_linear import Products, joined, product
 
         super().__init__(module, structure, kv_heads)
 
-        def products(owner: Any, names: Sequence[str]) -> tuple[Product, ...]:
+        def products(owner: Any, names: Sequence[str]) -> Products:
             linears = [getattr(owner, name) for name in names]
-            return tuple(
-                product(each.weight.blocks, each.weight.form, each.bias) for each in linears
+            return joined(
+                *(product(each.weight.blocks, each.weight.form, each.bias) for each in linears)
             )
 
         attention, mlp = module.self_attn, module.mlp
@@ -55,10 +55,10 @@ class PackedTokenLayer(TokenLayer):
         )
         self.to_hidden = partial(
             loops.to_hidden,
-            products(attention, ["o_proj"])[0],
+            products(attention, ["o_proj"]),
             loops.array_norm(self.before[1]),
             products(mlp, structure.gate_up),
-            products(mlp, ["down_proj"])[0],
+            products(mlp, ["down_proj"]),
         )
 
     def __call__(

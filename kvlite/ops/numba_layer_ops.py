@@ -8,7 +8,8 @@ Numbers are those of `layer_ops` to rounding.
 import numpy as np
 
 from kvlite.ops.layer_ops import Norm
-from kvlite.ops.numba_linear import Product, multiply
+from kvlite.ops.numba_linear import Products, multiply
+from kvlite.ops.numba_threads import board
 from kvlite.ops.numba_vectors import close_exp, jitted
 
 Array = np.ndarray
@@ -23,7 +24,7 @@ def array_norm(norm: Norm) -> ArrayNorm:
 
 def to_heads(
     norm: ArrayNorm,
-    products: tuple[Product, ...],
+    qkv: Products,
     norms: tuple[ArrayNorm, ArrayNorm],
     heads: tuple[int, int],
     x: Array,
@@ -34,7 +35,7 @@ def to_heads(
 
     Args:
         norm: of what comes in.
-        products: to queries, keys and values, or to all in one.
+        qkv: the products to queries, keys and values, or to all in one.
         norms: of queries and of keys, a head at a time; `NO_NORM` for none.
         heads: of queries, and KV heads.
         cos, sin: `(n or 1, 1, turned)`, see `layer_ops.turned`.
@@ -42,15 +43,15 @@ def to_heads(
     Returns:
         `(n, all heads, dim)`, queries and keys rotated.
     """
-    made: Array = _to_heads(norm, products, *norms, heads, x, cos, sin)
+    made: Array = _to_heads(norm, qkv, *norms, heads, x, cos, sin, board())
     return made.reshape(len(x), heads[0] + 2 * heads[1], -1)
 
 
 def to_hidden(
-    out: Product,
+    out: Products,
     norm: ArrayNorm,
-    gate_up: tuple[Product, ...],
-    down: Product,
+    gate_up: Products,
+    down: Products,
     x: Array,
     attended: Array,
 ) -> Array:
@@ -62,7 +63,7 @@ def to_hidden(
         x: hidden states before the layer, `(n, hidden size)`.
         attended: what attention gave, `(n, all channels)`.
     """
-    made: Array = _to_hidden(out, norm, gate_up, down, x, attended)
+    made: Array = _to_hidden(out, norm, gate_up, down, x, attended, board())
     return made
 
 
@@ -77,25 +78,11 @@ def _norm(x, weight, eps, more, out):
 
 
 @jitted
-def _together(x, products):
-    """The results of several products with the same rows, one after the other."""
-    outputs, at = 0, 0
-    for product in products:
-        outputs += product[0].shape[1]
-    out = np.empty((len(x), outputs), np.float32)
-    for product in products:
-        own = product[0].shape[1]
-        multiply(x, product, out[:, at : at + own])
-        at += own
-    return out
-
-
-@jitted
-def _to_heads(norm, products, q_norm, k_norm, heads, x, cos, sin):
+def _to_heads(norm, qkv, q_norm, k_norm, heads, x, cos, sin, board):
     seen = np.empty_like(x)
     for row in range(len(x)):
         _norm(x[row], norm[0], norm[1], norm[2], seen[row])
-    out = _together(seen, products)
+    out = multiply(seen, qkv, board)
     dim = out.shape[1] // (heads[0] + 2 * heads[1])
     for row in range(len(x)):
         table = row if len(cos) > 1 else 0
@@ -118,19 +105,18 @@ def _turn(x, cos, sin):
 
 
 @jitted
-def _to_hidden(out, norm, gate_up, down, x, attended):
-    total, seen, made = np.empty_like(x), np.empty_like(x), np.empty_like(x)
-    multiply(attended, out, total)
+def _to_hidden(out, norm, gate_up, down, x, attended, board):
+    total, seen = multiply(attended, out, board), np.empty_like(x)
     for row in range(len(x)):
         for d in range(x.shape[1]):
             total[row, d] += x[row, d]
         _norm(total[row], norm[0], norm[1], norm[2], seen[row])
-    both = _together(seen, gate_up)
+    both = multiply(seen, gate_up, board)
     width = both.shape[1] // 2
     inner = np.empty((len(x), width), np.float32)
     for row in range(len(x)):
         _gate(both[row, :width], both[row, width:], inner[row])
-    multiply(inner, down, made)
+    made = multiply(inner, down, board)
     for row in range(len(x)):
         for d in range(x.shape[1]):
             made[row, d] += total[row, d]

@@ -5,36 +5,45 @@ they are the same with any number of threads, and beside any other rows.
 """
 
 import numpy as np
+from numba import types
 from torch import Tensor
 
 from kvlite.ops.blocks import GROUP, Q4_0, Q4_1, Q4_K, Q5_0, Q5_1, Q5_K, Q6_K, Q8_0, BlockFormat
 from kvlite.ops.numba_group import INPUTS, WIDTH, adding
-from kvlite.ops.numba_quant import in_threads, thread_parts
+from kvlite.ops.numba_threads import board, helpers, passing, share, work
 from kvlite.ops.numba_vectors import jitted, jitted_in_order
 
 Array = np.ndarray
 Product = tuple[Array, Array, int, int, int]
+# What `joined` gives: products, and the address of what forms parts of them.
+Products = tuple[tuple[Product, Product, Product], int]
 HALF = INPUTS
 # Outputs whose codes and sums stay in the processor's cache.
 BLOCK = 1 << 11
 # Rows for which codes become numbers once.
 ROWS = 4
 LESS = np.float32(1 / 16)
+# Weights that are worth a thread's looking for them.
+WORTH = 1 << 16
 
 
 def product(blocks: Tensor, form: BlockFormat, bias: Tensor | None = None) -> Product:
-    """What `multiply` takes: blocks `(bytes of an output, outputs)`, and a bias `(outputs,)`
+    """What `joined` takes: blocks `(bytes of an output, outputs)`, and a bias `(outputs,)`
     float32."""
     added = np.empty(0, np.float32) if bias is None else bias.detach().numpy()
     return blocks.numpy(), added, form.number, form.inputs, form.nbytes
 
 
-def products_of(given: Product, rows: Array) -> Array:
+def joined(*products: Product) -> Products:
+    """What `multiply` takes: up to three products with the same rows."""
+    nothing = np.empty((0, 0), np.uint8), np.empty(0, np.float32), *products[0][2:]
+    one, two, three = (*products, nothing, nothing)[:3]
+    return (one, two, three), _multiply_given()
+
+
+def products_of(given: Products, rows: Array) -> Array:
     """Products `(n, outputs)` float32 of contiguous rows `(n, inputs)` float32."""
-    blocks, (_, inputs) = given[0], rows.shape
-    out = np.empty((len(rows), blocks.shape[1]), np.float32)
-    parts = thread_parts(blocks.shape[1], inputs)
-    in_threads(lambda part: _multiply_part(rows, given, part, out), parts)
+    out: Array = multiply(rows, given, board())
     return out
 
 
@@ -45,21 +54,76 @@ def unpack(blocks: Tensor, form: BlockFormat, first: int, last: int, out: Tensor
 
 
 @jitted_in_order
-def multiply(rows, given, out):
-    """Form a `Product` with rows `(n, inputs)`, in compiled code."""
-    _multiply_part(rows, given, (0, given[0].shape[1]), out)
+def multiply(rows, given, board):
+    """Results `(n, all outputs)` of products with the same rows `(n, inputs)`, one after the other,
+    by all threads of a board."""
+    (products, work), outputs, count = given, 0, 0
+    bytewise = direct = False
+    for product in products:
+        outputs += product[0].shape[1]
+        count += _columns(product)
+        bytewise |= product[2] in (Q4_0, Q4_1)
+        direct |= product[2] not in (Q4_0, Q4_1)
+    out = np.empty((len(rows), outputs), np.float32)
+    low, whole = _factors(rows, True, bytewise), _factors(rows, False, direct)
+    parts = min(helpers(board) + 1, outputs * rows.shape[1] // WORTH)
+    if parts > 1:
+        _share(board, work, low, whole, products, out, count, max(parts, outputs // BLOCK))
+    else:
+        _multiply_columns(low, whole, products, out, 0, count)
+    return out
+
+
+_PRODUCT = types.Tuple((types.uint8[:, ::1], types.float32[::1], *(types.int64,) * 3))
+_SUMS, _PAIR = types.float32[:, ::1], types.UniTuple(types.float32[:, ::1], 2)
+_address, _given = passing(
+    types.Tuple((_PAIR, _PAIR, types.UniTuple(_PRODUCT, 3), _SUMS, types.int64, types.int64))
+)
 
 
 @jitted_in_order
-def _multiply_part(rows, given, part, out):
-    """As `multiply`, of outputs from `part[0]` to before `part[1]`."""
+def _share(board, work, low, whole, products, out, count, parts):
+    share(board, work, _address((low, whole, products, out, count, parts)), parts)
+
+
+@work
+def _multiply_given(address, part):
+    low, whole, products, out, count, parts = _given(address)
+    first, last = count * part // parts, count * (part + 1) // parts
+    _multiply_columns(low, whole, products, out, first, last)
+    return 1
+
+
+@jitted
+def _columns(product):
+    """How many times `WIDTH` outputs it has."""
+    return -(-product[0].shape[1] // WIDTH)
+
+
+@jitted_in_order
+def _multiply_columns(low, whole, products, out, first, last):
+    """Some of the results of all products, `WIDTH` at a time, with what `_factors` gave of low
+    halves of bytes, and of whole ones."""
+    at = 0
+    for product in products:
+        outputs = product[0].shape[1]
+        part = max(first, 0) * WIDTH, min(last * WIDTH, outputs)
+        if part[0] < part[1]:
+            factors, totals = low if product[2] in (Q4_0, Q4_1) else whole
+            _multiply_part(factors, totals, product, part, out[:, at : at + outputs])
+        at += outputs
+        first, last = first - _columns(product), last - _columns(product)
+
+
+@jitted_in_order
+def _multiply_part(factors, totals, given, part, out):
+    """Results of outputs from `part[0]` to before `part[1]`."""
     (blocks, bias, kind, inputs, nbytes), (first, last) = given, part
     bytewise, direct = kind in (Q4_0, Q4_1), kind in (Q4_0, Q4_1, Q8_0)
     width = -(-min(last - first, BLOCK) // WIDTH) * WIDTH
-    codes, sums = np.empty((GROUP, width), np.uint8), np.empty((len(rows), width), np.float32)
+    codes, sums = np.empty((GROUP, width), np.uint8), np.empty((len(factors), width), np.float32)
     base = np.empty((2, width), np.float32)
     scales = base if kind in (Q4_1, Q5_1) else np.empty((2, width), np.float32)
-    factors, totals = _factors(rows, bytewise)
     for begin in range(first, last, BLOCK):
         end, at = min(begin + BLOCK, last), 0
         sums[:] = 0
@@ -89,13 +153,15 @@ def _multiply_part(rows, given, part, out):
 
 
 @jitted_in_order
-def _factors(rows, bytewise):
+def _factors(rows, bytewise, wanted):
     """What lines of codes are multiplied by, `(n, inputs)`, and the sums of inputs that share an
-    offset, `(groups, n)`.
+    offset, `(groups, n)`; nothing unless it is wanted.
 
     Where the low halves of bytes are the codes of 16 inputs, and the high ones those of the next
     16, each low half has a factor, and the byte, which is a sum of both halves.
     """
+    if not wanted:
+        return np.empty((0, 0), np.float32), np.empty((0, 0), np.float32)
     shared = 2 * HALF if bytewise else HALF
     factors, totals = rows.copy(), np.zeros((rows.shape[1] // shared, len(rows)), np.float32)
     for row in range(len(rows)):

@@ -1,0 +1,106 @@
+"""Work that threads share on a CPU."""
+
+from importlib.util import find_spec
+
+import numpy as np
+import pytest
+import torch
+
+if find_spec("numba") is None:
+    pytest.skip("numba is not installed", allow_module_level=True)
+
+from numba import types
+
+from kvlite.ops import numba_threads as threads
+from kvlite.ops.numba_vectors import jitted
+
+COUNTS = types.int64[::1]
+_address, _given = threads.passing(COUNTS)
+
+
+@threads.work
+def _count(address, part):
+    _given(address)[part] += 1
+    return 1
+
+
+@threads.work
+def _wait(address, part):
+    """The last part, which is begun first, waits for another a while, and says whether it came."""
+    counts = _given(address)
+    if part == 0:
+        threads._add(counts, 0, 1)
+    else:
+        for looks in range(1 << 14):
+            threads._rest(looks)
+            counts[1] = threads._read(counts, 0)
+    return 1
+
+
+@threads.work
+def _fail(address, part):
+    counts = _given(address)
+    counts[part] += 1
+    if part == 1:
+        raise MemoryError
+    return 1
+
+
+@jitted
+def _share(board, work, counts):
+    threads.share(board, work, _address(counts), counts.size)
+
+
+@pytest.fixture
+def two(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+
+
+@pytest.mark.usefixtures("two")
+def test_another_thread_does_a_part() -> None:
+    """Sooner or later: it may be long on its way."""
+    for _ in range(100_000):
+        counts = np.zeros(2, np.int64)
+        _share(threads.board(), _wait(), counts)
+        if counts[1]:
+            return
+    raise AssertionError("nobody came")
+
+
+@pytest.mark.usefixtures("two")
+def test_every_part_is_done_once_whoever_does_it() -> None:
+    for parts in (1, 2, 7, 100):
+        counts = np.zeros(parts, np.int64)
+        for _ in range(50):
+            _share(threads.board(), _count(), counts)
+        assert counts.tolist() == [50] * parts
+
+
+@pytest.mark.usefixtures("two")
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_part_that_fails_is_no_result() -> None:
+    for board in (threads.board(), np.empty(0, np.int64)):
+        counts = np.zeros(3, np.int64)
+        with pytest.raises(MemoryError):
+            _share(board, _fail(), counts)
+        assert counts.tolist() == [1, 1, 1]
+        _share(board, _count(), counts)
+        assert counts.tolist() == [2, 2, 2]
+
+
+@pytest.mark.usefixtures("two")
+def test_a_board_in_use_is_left_alone() -> None:
+    """Of two programs that answer at once, one works by itself."""
+    board = threads.board()
+    board[threads.TAKEN] = 1
+    try:
+        counts = np.zeros(3, np.int64)
+        _share(board, _count(), counts)
+        assert counts.tolist() == [1, 1, 1] and board[threads.LEFT] == 0
+    finally:
+        board[threads.TAKEN] = 0
+
+
+def test_one_thread_has_no_helpers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    assert threads.board().size == 0
