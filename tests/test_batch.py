@@ -172,6 +172,23 @@ def test_memory_that_runs_out_once_changes_nothing(few: LoadedModel) -> None:
         assert [step.cache.seen for step in steps] == [talk.cache.seen + 1 for talk in read]
 
 
+def test_threads_change_no_bit(few: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many share the heads of those that hold, fetch and quantize their entries."""
+    read, found = read_all(few, WAYS), []
+    monkeypatch.setattr(numba_rows, "WORTH", 0)
+    for threads in (1, 2, 4):
+        monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
+        talks, made = deepcopy(read), []
+        for _ in range(3):
+            logits = run_together(few, [talk.step(few) for talk in talks])
+            assert all(isinstance(each, Tensor) for each in logits)
+            for talk, each in zip(talks, logits, strict=True):
+                talk.logits = each
+            made += logits
+        found.append(torch.cat(made))
+    assert found[0].equal(found[1]) and found[0].equal(found[2])
+
+
 @pytest.mark.parametrize("interrupted", [(compiled_rows, "attend"), (numba_rows, "attend")])
 def test_what_one_call_did_is_not_done_twice(
     few: LoadedModel, interrupted: tuple[Any, str], monkeypatch: pytest.MonkeyPatch

@@ -21,7 +21,6 @@ def compile_all(wanted: Callable[[], bool]) -> None:
     sizes = types.UniTuple(whole, 3)
     held = types.Tuple((own, packed, sizes))
     signs = types.uint64[:, :, ::1]
-    four = real[:, :, :, ::1]
     loops: list[tuple[Any, tuple[Any, ...]]] = [
         (search, (blocks, lines, signs, lines, whole, whole)),
         (add, (blocks, lines, lines, signs, lines, whole)),
@@ -33,17 +32,8 @@ def compile_all(wanted: Callable[[], bool]) -> None:
         ),
         (numba_recall.products_of, (lines, held, whole, whole[::1], lines, place[::1])),
         (numba_recall.fill, (blocks, lines, whole[::1], held, held, blocks, *(whole,) * 5)),
-        (
-            numba_rows.attend_held,
-            (four, blocks, blocks, whole[:, ::1], types.float64, lines, four, whole, whole),
-        ),
-        (
-            numba_rows.attend_fetching,
-            (
-                *(four, blocks, blocks, whole[:, ::1], types.float64, lines),
-                *(*(whole,) * 4, four, whole[::1], whole, whole),
-            ),
-        ),
+        (numba_rows.attend_held, (numba_rows.GIVEN, whole)),
+        (numba_rows.attend_fetching, (numba_rows.GIVEN, whole)),
     ]
     for loop, given in loops:
         if not wanted():

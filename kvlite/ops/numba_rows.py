@@ -1,5 +1,6 @@
 """One token of each of several conversations on a CPU, compiled by numba: its entry is written,
-what it wants is fetched, and it attends, in one call a layer for all of them.
+what it wants is fetched, and it attends, in one call a layer for all of them. Threads share their
+KV heads, each of which is work of its own.
 
 What a conversation holds lies where it lies: loops are given addresses, a line of whole numbers for
 each, whose columns are named here.
@@ -14,9 +15,9 @@ from numba import carray, types
 from numba.extending import intrinsic
 
 from kvlite.ops.numba_attention import products_of_held, weighed
-from kvlite.ops.numba_quant import Part, in_threads, thread_parts
 from kvlite.ops.numba_recall import candidates, exchanged, fill, wanted
 from kvlite.ops.numba_search import add, search
+from kvlite.ops.numba_threads import NOBODY, board, passing, share, work
 from kvlite.ops.numba_vectors import fetch_vector, jitted, multiply
 
 Array = np.ndarray
@@ -31,6 +32,8 @@ SOURCE = TENSORS + 8
 SIGNS, SIZES, MEAN, BALANCE, INDEX_SLOTS, INDEXED = range(2 * SOURCE, 2 * SOURCE + 6)
 # The token's position, and how many entries it wants of each KV head, 0 if it fetches none.
 POSITION, COUNT = INDEXED + 1, INDEXED + 2
+# Channels of keys that are worth other threads' looking for them.
+WORTH = 1 << 15
 
 
 def attend(
@@ -57,21 +60,15 @@ def attend(
     Returns:
         output in the shape of q; and how many entries came, `(conversations,)` int64.
     """
-    out, came = np.empty_like(q), np.zeros(len(q), np.int64)
+    out, came = np.empty_like(q), np.zeros(k.shape[:2], np.int64)
     if sinks is None:
         sinks = _no_sinks(*q.shape[1:3])
+    attend_head = _attend_fetching if any(line[SOURCE] for line in lines) else _attend_held
     table, bent = np.array(lines, np.int64), float(softcap or 0)
-    fetches = any(line[SOURCE] for line in lines)
-    most = max(line[USED] for line in lines)
-
-    def work(part: Part) -> None:
-        if fetches:
-            attend_fetching(q, k, v, table, bent, sinks, *recalling, out, came, *part)
-        else:
-            attend_held(q, k, v, table, bent, sinks, out, *part)
-
-    in_threads(work, thread_parts(len(q), most * k.shape[1] * k.shape[2]))
-    return out, came
+    most = max(max(line[USED], line[SOURCE + USED]) for line in lines)
+    shared = board() if most * k.size >= WORTH else NOBODY
+    _share_heads(shared, attend_head(), (q, k, v, table, bent, sinks, recalling, out, came))
+    return out, came.sum(1)
 
 
 @cache
@@ -97,85 +94,121 @@ _numbers, _places, _words = map(_pointer, (types.float32, types.int32, types.uin
 _codes, _halves = _pointer(types.uint8), _pointer(types.uint16)
 
 
-@jitted
-def _entries(line, first, heads, dim):
-    """Exact keys, values and positions that a line says where to find, from a column on."""
-    shape = heads, line[first + SLOTS], dim
-    keys = carray(_numbers(line[first + KEYS]), shape)
-    values = carray(_numbers(line[first + VALUES]), shape)
-    return keys, values, carray(_places(line[first + POSITIONS]), shape[:2])
-
-
-@jitted
-def _whole(line, first, heads, dim):
-    """All entries likewise, as `numba_recall.fill` takes them."""
-    count, at = line[first + PACKED], first + TENSORS
-    bits, value_bits = line[first + BITS], line[first + VALUE_BITS]
-    groups = heads, line[first + GROUPS], count
-    value_groups = heads, line[first + VALUE_GROUPS], count
-    packed = (
-        carray(_codes(line[at]), (heads, count, dim * bits // 8)),
-        carray(_halves(line[at + 1]), groups),
-        carray(_halves(line[at + 2]), groups),
-        carray(_codes(line[at + 3]), (heads, count, dim * value_bits // 8)),
-        carray(_halves(line[at + 4]), value_groups),
-        carray(_halves(line[at + 5]), value_groups),
-        carray(_places(line[at + 6]), (heads, count)),
-        carray(_numbers(line[at + 7]), (heads, dim)),
+_real, _count = types.float32, types.int64
+_rows, _vectors = _real[:, :, :, ::1], _real[:, :, ::1]
+# What `attend` has and returns: q, k, v, the lines, softcap, sinks, recalling, the output, and how
+# many entries came, `(conversations, KV heads)`.
+GIVEN = types.Tuple(
+    (
+        *(_rows, _vectors, _vectors, _count[:, ::1], types.float64, _real[:, ::1]),
+        *(types.UniTuple(_count, 4), _rows, _count[:, ::1]),
     )
-    return _entries(line, first, heads, dim), packed, (line[first + START], bits, value_bits)
+)
+_address, _given = passing(GIVEN)
 
 
 @jitted
-def _write(line, first, k, v):
+def _share_heads(board, attend_head, given):
+    share(board, attend_head, _address(given), given[-1].size)
+
+
+@work
+def _attend_held(address, part):
+    attend_held(_given(address), part)
+    return 1
+
+
+@work
+def _attend_fetching(address, part):
+    attend_fetching(_given(address), part)
+    return 1
+
+
+@jitted
+def _entries(line, first, head, dim):
+    """A head's exact keys, values and positions that a line says where to find, from a column on,
+    `(1, slots, ...)`."""
+    slots = line[first + SLOTS]
+    before, shape = 4 * head * slots, (1, slots, dim)
+    keys = carray(_numbers(line[first + KEYS] + before * dim), shape)
+    values = carray(_numbers(line[first + VALUES] + before * dim), shape)
+    return keys, values, carray(_places(line[first + POSITIONS] + before), (1, slots))
+
+
+@jitted
+def _whole(line, first, head, dim):
+    """All entries likewise, as `numba_recall.fill` takes them."""
+    count, bits, value_bits = line[first + PACKED], line[first + BITS], line[first + VALUE_BITS]
+    keys = _packed(line, first + TENSORS, head, count, dim * bits // 8, line[first + GROUPS])
+    width, groups = dim * value_bits // 8, line[first + VALUE_GROUPS]
+    values = _packed(line, first + TENSORS + 3, head, count, width, groups)
+    positions = carray(_places(line[first + TENSORS + 6] + 4 * head * count), (1, count))
+    mean = carray(_numbers(line[first + TENSORS + 7] + 4 * head * dim), (1, dim))
+    sizes = line[first + START], bits, value_bits
+    return _entries(line, first, head, dim), (*keys, *values, positions, mean), sizes
+
+
+@jitted
+def _packed(line, column, head, count, width, groups):
+    """A head's codes, scales and zeros."""
+    codes = carray(_codes(line[column] + head * count * width), (1, count, width))
+    before, shape = 2 * head * groups * count, (1, groups, count)
+    scales = carray(_halves(line[column + 1] + before), shape)
+    return codes, scales, carray(_halves(line[column + 2] + before), shape)
+
+
+@jitted
+def _write(line, first, head, k, v):
     """Write the token's entry, the last one."""
-    keys, values, positions = _entries(line, first, k.shape[0], k.shape[1])
+    keys, values, positions = _entries(line, first, head, k.size)
     place = line[first + USED] - line[first + PACKED] - 1
-    for head in range(k.shape[0]):
-        for d in range(k.shape[1]):
-            keys[head, place, d], values[head, place, d] = k[head, d], v[head, d]
-        positions[head, place] = line[POSITION]
+    for d in range(k.size):
+        keys[0, place, d], values[0, place, d] = k[d], v[d]
+    positions[0, place] = line[POSITION]
 
 
 @jitted
-def attend_held(q, k, v, table, softcap, sinks, out, begin, end):
-    """Likewise, where nothing is fetched, which takes long to compile."""
-    for each in range(begin, end):
-        line = table[each]
-        _write(line, 0, k[each], v[each])
-        entries, packed, sizes = _whole(line, 0, k.shape[1], k.shape[2])
-        products = products_of_held(q[each], entries[:2], packed, sizes, line[USED])
-        weighed(products, entries[:2], packed, sizes, softcap, sinks, out[each])
+def attend_held(given, part):
+    """As `attend`, with one head of one conversation, where nothing is fetched; what fetches takes
+    long to compile."""
+    q, k, v, table, softcap, sinks, _, out, _ = given
+    each, at, dim = part // k.shape[1], part % k.shape[1], k.shape[2]
+    line = table[each]
+    _write(line, 0, at, k[each, at], v[each, at])
+    entries, packed, sizes = _whole(line, 0, at, dim)
+    products = products_of_held(q[each, at : at + 1], entries[:2], packed, sizes, line[USED])
+    made = out[each, at : at + 1]
+    weighed(products, entries[:2], packed, sizes, softcap, sinks[at : at + 1], made)
 
 
 @jitted
-def attend_fetching(
-    q, k, v, table, softcap, sinks, at_once, among, first, recent, out, came, begin, end
-):
-    """As `attend`, of the conversations from `begin` to before `end`."""
-    for each in range(begin, end):
-        line, queries = table[each], q[each]
-        _write(line, 0, k[each], v[each])
-        if line[SOURCE]:
-            _tell(line, k[each], v[each], at_once)
-        most = among * line[COUNT]
-        if line[COUNT] and line[PACKED] + line[SOURCE + PACKED]:
-            came[each] = _fetch_packed(line, queries, at_once, most, first, recent)
-        entries, packed, sizes = _whole(line, 0, k.shape[1], k.shape[2])
-        products = products_of_held(queries, entries[:2], packed, sizes, line[USED])
-        if line[COUNT] and not line[PACKED] + line[SOURCE + PACKED]:
-            came[each] = _fetch(line, queries, products, at_once, most, first, recent)
-        weighed(products, entries[:2], packed, sizes, softcap, sinks, out[each])
+def attend_fetching(given, part):
+    """Likewise, and fetch what is wanted."""
+    q, k, v, table, softcap, sinks, recalling, out, came = given
+    each, at, dim = part // k.shape[1], part % k.shape[1], k.shape[2]
+    line, queries = table[each], q[each, at : at + 1]
+    _write(line, 0, at, k[each, at], v[each, at])
+    if line[SOURCE]:
+        _tell(line, at, k[each, at], v[each, at], recalling[0])
+    quantized = line[PACKED] + line[SOURCE + PACKED] > 0
+    if line[COUNT] and quantized:
+        came[each, at] = _fetch_packed(line, at, queries, recalling)
+    entries, packed, sizes = _whole(line, 0, at, dim)
+    products = products_of_held(queries, entries[:2], packed, sizes, line[USED])
+    if line[COUNT] and not quantized:
+        came[each, at] = _fetch(line, at, queries[0], products[0], recalling)
+    made = out[each, at : at + 1]
+    weighed(products, entries[:2], packed, sizes, softcap, sinks[at : at + 1], made)
 
 
 @jitted
-def _index(line, heads, dim):
-    """Signs, sizes, mean and balance that a line says where to find."""
-    slots = heads, line[INDEX_SLOTS]
-    signs = carray(_words(line[SIGNS]), (*slots, -(-dim // 64)))
-    sizes = carray(_numbers(line[SIZES]), slots)
-    mean = carray(_numbers(line[MEAN]), (heads, dim))
-    return signs, sizes, mean, carray(_numbers(line[BALANCE]), (heads, dim))
+def _index(line, head, dim):
+    """A head's signs, sizes, mean and balance that a line says where to find."""
+    slots, words, before = line[INDEX_SLOTS], -(-dim // 64), 4 * head * dim
+    signs = carray(_words(line[SIGNS] + 8 * head * slots * words), (1, slots, words))
+    sizes = carray(_numbers(line[SIZES] + 4 * head * slots), (1, slots))
+    mean = carray(_numbers(line[MEAN] + before), (1, dim))
+    return signs, sizes, mean, carray(_numbers(line[BALANCE] + before), (1, dim))
 
 
 @jitted
@@ -186,68 +219,67 @@ def _indexed(line, at_once):
 
 
 @jitted
-def _tell(line, k, v, at_once):
+def _tell(line, head, k, v, at_once):
     """Write an entry into the host store, and its key into the index if it is time."""
-    heads, dim = k.shape
-    _write(line, SOURCE, k, v)
+    _write(line, SOURCE, head, k, v)
     read, packed = line[SOURCE + USED], line[SOURCE + PACKED]
     if _indexed(line, at_once) == read:
-        signs, sizes, mean, balance = _index(line, heads, dim)
-        keys = _entries(line, SOURCE, heads, dim)[0]
+        signs, sizes, mean, balance = _index(line, head, k.size)
+        keys = _entries(line, SOURCE, head, k.size)[0]
         # What the answer adds comes after all that is quantized.
         new = keys[:, line[INDEXED] - packed : read - packed].copy()
         add(new, mean, balance, signs, sizes, line[INDEXED])
 
 
 @jitted
-def _rough(line, queries, at_once):
+def _rough(line, head, queries, at_once):
     """Roughly the attention that entries of the host store get."""
-    signs, sizes, _, balance = _index(line, queries.shape[0], queries.shape[2])
+    signs, sizes, _, balance = _index(line, head, queries.shape[2])
     return search(queries, balance, signs, sizes, _indexed(line, at_once), line[SOURCE + USED])
 
 
 @jitted
-def _fetch_packed(line, queries, at_once, most, first, recent):
-    """Bring what is wanted most into each head, where some entries are quantized; returns how many
+def _fetch_packed(line, head, queries, recalling):
+    """Bring what is wanted most into a head, where some entries are quantized; returns how many
     came."""
-    heads, _, dim = queries.shape
-    source, held = _whole(line, SOURCE, heads, dim), _whole(line, 0, heads, dim)
-    rough, none = _rough(line, queries, at_once), np.empty((0, 0, 0), np.float32)
-    given = line[USED], line[COUNT], most, first, recent
-    return fill(queries, rough, np.arange(heads), source, held, none, *given)
+    at_once, among, first, recent = recalling
+    dim, which = queries.shape[2], np.zeros(1, np.int64)
+    source, held = _whole(line, SOURCE, head, dim), _whole(line, 0, head, dim)
+    rough, none = _rough(line, head, queries, at_once), np.empty((0, 0, 0), np.float32)
+    limits = line[USED], line[COUNT], among * line[COUNT], first, recent
+    return fill(queries, rough, which, source, held, none, *limits)
 
 
 @jitted
-def _fetch(line, queries, products, at_once, most, first, recent):
-    """As `_fetch_packed`, where all are exact; and bring products `(heads, rows, slots)` up to
-    date."""
-    heads, rows, dim = queries.shape
-    source, read, used = _entries(line, SOURCE, heads, dim), line[SOURCE + USED], line[USED]
-    held, rough = _entries(line, 0, heads, dim), _rough(line, queries, at_once)
-    slot_of, mark = np.empty(read, np.int32), np.zeros(read, np.uint8)
-    none, came = np.empty(0, np.int32), 0
-    for head in range(heads):
-        keys, values, positions = held[0][head], held[1][head], held[2][head]
-        slot_of[:] = -1
-        for slot in range(used):
-            slot_of[positions[slot]] = slot
-        named = candidates(rough[head], most, first, recent)
-        own = _products(queries[head], source[0][head], named, products[head], slot_of)
-        best = wanted(named, own, line[COUNT], first + recent)
-        coming, leaving = exchanged(best, rough[head], positions, none, 0, used, mark)
+def _fetch(line, head, queries, products, recalling):
+    """As `_fetch_packed`, where all are exact, of queries `(rows, dim)`; and bring products
+    `(rows, slots)` up to date."""
+    at_once, among, first, recent = recalling
+    dim, read, used = queries.shape[1], line[SOURCE + USED], line[USED]
+    far_keys, far_values, _ = _entries(line, SOURCE, head, dim)
+    held_keys, held_values, held_positions = _entries(line, 0, head, dim)
+    keys, values, positions = held_keys[0], held_values[0], held_positions[0]
+    rough = _rough(line, head, queries.reshape(1, *queries.shape), at_once)[0]
+    slot_of, mark = np.full(read, -1, np.int32), np.zeros(read, np.uint8)
+    for slot in range(used):
+        slot_of[positions[slot]] = slot
+    named = candidates(rough, among * line[COUNT], first, recent)
+    asked = _products(queries, far_keys[0], named, products, slot_of)
+    best = wanted(named, asked, line[COUNT], first + recent)
+    none = np.empty(0, np.int32)
+    coming, leaving = exchanged(best, rough, positions, none, 0, used, mark)
+    for i in range(coming.size):
+        fetch_vector(far_values[0], coming[i])
+    for i in range(coming.size):
+        keys[leaving[i]] = far_keys[0, coming[i]]
+        values[leaving[i]] = far_values[0, coming[i]]
+        positions[leaving[i]] = coming[i]
+    changed = np.empty((len(queries), coming.size), np.float32)
+    multiply(queries, keys, leaving, changed, 0)
+    for row in range(len(queries)):
         for i in range(coming.size):
-            fetch_vector(source[1][head], coming[i])
-        for i in range(coming.size):
-            keys[leaving[i]] = source[0][head, coming[i]]
-            values[leaving[i]] = source[1][head, coming[i]]
-            positions[leaving[i]] = coming[i]
-        changed = np.empty((rows, coming.size), np.float32)
-        multiply(queries[head], keys, leaving, changed, 0)
-        for row in range(rows):
-            for i in range(coming.size):
-                products[head, row, leaving[i]] = changed[row, i]
-        came += coming.size
-    return came
+            products[row, leaving[i]] = changed[row, i]
+    return coming.size
 
 
 @jitted

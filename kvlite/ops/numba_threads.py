@@ -41,7 +41,8 @@ def _board() -> tuple[Array, ThreadPoolExecutor]:
     return np.zeros(80, np.int64), threads
 
 
-_NOBODY = np.empty(0, np.int64)
+# A board where nobody looks.
+NOBODY = np.empty(0, np.int64)
 
 
 def board() -> Array:
@@ -49,7 +50,7 @@ def board() -> Array:
     or are on their way; empty where that is one."""
     wanted = torch.get_num_threads() - 1
     if wanted < 1:
-        return _NOBODY
+        return NOBODY
     made, threads = _board()
     while made[HELPERS] < wanted:
         _add(made, HELPERS, 1)
