@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from kvlite.cache.recurrent import StateCarrier, joined, parted
-from kvlite.engine import compiled_rows
+from kvlite.engine import compiled_rows, compiled_step
 from kvlite.engine.decode import LayerStep, Step
 from kvlite.errors import OutOfMemory
 from kvlite.memory.free import is_oom, release_memory
@@ -80,9 +80,12 @@ def run_together(model: LoadedModel, steps: Sequence[Step]) -> list[Tensor | Out
     going = dict(enumerate(steps))
     for step in steps:
         step.cache.writing = True
-    for _ in range(len(model.layers)):
+    while any(step.index < len(model.layers) for step in going.values()):
         if len(going) > 1:
-            _unless_short(model, partial(_through_layer, model, [*going.values()]))
+            together = [*going.values()]
+            if _unless_short(model, partial(compiled_step.through_layers, model, together)):
+                continue
+            _unless_short(model, partial(_through_layer, model, together))
         for each, step in [*going.items()]:
             try:
                 step.go_on()

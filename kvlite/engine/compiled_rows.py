@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 # Channels of a layer's keys from which on torch's threads share the work of one conversation.
 MANY = 1 << 19
+# As `numba_rows.attend` takes it.
+RECALLING = INDEXED_AT_ONCE, CANDIDATES, SINKS, RECENT
 
 
 def plain(steps: Sequence["LayerStep"], q: Tensor, k: Tensor, v: Tensor) -> list[int]:
@@ -28,21 +30,26 @@ def plain(steps: Sequence["LayerStep"], q: Tensor, k: Tensor, v: Tensor) -> list
     all in float32, and have not begun."""
     if not _compiles(q, k, v):
         return []
-    return [row for row, step in enumerate(steps) if _is_plain(step)]
+    return [row for row, step in enumerate(steps) if is_plain(step)]
 
 
 def takes(step: "LayerStep", q: Tensor, k: Tensor, v: Tensor) -> bool:
     """Whether a step by itself is such a one, and no more than one thread's work."""
-    channels = k.shape[1] * k.shape[3] * max(each.used for each in step.layer.head_groups)
-    small = channels < MANY and len(q) == 1
-    return small and _compiles(q, k, v) and _is_plain(step)
+    return len(q) == 1 and is_small(step) and _compiles(q, k, v) and is_plain(step)
+
+
+def is_small(step: "LayerStep") -> bool:
+    """Whether a step through a layer is too little for torch's threads."""
+    layer = step.layer
+    return layer.kv_heads * layer.keys.shape[2] * max(used for _, used in layer.lengths) < MANY
 
 
 def _compiles(q: Tensor, k: Tensor, v: Tensor) -> bool:
     return q.dtype == torch.float32 and k.shape == v.shape and has_compiled(q.device)
 
 
-def _is_plain(step: "LayerStep") -> bool:
+def is_plain(step: "LayerStep") -> bool:
+    """Whether a step through a layer in float32 does no more than is compiled."""
     layer, source = step.layer, _source(step)
     if step.done or step.sparse_mask is not None or step.policy.method.across.resolves_at == "step":
         return False
@@ -72,7 +79,7 @@ def attend(
     from kvlite.ops.numba_rows import attend as compiled
 
     kv_heads, sinks = k.shape[1], softmax.sinks
-    lines = [_line(step) for step in steps]
+    lines = [line(step) for step in steps]
     for row, step in enumerate(steps):
         if step.queries is not None:
             step.queries.write(step.positions, q[row : row + 1], softmax)
@@ -84,23 +91,23 @@ def attend(
         lines,
         softmax.softcap,
         None if sinks is None else sinks.float().view(kv_heads, -1).contiguous().numpy(),
-        (INDEXED_AT_ONCE, CANDIDATES, SINKS, RECENT),
+        RECALLING,
     )
-    for step, line, brought in zip(steps, lines, came.tolist(), strict=True):
-        _count(step, line[-1] * kv_heads, brought)
+    for step, each, brought in zip(steps, lines, came.tolist(), strict=True):
+        count(step, each, brought)
     return torch.from_numpy(out).view(q.shape)
 
 
-def _line(step: "LayerStep") -> list[int]:
+def line(step: "LayerStep") -> list[int]:
     """Where a step's token goes, and what it fetches, as `ops.numba_rows` wants it."""
     held, source = step.layer.head_groups[0], _source(step)
     if source is None or step.recall is None or source.index is None:
         return [*_addresses(held), *_NO_STORE, step.position, 0]
-    index, count = source.index, step.recall.count(held.used + 1)
-    fetches = held.used < source.head_group.used and count > SINKS + RECENT
+    index, wanted = source.index, step.recall.count(held.used + 1)
+    fetches = held.used < source.head_group.used and wanted > SINKS + RECENT
     addresses = [each.data_ptr() for each in index.tensors]
     stored = *_addresses(source.head_group), *addresses, index.sizes.shape[2], index.used
-    return [*_addresses(held), *stored, step.position, count if fetches else 0]
+    return [*_addresses(held), *stored, step.position, wanted if fetches else 0]
 
 
 def _addresses(head_group: KVHeadGroup) -> list[int]:
@@ -122,12 +129,12 @@ _NONE_PACKED = [0] * 14
 _NO_STORE = [0] * (5 + len(_NONE_PACKED) + 6)
 
 
-def _count(step: "LayerStep", wanted: int, brought: int) -> None:
-    """Let a token count that went to all that it goes to."""
+def count(step: "LayerStep", line: list[int], brought: int) -> None:
+    """Let a token count that went to all that it goes to, as its line says."""
     held, source = step.layer.head_groups[0], _source(step)
     held.used += 1
     if source is not None and step.recall is not None:
         source.head_group.used += 1
         source.count()
-        step.recall.count_brought(wanted, brought)
+        step.recall.count_brought(line[-1] * len(held.heads), brought)
     step.done |= {(what, held.heads) for what in ("told", "written", "recalled")}

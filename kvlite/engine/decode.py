@@ -10,7 +10,7 @@ from torch import Tensor
 from kvlite.cache import KVCache, KVHeadGroup, LayerCache, Selection
 from kvlite.cache.query_log import QueryLog
 from kvlite.cache.recurrent import StateCarrier, States
-from kvlite.engine import compiled_rows
+from kvlite.engine import compiled_rows, compiled_step
 from kvlite.engine.heads import over_head_groups
 from kvlite.engine.oom_actions import cache_oom_actions
 from kvlite.engine.quantized_attention import attend_segment
@@ -272,9 +272,10 @@ class Step:
                 again.
         """
         self.cache.writing = True
-        while self.index < len(self.policies):
-            self.go_on()
         model = self.model
+        while self.index < len(self.policies):
+            if not self._safely(lambda: compiled_step.through_layers(model, [self])):
+                self.go_on()
         return self.end(self._safely(lambda: model.logits(self.hidden[:, -1])))
 
     def _safely(self, work: Callable[[], T]) -> T:
@@ -308,12 +309,12 @@ class Step:
         """The step through the next layer, which may have become smaller since it began."""
         index, lenders = self.index, self.model.shape.lenders
         if self.step is None:
-            self.step = self._through(index)
+            self.step = self.through_layer(index)
         self.step.layer, self.step.policy = self.cache.layers[index], self.policies[index]
-        self.step.lenders = {each: self._through(each) for each in lenders if each < index}
+        self.step.lenders = {each: self.through_layer(each) for each in lenders if each < index}
         return self.step
 
-    def _through(self, index: int) -> LayerStep:
+    def through_layer(self, index: int) -> LayerStep:
         """A step through a layer."""
         return LayerStep(
             index,

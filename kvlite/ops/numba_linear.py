@@ -5,18 +5,26 @@ they are the same with any number of threads, and beside any other rows.
 """
 
 import numpy as np
-from numba import types
+from numba import carray, from_dtype, types
 from torch import Tensor
 
 from kvlite.ops.blocks import GROUP, Q4_0, Q4_1, Q4_K, Q5_0, Q5_1, Q5_K, Q6_K, Q8_0, BlockFormat
 from kvlite.ops.numba_group import INPUTS, WIDTH, adding
+from kvlite.ops.numba_pointers import bytes_at, floats_at
 from kvlite.ops.numba_threads import board, helpers, passing, share, work
 from kvlite.ops.numba_vectors import jitted, jitted_in_order
 
 Array = np.ndarray
-Product = tuple[Array, Array, int, int, int]
-# What `joined` gives: products, and the address of what forms parts of them.
-Products = tuple[tuple[Product, Product, Product], int]
+# A product as compiled loops take it: where its blocks and its bias are, if it has one.
+PRODUCT = np.dtype(
+    [
+        (name, np.int64)
+        for name in ("blocks", "lines", "outputs", "bias", "kind", "inputs", "nbytes")
+    ]
+)
+Product = tuple[int, ...]
+# As many products may have the same rows.
+TOGETHER = 3
 HALF = INPUTS
 # Outputs whose codes and sums stay in the processor's cache.
 BLOCK = 1 << 11
@@ -30,20 +38,21 @@ WORTH = 1 << 16
 def product(blocks: Tensor, form: BlockFormat, bias: Tensor | None = None) -> Product:
     """What `joined` takes: blocks `(bytes of an output, outputs)`, and a bias `(outputs,)`
     float32."""
-    added = np.empty(0, np.float32) if bias is None else bias.detach().numpy()
-    return blocks.numpy(), added, form.number, form.inputs, form.nbytes
+    added = 0 if bias is None else bias.data_ptr()
+    return blocks.data_ptr(), *blocks.shape, added, form.number, form.inputs, form.nbytes
 
 
-def joined(*products: Product) -> Products:
-    """What `multiply` takes: up to three products with the same rows."""
-    nothing = np.empty((0, 0), np.uint8), np.empty(0, np.float32), *products[0][2:]
-    one, two, three = (*products, nothing, nothing)[:3]
-    return (one, two, three), _multiply_given()
+def joined(*products: Product) -> Array:
+    """What `multiply` takes: up to `TOGETHER` products with the same rows, `(TOGETHER,)` of
+    `PRODUCT`. Who has it holds their tensors."""
+    made = np.zeros(TOGETHER, PRODUCT)
+    made[: len(products)] = [*products]
+    return made
 
 
-def products_of(given: Products, rows: Array) -> Array:
+def products_of(given: Array, rows: Array) -> Array:
     """Products `(n, outputs)` float32 of contiguous rows `(n, inputs)` float32."""
-    out: Array = multiply(rows, given, board())
+    out: Array = multiply(rows, given, multiplying(), board())
     return out
 
 
@@ -54,40 +63,40 @@ def unpack(blocks: Tensor, form: BlockFormat, first: int, last: int, out: Tensor
 
 
 @jitted_in_order
-def multiply(rows, given, board):
+def multiply(rows, products, multiplying, board):
     """Results `(n, all outputs)` of products with the same rows `(n, inputs)`, one after the other,
-    by all threads of a board."""
-    (products, work), outputs, count = given, 0, 0
-    bytewise = direct = False
+    by all threads of a board; `multiplying` is what the function of that name gives."""
+    outputs, count, bytewise, direct = 0, 0, False, False
     for product in products:
-        outputs += product[0].shape[1]
+        outputs += product.outputs
         count += _columns(product)
-        bytewise |= product[2] in (Q4_0, Q4_1)
-        direct |= product[2] not in (Q4_0, Q4_1)
+        if product.outputs:
+            bytewise |= product.kind in (Q4_0, Q4_1)
+            direct |= product.kind not in (Q4_0, Q4_1)
     out = np.empty((len(rows), outputs), np.float32)
     low, whole = _factors(rows, True, bytewise), _factors(rows, False, direct)
     parts = min(helpers(board) + 1, outputs * rows.shape[1] // WORTH)
     if parts > 1:
-        _share(board, work, low, whole, products, out, count, max(parts, outputs // BLOCK))
+        _share(board, multiplying, low, whole, products, out, count, max(parts, outputs // BLOCK))
     else:
         _multiply_columns(low, whole, products, out, 0, count)
     return out
 
 
-_PRODUCT = types.Tuple((types.uint8[:, ::1], types.float32[::1], *(types.int64,) * 3))
 _SUMS, _PAIR = types.float32[:, ::1], types.UniTuple(types.float32[:, ::1], 2)
 _address, _given = passing(
-    types.Tuple((_PAIR, _PAIR, types.UniTuple(_PRODUCT, 3), _SUMS, types.int64, types.int64))
+    types.Tuple((_PAIR, _PAIR, from_dtype(PRODUCT)[::1], _SUMS, types.int64, types.int64))
 )
 
 
 @jitted_in_order
-def _share(board, work, low, whole, products, out, count, parts):
-    share(board, work, _address((low, whole, products, out, count, parts)), parts)
+def _share(board, multiplying, low, whole, products, out, count, parts):
+    share(board, multiplying, _address((low, whole, products, out, count, parts)), parts)
 
 
 @work
-def _multiply_given(address, part):
+def multiplying(address, part):
+    """Part of the work of `multiply`."""
     low, whole, products, out, count, parts = _given(address)
     first, last = count * part // parts, count * (part + 1) // parts
     _multiply_columns(low, whole, products, out, first, last)
@@ -97,7 +106,7 @@ def _multiply_given(address, part):
 @jitted
 def _columns(product):
     """How many times `WIDTH` outputs it has."""
-    return -(-product[0].shape[1] // WIDTH)
+    return -(-product.outputs // WIDTH)
 
 
 @jitted_in_order
@@ -106,19 +115,20 @@ def _multiply_columns(low, whole, products, out, first, last):
     halves of bytes, and of whole ones."""
     at = 0
     for product in products:
-        outputs = product[0].shape[1]
+        outputs = product.outputs
         part = max(first, 0) * WIDTH, min(last * WIDTH, outputs)
         if part[0] < part[1]:
-            factors, totals = low if product[2] in (Q4_0, Q4_1) else whole
+            factors, totals = low if product.kind in (Q4_0, Q4_1) else whole
             _multiply_part(factors, totals, product, part, out[:, at : at + outputs])
         at += outputs
         first, last = first - _columns(product), last - _columns(product)
 
 
 @jitted_in_order
-def _multiply_part(factors, totals, given, part, out):
+def _multiply_part(factors, totals, product, part, out):
     """Results of outputs from `part[0]` to before `part[1]`."""
-    (blocks, bias, kind, inputs, nbytes), (first, last) = given, part
+    kind, inputs, nbytes, (first, last) = product.kind, product.inputs, product.nbytes, part
+    blocks = carray(bytes_at(product.blocks), (product.lines, product.outputs))
     bytewise, direct = kind in (Q4_0, Q4_1), kind in (Q4_0, Q4_1, Q8_0)
     width = -(-min(last - first, BLOCK) // WIDTH) * WIDTH
     codes, sums = np.empty((GROUP, width), np.uint8), np.empty((len(factors), width), np.float32)
@@ -148,8 +158,8 @@ def _multiply_part(factors, totals, given, part, out):
                     _add(lies, step, soon, bytewise, factors, totals, at, scales, sums, end - begin)
                     at += 1
         out[:, begin:end] = sums[:, : end - begin]
-        if bias.size:
-            out[:, begin:end] += bias[begin:end]
+        if product.bias:
+            out[:, begin:end] += carray(floats_at(product.bias), product.outputs)[begin:end]
 
 
 @jitted_in_order

@@ -6,18 +6,16 @@ What a conversation holds lies where it lies: loops are given addresses, a line 
 each, whose columns are named here.
 """
 
-from collections.abc import Callable
 from functools import cache
-from typing import Any
 
 import numpy as np
 from numba import carray, types
-from numba.extending import intrinsic
 
 from kvlite.ops.numba_attention import products_of_held, weighed
+from kvlite.ops.numba_pointers import bytes_at, floats_at, halves_at, places_at, words_at
 from kvlite.ops.numba_recall import candidates, exchanged, fill, wanted
 from kvlite.ops.numba_search import add, search
-from kvlite.ops.numba_threads import NOBODY, board, passing, share, work
+from kvlite.ops.numba_threads import board, passing, share, work
 from kvlite.ops.numba_vectors import fetch_vector, jitted, multiply
 
 Array = np.ndarray
@@ -33,7 +31,7 @@ SIGNS, SIZES, MEAN, BALANCE, INDEX_SLOTS, INDEXED = range(2 * SOURCE, 2 * SOURCE
 # The token's position, and how many entries it wants of each KV head, 0 if it fetches none.
 POSITION, COUNT = INDEXED + 1, INDEXED + 2
 # Channels of keys that are worth other threads' looking for them.
-WORTH = 1 << 15
+WORTH = 1 << 14
 
 
 def attend(
@@ -62,36 +60,22 @@ def attend(
     """
     out, came = np.empty_like(q), np.zeros(k.shape[:2], np.int64)
     if sinks is None:
-        sinks = _no_sinks(*q.shape[1:3])
-    attend_head = _attend_fetching if any(line[SOURCE] for line in lines) else _attend_held
+        sinks = no_sinks(*q.shape[1:3])
     table, bent = np.array(lines, np.int64), float(softcap or 0)
-    most = max(max(line[USED], line[SOURCE + USED]) for line in lines)
-    shared = board() if most * k.size >= WORTH else NOBODY
-    _share_heads(shared, attend_head(), (q, k, v, table, bent, sinks, recalling, out, came))
+    given = q, k, v, table, bent, sinks, recalling, out, came
+    share_heads(board(), attending(table), given)
     return out, came.sum(1)
 
 
+def attending(table: Array) -> int:
+    """The address of what attends with one head, for `share_heads`, where lines are in a table."""
+    return _attend_fetching() if table[..., SOURCE].any() else _attend_held()
+
+
 @cache
-def _no_sinks(heads: int, rows: int) -> Array:
+def no_sinks(heads: int, rows: int) -> Array:
+    """Sinks that take no share."""
     return np.full((heads, rows), -np.inf, np.float32)
-
-
-def _pointer(kind: Any) -> Callable[..., Any]:
-    """What takes an address for that of numbers."""
-
-    @intrinsic
-    def pointer(context, address):
-        return types.CPointer(kind)(types.int64), _as_pointer
-
-    return pointer  # type: ignore[no-any-return]
-
-
-def _as_pointer(context, builder, signature, arguments):
-    return builder.inttoptr(arguments[0], context.get_value_type(signature.return_type))
-
-
-_numbers, _places, _words = map(_pointer, (types.float32, types.int32, types.uint64))
-_codes, _halves = _pointer(types.uint8), _pointer(types.uint16)
 
 
 _real, _count = types.float32, types.int64
@@ -108,8 +92,13 @@ _address, _given = passing(GIVEN)
 
 
 @jitted
-def _share_heads(board, attend_head, given):
-    share(board, attend_head, _address(given), given[-1].size)
+def share_heads(board, attend_head, given):
+    """Attend with all heads, by all threads of a board; `given` is as `GIVEN`."""
+    k, most = given[1], 0
+    for line in given[3]:
+        most = max(most, line[USED], line[SOURCE + USED])
+    shared = board if most * k.size >= WORTH else board[:0]
+    share(shared, attend_head, _address(given), k.shape[0] * k.shape[1])
 
 
 @work
@@ -130,9 +119,9 @@ def _entries(line, first, head, dim):
     `(1, slots, ...)`."""
     slots = line[first + SLOTS]
     before, shape = 4 * head * slots, (1, slots, dim)
-    keys = carray(_numbers(line[first + KEYS] + before * dim), shape)
-    values = carray(_numbers(line[first + VALUES] + before * dim), shape)
-    return keys, values, carray(_places(line[first + POSITIONS] + before), (1, slots))
+    keys = carray(floats_at(line[first + KEYS] + before * dim), shape)
+    values = carray(floats_at(line[first + VALUES] + before * dim), shape)
+    return keys, values, carray(places_at(line[first + POSITIONS] + before), (1, slots))
 
 
 @jitted
@@ -142,8 +131,8 @@ def _whole(line, first, head, dim):
     keys = _packed(line, first + TENSORS, head, count, dim * bits // 8, line[first + GROUPS])
     width, groups = dim * value_bits // 8, line[first + VALUE_GROUPS]
     values = _packed(line, first + TENSORS + 3, head, count, width, groups)
-    positions = carray(_places(line[first + TENSORS + 6] + 4 * head * count), (1, count))
-    mean = carray(_numbers(line[first + TENSORS + 7] + 4 * head * dim), (1, dim))
+    positions = carray(places_at(line[first + TENSORS + 6] + 4 * head * count), (1, count))
+    mean = carray(floats_at(line[first + TENSORS + 7] + 4 * head * dim), (1, dim))
     sizes = line[first + START], bits, value_bits
     return _entries(line, first, head, dim), (*keys, *values, positions, mean), sizes
 
@@ -151,10 +140,10 @@ def _whole(line, first, head, dim):
 @jitted
 def _packed(line, column, head, count, width, groups):
     """A head's codes, scales and zeros."""
-    codes = carray(_codes(line[column] + head * count * width), (1, count, width))
+    codes = carray(bytes_at(line[column] + head * count * width), (1, count, width))
     before, shape = 2 * head * groups * count, (1, groups, count)
-    scales = carray(_halves(line[column + 1] + before), shape)
-    return codes, scales, carray(_halves(line[column + 2] + before), shape)
+    scales = carray(halves_at(line[column + 1] + before), shape)
+    return codes, scales, carray(halves_at(line[column + 2] + before), shape)
 
 
 @jitted
@@ -205,10 +194,10 @@ def attend_fetching(given, part):
 def _index(line, head, dim):
     """A head's signs, sizes, mean and balance that a line says where to find."""
     slots, words, before = line[INDEX_SLOTS], -(-dim // 64), 4 * head * dim
-    signs = carray(_words(line[SIGNS] + 8 * head * slots * words), (1, slots, words))
-    sizes = carray(_numbers(line[SIZES] + 4 * head * slots), (1, slots))
-    mean = carray(_numbers(line[MEAN] + before), (1, dim))
-    return signs, sizes, mean, carray(_numbers(line[BALANCE] + before), (1, dim))
+    signs = carray(words_at(line[SIGNS] + 8 * head * slots * words), (1, slots, words))
+    sizes = carray(floats_at(line[SIZES] + 4 * head * slots), (1, slots))
+    mean = carray(floats_at(line[MEAN] + before), (1, dim))
+    return signs, sizes, mean, carray(floats_at(line[BALANCE] + before), (1, dim))
 
 
 @jitted

@@ -1,0 +1,115 @@
+"""Steps through all layers of packed weights in one compiled call, against one layer at a time."""
+
+from copy import deepcopy
+from importlib.util import find_spec
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from kvlite.engine import compiled_step
+from kvlite.engine.batch import run_together
+from kvlite.model.load import LoadedModel
+from kvlite.model.packing import pack_linears
+
+from .conftest import make_tiny
+from .test_batch import WAYS, Talk, alone, read_all, same, together
+
+if find_spec("numba") is None:
+    pytest.skip("numba is not installed", allow_module_level=True)
+
+from kvlite.ops import numba_step
+
+
+def packed(name: str) -> LoadedModel:
+    model = make_tiny(name, hidden_size=64, intermediate_size=96).model
+    pack_linears(model.module.model.layers, torch.float32)
+    return model
+
+
+def held(talks: list[Talk]) -> list[Any]:
+    """What conversations hold after their steps, and what went to their stores."""
+    groups = [
+        [layer.head_groups[0] for layer in layers]
+        for talk in talks
+        for layers in (talk.cache.layers, *([] if talk.store is None else [_of_store(talk)]))
+    ]
+    return [
+        (each.used, sorted(each.positions[0, 0, : each.used].tolist()))
+        for row in groups
+        for each in row
+    ]
+
+
+def _of_store(talk: Talk) -> Any:
+    assert talk.store is not None
+    return [layer.cache for layer in talk.store.layers]
+
+
+# Norms of heads, biases, and layers whose queries are not turned.
+@pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3", "smollm3"])
+def test_as_one_layer_at_a_time(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every way to hold entries, alone and together; of those that take more than is compiled each
+    layer goes through by itself."""
+    model, ways = packed(name), WAYS if name == "llama" else WAYS[:3]
+    theirs, mine = read_all(model, ways), read_all(model, ways)
+    with monkeypatch.context() as patch:
+        patch.setattr(compiled_step, "through_layers", lambda *_: False)
+        expected = [alone(model, talk) for talk in theirs]
+    calls: list[int] = []
+    through = numba_step.through
+
+    def counted(layers: Any, *given: Any) -> Any:
+        calls.append(len(layers))
+        return through(layers, *given)
+
+    monkeypatch.setattr(numba_step, "through", counted)
+    same([alone(model, talk, compiled=True) for talk in mine], expected)
+    assert held(mine) == held(theirs)
+    assert sum(calls) >= 3 * len(expected[0]) * len(model.layers)
+    assert max(calls) == (1 if name == "smollm3" else len(model.layers))
+    calls.clear()
+    plain, joins = ways[:3], [0, 2, 1]
+    same(together(model, read_all(model, plain), joins), expected[:3])
+    assert calls
+
+
+def test_threads_change_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many share the heads of those that hold, fetch and quantize their entries."""
+    model, found = packed("llama"), []
+    read = read_all(model, WAYS)
+    for threads in (1, 2, 4):
+        monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
+        talks, made = deepcopy(read), []
+        for _ in range(3):
+            steps = [talk.step(model) for talk in talks]
+            for talk, logits in zip(talks, run_together(model, steps), strict=True):
+                assert isinstance(logits, Tensor)
+                talk.logits = logits
+                made.append(logits)
+        found.append(torch.cat(made))
+    assert found[0].equal(found[1]) and found[0].equal(found[2])
+
+
+@pytest.mark.parametrize("after", [False, True])
+def test_what_is_interrupted_can_be_done_again(
+    after: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, through = packed("llama"), numba_step.through
+    read = read_all(model, WAYS[:3])
+    expected = [talk.step(model).run() for talk in deepcopy(read)]
+
+    def stops(*given: Any) -> Any:
+        if after:
+            through(*given)
+        raise KeyboardInterrupt
+
+    steps = [talk.step(model) for talk in read]
+    with monkeypatch.context() as patch:
+        patch.setattr(numba_step, "through", stops)
+        for step in steps:
+            with pytest.raises(KeyboardInterrupt):
+                step.run()
+    assert [step.index for step in steps] == [0, 0, 0]
+    same([[step.run()] for step in steps], [[each] for each in expected])
