@@ -25,7 +25,7 @@ def for_programs(service: Service, live: Live) -> None:
         if not text:
             raise SettingError("the message is empty: say something")
         work = service.say(owner, id_of(owner, conversation), text)
-        for shown in _until_left(work, service.model_host.pause):
+        for shown in _until_left(work, service.host.pause):
             yield shown.text
 
     def read(file: dict[str, Any], conversation: str, request: gr.Request) -> Iterator[str]:
@@ -35,7 +35,7 @@ def for_programs(service: Service, live: Live) -> None:
         id = id_of(owner, conversation)
         path = str(file.get("path", "")) if isinstance(file, dict) else ""
         work = service.say(owner, id, "", [path])
-        for _ in _until_left(work, service.model_host.pause):
+        for _ in _until_left(work, service.host.pause):
             yield id
 
     def conversations(request: gr.Request) -> list[dict[str, Any]]:

@@ -202,7 +202,7 @@ class ConversationEvents:
     def _coming(self, view: ConversationView, work: Work, left: Event) -> Iterator[Updates]:
         """What work shows until it has ended, or the tab shows something else."""
         title, above = None, list[dict[str, Any]]()
-        for shown in work.follow(self.service.model_host.pause):
+        for shown in work.follow(self.service.host.pause):
             if left.is_set() or shown.ended:
                 return
             if shown.title != title:
@@ -240,7 +240,7 @@ class ConversationEvents:
             yield sentence_html(str(error), wrong=True)
             return
         with self.tabs.following(view.tab, id, "check", work.nudge) as left:
-            for shown in work.follow(self.service.model_host.pause):
+            for shown in work.follow(self.service.host.pause):
                 if left.is_set():
                     yield gr.skip()  # what is yielded last is sent once more
                     return

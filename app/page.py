@@ -63,7 +63,7 @@ def make_page(service: Service, models: Models) -> gr.Blocks:
 class _Wiring:
     def __init__(self, page: gr.Blocks, service: Service, live: Live, models: Models) -> None:
         self.page, self.service = page, service
-        self.parts = Parts(service.model_host.settings, models)
+        self.parts = Parts(service.host.settings, models)
         self.events = ConversationEvents(service, self.parts)
         self.sidebar_events = SidebarEvents(service)
         self.settings_events = SettingsEvents(service, models, self.events.tabs)

@@ -95,7 +95,7 @@ def _serve(
     if upstream is None:
         service = Service(settings, reads_ahead=server_config.read_ahead)
     else:
-        service = Service(settings, reads_ahead=False, model_host=ServerHost(settings, upstream))
+        service = Service(settings, reads_ahead=False, host=ServerHost(settings, upstream))
     service.uploads.clear()  # of an app that was killed
     drop_deleted(data_folder())
     os.environ["GRADIO_TEMP_DIR"] = str(service.uploads.folder)

@@ -39,7 +39,7 @@ class SettingsEvents:
         self.service = service
         self.models = models or Models()
         self.tabs = tabs or Tabs()
-        self._first = service.model_host.settings.model
+        self._first = service.host.settings.model
 
     def estimate(self, tokens: float | None, *shown: Any) -> tuple[str, str, Any]:
         """Whether there is the memory that the settings would take, what takes it, and whether
@@ -102,7 +102,7 @@ class SettingsEvents:
             self.service.require_idle(owner, id)
             self.service.require_change(owner, id, own)
             if loading:
-                works.append(self.service.load(self.service.model_host.settings.replace(loading)))
+                works.append(self.service.load(self.service.host.settings.replace(loading)))
                 yield from _followed(works[-1])
             if own and not any(work.failure for work in works):
                 works.append(self.service.change(owner, id, own))

@@ -4,34 +4,26 @@ One conversation is in memory at a time, so that what the plan and the OOM polic
 holds. Others are on disk, and are opened again in about a second.
 """
 
-import ctypes
 import gc
-import sys
-from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from threading import Event
 from typing import TYPE_CHECKING
-
-import psutil
-import torch
 
 from kvlite.config.settings import Settings
 from kvlite.config.units import readable
 from kvlite.conversation.runner import Runner, open_runner
 from kvlite.conversation.session import Session
-from kvlite.errors import ContextError, SettingError, SnapshotError
+from kvlite.errors import ContextError, SettingError
+from kvlite.memory.free import held_bytes, return_memory
 from kvlite.model.calibration import Calibration
 from kvlite.model.making import load_transformers
 from kvlite.model.source import find_model
-from kvlite.model.text_limit import require_fits, text_limit
+from kvlite.model.text_limit import require_fits
 from kvlite.planner.usage import Holding, holding
 from kvlite.web.work import PAUSE, Work
 
-from ..storage.record import Record
 from ..storage.store import ConversationStore
 from .active_conversation import ActiveConversation
-from .open_conversation import ConversationTask, OpenConversation
 
 if TYPE_CHECKING:
     from kvlite.server.lent_model import LentModel
@@ -49,7 +41,6 @@ class ModelHost:
     Attributes:
         settings: what the model is loaded with, and conversations begin with.
         runner: the model; None while there is none.
-        text_limit: the most characters that can fit the model; None while there is none.
         holding: what the model holds while no conversation is in memory.
         active: the conversation in memory.
         lent: what programs have of the model; None if they cannot use it.
@@ -59,7 +50,6 @@ class ModelHost:
         self.settings = settings
         self.lent: LentModel | None = None
         self.runner: Runner | None = None
-        self.text_limit: int | None = None
         self.holding = Holding(())
         self.active: ActiveConversation | None = None
 
@@ -75,52 +65,32 @@ class ModelHost:
         runner = self.runner
         return _SLOWLY if runner is None or runner.model.device.type == "cpu" else PAUSE
 
+    @property
+    def text_limit(self) -> int:
+        """The most characters that can fit the model, or any while there is none."""
+        return _LONGEST if self.runner is None else self.runner.text_limit
+
     def require_fits(self, text: str, cancel: Event | None = None) -> None:
         """Refuse a text that is too long for the model, or for any if there is none yet, before it
         waits, is kept, or is read: raises ContextError, or Stopped if `cancel` was set."""
         runner, most = self.runner, self.text_limit
-        if runner is not None and (most is None or len(text) <= most):
-            require_fits(runner.model.tokenizer, text, runner.shape.max_context, cancel)
-        elif len(text) > (most or _LONGEST):
+        if len(text) > most:
             raise ContextError(
-                f"{len(text):,} characters are more than the {most or _LONGEST:,} that can fit "
-                "the model: ask about a part of it, split it, or choose a model with a longer "
-                "context"
+                f"{len(text):,} characters are more than the {most:,} that can fit the model: ask "
+                "about a part of it, split it, or choose a model with a longer context"
             )
+        if runner is not None:
+            require_fits(runner.model.tokenizer, text, runner.shape.max_context, cancel)
 
     def held_bytes(self) -> int:
         """Bytes of its device that the model holds."""
         runner = self.runner
-        return 0 if runner is None else sum(map(held_now, runner.model.all_devices))
+        return 0 if runner is None else held_bytes(runner.model.all_devices)
 
     def holds(self, store: ConversationStore, id: str) -> ActiveConversation | None:
         """A conversation, if it is the one in memory."""
         now = self.active
         return now if now is not None and now.store is store and now.record.id == id else None
-
-    def work(
-        self, store: ConversationStore, id: str, title: str, task: ConversationTask, work: Work
-    ) -> Record:
-        """Work on a conversation, which is in memory then and on disk afterwards. The message that
-        is sent with the work is its draft until it is answered; `title` is shown once it is in
-        memory."""
-        now = self.opened(store, id, work)
-        now.record.draft = work.request.text or now.record.draft
-        work.on_show = now.glance
-        work.begin(title)
-        try:
-            task(now, work)
-        except BaseException:
-            if store.has(id):  # a message that was refused begins no conversation
-                with suppress(SnapshotError):  # the first error matters more
-                    now.keep()
-            raise
-        else:
-            now.keep()
-        finally:
-            work.on_show = None
-            now.look()
-        return now.record
 
     def load(self, settings: Settings, work: Work) -> str:
         """Load a model in the place of the one there is; a sentence on the memory that is free
@@ -133,14 +103,13 @@ class ModelHost:
         freed = ""
         if self.runner is not None:
             devices, before = self.runner.model.all_devices, self.held_bytes()
-            self.runner = self.text_limit = None
-            name = Path(self.settings.model).name
-            freed = f"{name} is gone, {readable(_release_memory(devices, before))} are free again"
+            self.runner, name = None, Path(self.settings.model).name
+            left = max(0, before - return_memory(devices))
+            freed = f"{name} is gone, {readable(left)} are free again"
             work.note(freed)
         work.begin(f"Loading {Path(settings.model).name}")
         runner = open_runner(settings, notify=work.begin, cancel=work.cancel)
         self.holding = holding(runner.model)
-        self.text_limit = text_limit(runner.model.tokenizer, runner.shape.max_context)
         self.runner, self.settings = runner, settings
         if self.lent is not None:
             self.lent.current.use(runner)
@@ -163,8 +132,8 @@ class ModelHost:
         self.active = None
         gc.collect()
 
-    def opened(self, store: ConversationStore, id: str, work: Work) -> OpenConversation:
-        """The conversation, to work on."""
+    def opened(self, store: ConversationStore, id: str, work: Work) -> ActiveConversation:
+        """The conversation, in memory."""
         if self.runner is None:
             self.load(self.settings, work)
         assert self.runner is not None
@@ -188,25 +157,3 @@ class ModelHost:
             self.active = None
             raise
         return now
-
-
-def held_now(device: torch.device) -> int:
-    """Bytes this process holds: on a GPU what torch has reserved, on a CPU what is resident."""
-    if device.type == "cuda":
-        return int(torch.cuda.memory_reserved(device))
-    return int(psutil.Process().memory_info().rss)
-
-
-def _release_memory(devices: Sequence[torch.device], before: int) -> int:
-    """Give unused memory back to the system; how many bytes of `before` are free again."""
-    gc.collect()
-    if devices[0].type == "cuda":
-        for device in devices:
-            torch.cuda.synchronize(device)
-        torch.cuda.empty_cache()
-    elif sys.platform == "linux":
-        # The C library keeps freed memory until it is told otherwise.
-        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-        if trim is not None:
-            trim(0)
-    return max(0, before - sum(map(held_now, devices)))

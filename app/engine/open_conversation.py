@@ -1,14 +1,18 @@
-"""What pages may have done with a conversation, whoever answers in it."""
+"""What pages may have done with a conversation, whoever answers in it: a model here or a server."""
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from typing import Any, Protocol
 
+from kvlite.config.settings import Settings
 from kvlite.conversation.session import Message
 from kvlite.documents import Document
 from kvlite.engine.callbacks import Callbacks
+from kvlite.errors import SnapshotError
 from kvlite.web.work import Shown, Work
 
 from ..storage.record import Record
+from ..storage.store import ConversationStore
 
 Begin = Callable[[Callbacks], Iterator[Any]]
 """Starts an answer, which comes in pieces."""
@@ -103,3 +107,50 @@ class OpenConversation(Protocol):
 
 
 ConversationTask = Callable[[OpenConversation, Work], Any]
+
+
+class Host(Protocol):
+    """What answers; the engine's thread calls its methods.
+
+    Attributes:
+        settings: what answers by them, and conversations begin with.
+    """
+
+    settings: Settings
+
+    @property
+    def pause(self) -> float:
+        """Seconds between two looks at an answer."""
+        ...
+
+    def load(self, settings: Settings, work: Work) -> str:
+        """Answer by another model from now on; a sentence on the memory that is free now."""
+        ...
+
+    def opened(self, store: ConversationStore, id: str, work: Work) -> OpenConversation:
+        """A conversation, to work on."""
+        ...
+
+
+def work_on(
+    host: Host, store: ConversationStore, id: str, title: str, task: ConversationTask, work: Work
+) -> Record:
+    """Work on a conversation, which is open then and on disk afterwards. The message that is sent
+    with the work is its draft until it is answered; `title` is shown once it is open."""
+    now = host.opened(store, id, work)
+    now.record.draft = work.request.text or now.record.draft
+    work.on_show = now.glance
+    work.begin(title)
+    try:
+        task(now, work)
+    except BaseException:
+        if store.has(id):  # a message that was refused begins no conversation
+            with suppress(SnapshotError):  # the first error matters more
+                now.keep()
+        raise
+    else:
+        now.keep()
+    finally:
+        work.on_show = None
+        now.look()
+    return now.record

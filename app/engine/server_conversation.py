@@ -14,24 +14,19 @@ from kvlite.web.work import PAUSE, Shown, Work
 
 from ..storage.record import Record, StoredMessage, branches_of, first_words, keys_of
 from ..storage.store import ConversationStore
-from .model_host import ModelHost
 from .open_conversation import Begin
 from .server_talk import Said, ServerTalk, Turn
 
 _SAID = TypeAdapter(Said)
 
 
-class ServerHost(ModelHost):
-    """Answers by a server: there is no model here, and nothing of a conversation is in memory."""
+class ServerHost:
+    """Answers by a server: nothing of a conversation stays in memory."""
+
+    pause = PAUSE
 
     def __init__(self, settings: Settings, upstream: Upstream) -> None:
-        super().__init__(settings)
-        self._upstream = upstream
-
-    @property
-    def pause(self) -> float:
-        """Seconds between two looks at an answer."""
-        return PAUSE
+        self.settings, self._upstream = settings, upstream
 
     def load(self, settings: Settings, work: Work) -> str:
         """Have another of the server's models answer."""

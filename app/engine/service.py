@@ -22,7 +22,7 @@ from kvlite.web.work import NOTHING, Task, Work, WorkRequest
 from ..storage.record import Record
 from ..storage.store import ConversationStore
 from .model_host import ModelHost
-from .open_conversation import ConversationTask, OpenConversation
+from .open_conversation import ConversationTask, Host, OpenConversation, work_on
 from .read_ahead import known, wait_for
 from .uploads import Uploads
 
@@ -34,7 +34,12 @@ _AT_ONCE = 0.5
 
 
 class Service:
-    """What all pages talk to."""
+    """What all pages talk to.
+
+    Attributes:
+        model_host: the model here, if there is one.
+        host: what answers: that, or a server.
+    """
 
     def __init__(
         self,
@@ -42,17 +47,18 @@ class Service:
         root: Path | None = None,
         *,
         reads_ahead: bool = True,
-        model_host: ModelHost | None = None,
+        host: Host | None = None,
     ) -> None:
         """Without a model yet.
 
         Args:
             root: kvlite's data folder, if not the usual one.
             reads_ahead: whether documents are read while their question is typed.
-            model_host: what answers, if not a model that is loaded here.
+            host: what answers, if not a model that is loaded here.
         """
         self.engine = Engine()
-        self.model_host = model_host or ModelHost(settings)
+        self.model_host = ModelHost(settings)
+        self.host = host or self.model_host
         self.uploads = Uploads((root or data_folder()) / "app" / "uploads")
         self.reads_ahead = reads_ahead
         self._root = root
@@ -64,7 +70,7 @@ class Service:
     @property
     def model_name(self) -> str:
         """The model's name, without the path to it."""
-        return Path(self.model_host.settings.model).name
+        return Path(self.host.settings.model).name
 
     def store(self, owner: str) -> ConversationStore:
         """The conversations of a user; "" where nobody logs in."""
@@ -99,7 +105,7 @@ class Service:
 
     def settings_of(self, owner: str, id: str) -> Settings:
         """The settings of a conversation."""
-        record, usual = self.record(owner, id), self.model_host.settings
+        record, usual = self.record(owner, id), self.host.settings
         try:
             return usual.replace({**record.began, **record.changed})
         except SettingError:  # they are another version's
@@ -127,7 +133,7 @@ class Service:
     def load(self, settings: Settings) -> Work:
         """Load another model; the memory of the one there is is freed first."""
         return self.engine.submit(
-            lambda work: self.model_host.load(settings, work),
+            lambda work: self.host.load(settings, work),
             "Loading the model",
             public="the model is being loaded",
         )
@@ -283,7 +289,7 @@ class Service:
         def change(work: Work) -> Record:
             self.require_change(owner, id, values)  # something may have been said meanwhile
             if self.model_host.holds(store, id) is not None:
-                return self.model_host.work(store, id, title, task, work)
+                return work_on(self.host, store, id, title, task, work)
             wanted = self.settings_of(owner, id).after_load(values)
             if self.model_host.runner is not None:
                 Conversation(self.model_host.runner.model, wanted)  # which checks them
@@ -358,7 +364,7 @@ class Service:
     ) -> Work:
         """Work on a conversation, which is in memory then and on disk afterwards."""
         store = self.store(owner)
-        whole = partial(self.model_host.work, store, id, title, task)
+        whole = partial(work_on, self.host, store, id, title, task)
         return self._submit(store, id, title, whole, request, first, after)
 
     def _submit(

@@ -23,6 +23,7 @@ from kvlite.model.devices import choose_devices
 from kvlite.model.load import LoadedModel, load_model
 from kvlite.model.shape import ModelShape
 from kvlite.model.source import find_model, find_tokenizer
+from kvlite.model.text_limit import text_limit
 from kvlite.model.weights import PLAIN, choose_weights
 from kvlite.offload.weights.experts import LEAST
 from kvlite.offload.weights.loader import load_streamed, open_whole
@@ -55,6 +56,11 @@ class Runner:
     def shape(self) -> ModelShape:
         """The model's sizes."""
         return self.model.shape
+
+    @property
+    def text_limit(self) -> int:
+        """The most characters that can possibly fit the model."""
+        return text_limit(self.tokenizer, self.shape.max_context)
 
     @property
     def planned_for_one(self) -> bool:

@@ -20,7 +20,6 @@ from kvlite.jobs.answer import BatchAnswer, failed
 from kvlite.jobs.tasks import Task, by_document, tasks_of
 from kvlite.methods.engine_config import EngineConfig
 from kvlite.model.chat_template import all_of, question_about, tokens_of
-from kvlite.model.text_limit import text_limit
 
 # A text without a name of its own, as the model is told.
 UNNAMED = "text"
@@ -150,12 +149,12 @@ class _Reading:
         """Each document's, read, and the questions about it; those that cannot be read are left
         out."""
         runner, cancel = self.runner, self.callbacks.cancel
-        limit = text_limit(runner.tokenizer, runner.shape.max_context)
         for tasks in self.shares:
             if self.callbacks.cancelled:
                 return
             try:
-                documents = documents_of(tasks[0], limit, cancel, ocr=runner.settings.ocr)
+                limit, ocr = runner.text_limit, runner.settings.ocr
+                documents = documents_of(tasks[0], limit, cancel, ocr=ocr)
                 system = {k: v for k, v in tasks[0].settings.items() if k == "system"}
                 talk = runner.conversation(**{**self.settings, **system})
                 if documents:

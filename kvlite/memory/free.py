@@ -1,7 +1,9 @@
 """How much memory is free, and releasing what nobody uses."""
 
+import ctypes
 import gc
-from collections.abc import Callable, Iterable
+import sys
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import psutil
@@ -53,3 +55,24 @@ def release_memory(device: "torch.device") -> None:
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()
+
+
+def held_bytes(devices: "Sequence[torch.device]") -> int:
+    """Bytes this process holds: on GPUs what torch has reserved, on a CPU what is resident."""
+    import torch
+
+    if devices[0].type != "cuda":
+        return int(psutil.Process().memory_info().rss)
+    return sum(torch.cuda.memory_reserved(device) for device in devices)
+
+
+def return_memory(devices: "Sequence[torch.device]") -> int:
+    """Give what nothing refers to any more back to the system, so that another model may have it;
+    the bytes that are still held."""
+    release_memory(devices[0])  # of all cards
+    if devices[0].type != "cuda" and sys.platform == "linux":
+        # The C library keeps freed memory until it is told otherwise.
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+        if trim is not None:
+            trim(0)
+    return held_bytes(devices)

@@ -84,8 +84,8 @@ class Api:
         """Documents: one comes, or all that came are listed."""
         if request.method == "POST":
             async with self.models.using(None) as model:
-                ocr = model.ready().settings.ocr
-                return JSONResponse(await self.files.add(request, model.text_limit, ocr=ocr))
+                limit, ocr = model.ready().text_limit, model.ready().settings.ocr
+                return JSONResponse(await self.files.add(request, limit, ocr=ocr))
         found = await asyncio.to_thread(self.files.all)
         return JSONResponse({"object": "list", "data": found, "has_more": False})
 

@@ -18,9 +18,9 @@ from kvlite.conversation.runner import Runner, open_runner
 from kvlite.conversation.turn import Turn
 from kvlite.errors import Stopped
 from kvlite.memory.device_budget import ERROR
-from kvlite.memory.free import free_bytes, release_memory
+from kvlite.memory.free import free_bytes, return_memory
 from kvlite.model.source import lasting_name
-from kvlite.model.text_limit import text_limit, too_long
+from kvlite.model.text_limit import too_long
 from kvlite.server.answering import Answering
 from kvlite.server.chances import Chances, chances, prompt_chances
 from kvlite.server.conversations import Conversations
@@ -76,7 +76,7 @@ class ServedModel:
     Attributes:
         names: what requests may call it, the first is its own.
         loading: the work that loads it; None if nothing has, or it was unloaded.
-        runner: None while it is not loaded.
+        conversations: None while it is not loaded.
         users: requests that need it.
         planned: bytes that it takes at least, once that is known.
     """
@@ -91,12 +91,17 @@ class ServedModel:
         """`max_context` is what is known of it before it is loaded."""
         self.names, self.settings, self.state = names, settings, state
         self._max_context = max_context
-        self.runner: Runner | None = None
-        self.text_limit = self.users = self.planned = 0
+        self.users = self.planned = 0
         self.conversations: Conversations | None = None
         self.answering = Answering(state.engine, self._has_room, self._keep_some)
         self.loading: Work | None = None
         self._keep_next = 0.0
+
+    @property
+    def runner(self) -> Runner | None:
+        """None while it is not loaded."""
+        conversations = self.conversations
+        return None if conversations is None else conversations.runner
 
     def load(self) -> Work:
         """Have it loaded."""
@@ -114,8 +119,8 @@ class ServedModel:
         Raises:
             Refusal: it is not loaded yet, or could not be.
         """
-        if self.runner is not None:
-            return self.runner
+        if (runner := self.runner) is not None:
+            return runner
         if self.loading is not None and self.loading.shown.error:
             raise Refusal(f"the model cannot be used: {self.loading.shown.error}", 500)
         raise Refusal("the model is being loaded: try again", 503, code="loading")
@@ -132,15 +137,15 @@ class ServedModel:
     @property
     def max_context(self) -> int | None:
         """Tokens it was trained to hold, if that is known."""
-        return self._max_context if self.runner is None else self.runner.shape.max_context
+        runner = self.runner
+        return self._max_context if runner is None else runner.shape.max_context
 
     @property
     def held_bytes(self) -> int:
         """Bytes that would be free without it."""
-        runner, conversations = self.runner, self.conversations
-        if runner is None or conversations is None:
+        if (now := self.conversations) is None:
             return 0
-        return bytes_held(runner.model.tensors()) + conversations.held_bytes
+        return bytes_held(now.runner.model.tensors()) + now.held_bytes
 
     def shown_chances(self, tokens: Iterable[Token]) -> list[Chances]:
         """Those of tokens that are part of an answer, which its end is not."""
@@ -150,8 +155,9 @@ class ServedModel:
 
     def require_short(self, characters: int) -> None:
         """Raises ContextError for more characters than can fit, before they are tokenized."""
-        if characters > self.text_limit:
-            raise too_long(characters // 4, self.ready().shape.max_context)
+        runner = self.ready()
+        if characters > runner.text_limit:
+            raise too_long(characters // 4, runner.shape.max_context)
 
     async def answer(self, ask: Ask) -> AsyncGenerator[Token]:
         """The answers, as they come. Whoever stops listening stops them.
@@ -227,38 +233,37 @@ class ServedModel:
             runner, config.keep, config.keep_disk, shared / name, shared=shared
         )
         conversations.resume()
-        self.conversations = conversations
-        self.text_limit = text_limit(runner.model.tokenizer, runner.shape.max_context)
-        self.runner, self._max_context = runner, runner.shape.max_context
+        self.conversations, self._max_context = conversations, runner.shape.max_context
         self.planned = 0 if runner.plan is None else runner.plan.peak_bytes
 
     def release(self) -> None:
         """Let the model go, and keep what it has read on disk; called by the engine's thread."""
         if self.conversations is not None:
             self.conversations.set_aside()
-        self.conversations = self.runner = None
+        self.conversations = None
 
     def _load(self, work: Work) -> None:
         self.use(open_runner(self.settings, notify=work.begin, cancel=work.cancel))
 
     def _unload(self, work: Work) -> None:
-        if self.runner is None:
+        if (runner := self.runner) is None:
             return
-        device = self.runner.model.device
+        devices = runner.model.all_devices
+        del runner
         self.release()
         self.loading = None
-        release_memory(device)
+        return_memory(devices)
 
     def _answers(
         self, ask: Ask, put: Callable[[Token], None], work: Work
     ) -> Generator[Turn | None]:
         """As `answering.Answer`."""
-        if self.conversations is None or self.runner is None:
+        if (runner := self.runner) is None or self.conversations is None:
             raise Stopped
-        if self.state.make_way is not None and self.runner.planned_for_one:
+        if self.state.make_way is not None and runner.planned_for_one:
             self.state.make_way(work)
         if ask.scored:
-            scores = prompt_chances(self.runner.model, ask.ids, ask.top or 0, work.callbacks)
+            scores = prompt_chances(runner.model, ask.ids, ask.top or 0, work.callbacks)
             put(Token(prompt=tuple(scores)))
             yield None
         for path in ask.lent:

@@ -91,7 +91,7 @@ def foreign() -> Iterator[Foreign]:
 
 def service_of(url: str, root: Path, settings: Settings, *given: str) -> Service:
     upstream = Upstream(OpenAIClient(url), [settings.model], frozenset(given))
-    return Service(settings, root, reads_ahead=False, model_host=ServerHost(settings, upstream))
+    return Service(settings, root, reads_ahead=False, host=ServerHost(settings, upstream))
 
 
 def texts(service: Service, id: str) -> list[str]:

@@ -14,8 +14,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Llama
 from kvlite.config.settings import OPTIONS, Settings
 from kvlite.conversation.session import Session
 from kvlite.errors import SettingError, SnapshotError, Stopped
+from kvlite.memory.free import held_bytes
 from kvlite.web.work import Work
-from kvlite_app.engine.model_host import held_now
 from kvlite_app.engine.service import Service
 from kvlite_app.form import shown_value
 from kvlite_app.settings_events import SettingsEvents
@@ -437,9 +437,9 @@ def test_switching_models_frees_the_former_one(
     assert service.model_host.runner is not None
     weights = sum(each.nbytes for each in service.model_host.runner.model.tensors())
     assert weights > 190 << 20
-    before = held_now(CPU)
+    before = held_bytes([CPU])
     told = service.load(service.model_host.settings.replace({"model": str(model)})).wait()
-    assert before - held_now(CPU) > 0.8 * weights
+    assert before - held_bytes([CPU]) > 0.8 * weights
     assert told.startswith(f"{fat.name} is gone, ")
     assert float(told.split()[3]) > 0.8 * weights / 1e6
     assert say(service, new(service), "Hello")

@@ -18,7 +18,6 @@ from kvlite.conversation.verify import difference
 from kvlite.documents import Document, read_document
 from kvlite.engine.callbacks import NO_CALLBACKS, Callbacks
 from kvlite.errors import SettingError, Stopped
-from kvlite.model.text_limit import text_limit
 
 if TYPE_CHECKING:
     from kvlite.cli.chat.terminal import ChatTerminal
@@ -131,14 +130,13 @@ def _help(session: Session, terminal: "ChatTerminal", argument: str) -> None:
 @_command("read", "FILE...", "reads documents for your next message", "files")
 def _read(session: Session, terminal: "ChatTerminal", argument: str) -> None:
     runner, ocr = session.runner, session.talk.settings.ocr
-    limit = text_limit(runner.tokenizer, runner.shape.max_context)
 
     def opened(path: str) -> Document:
         return terminal.work(
             f"Opening {Path(path).name}",
             lambda callbacks: read_document(
                 path,
-                limit=limit,
+                limit=runner.text_limit,
                 progress=callbacks.progress,
                 cancel=callbacks.cancel,
                 ocr=ocr,
