@@ -32,6 +32,7 @@ from kvlite.model.calibration import Calibration
 from kvlite.model.load import LoadedModel
 from kvlite.model.shape import ModelShape, shape_of
 from kvlite.model.weights import PLAIN, Weights
+from tests.foreign import Foreign
 from tests.hub import Hub
 
 SIZES: dict[str, Any] = {
@@ -555,3 +556,11 @@ def most_varied(cases: list[list[tuple[str, str]]], count: int, most: int = 0) -
         chosen.append(best)
         seen.update([*cases[best], *combinations(cases[best], 2)])
     return chosen
+
+
+@pytest.fixture
+def foreign() -> Iterator[Foreign]:
+    with Foreign() as server:
+        threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+        yield server
+        server.shutdown()

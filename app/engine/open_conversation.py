@@ -5,7 +5,7 @@ from contextlib import suppress
 from typing import Any, Protocol
 
 from kvlite.config.settings import Settings
-from kvlite.conversation.session import Message
+from kvlite.conversation.message import Message
 from kvlite.documents import Document
 from kvlite.engine.callbacks import Callbacks
 from kvlite.errors import SnapshotError

@@ -2,6 +2,7 @@
 
 import time
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 from pydantic import TypeAdapter
@@ -10,13 +11,15 @@ from kvlite.config.atomic_file import replaced
 from kvlite.config.settings import LOADING, Settings
 from kvlite.errors import SettingError, SnapshotError
 from kvlite.web.openai_client import ServerAnswer, Upstream
+from kvlite.web.server_talk import Said, ServerTalk, Turn
 from kvlite.web.work import PAUSE, Shown, Work
 
 from ..storage.record import Record, StoredMessage, branches_of, first_words, keys_of
 from ..storage.store import ConversationStore
 from .open_conversation import Begin
-from .server_talk import Said, ServerTalk, Turn
 
+# What the page always shows, so that answers are by it whatever a server does otherwise.
+_ALWAYS = {"model", "temperature", "max_new_tokens"}
 _SAID = TypeAdapter(Said)
 
 
@@ -26,7 +29,8 @@ class ServerHost:
     pause = PAUSE
 
     def __init__(self, settings: Settings, upstream: Upstream) -> None:
-        self.settings, self._upstream = settings, upstream
+        self.settings = settings
+        self._upstream = replace(upstream, given=upstream.given | _ALWAYS)
 
     def load(self, settings: Settings, work: Work) -> str:
         """Have another of the server's models answer."""
@@ -51,7 +55,7 @@ class ServerConversation:
         except SettingError:  # they are another version's
             settings, record.changed = usual, {}
         self._settings = settings
-        self.session = ServerTalk(upstream, settings, dict(record.changed), self._said())
+        self.session = ServerTalk(upstream, settings, self._said(), record.changed)
 
     def answer(self, work: Work, begin: Begin, reading_s: float = 0.0) -> None:
         """Show an answer as it comes, and keep what the server says of it."""

@@ -19,6 +19,8 @@ from kvlite.cli.word_wrap import WordWrap
 from kvlite.engine.callbacks import Callbacks
 
 if TYPE_CHECKING:
+    from prompt_toolkit.history import History
+
     from kvlite.conversation.metrics import GenerationMetrics, Piece
     from kvlite.conversation.session import Begin
     from kvlite.conversation.sources import Source
@@ -210,15 +212,22 @@ def lines_said(screen: Console, hint: str) -> Iterator[str]:
     if not at_terminal():
         yield from filter(str.strip, sys.stdin or ())
         return
+    from prompt_toolkit.history import InMemoryHistory
+
+    screen.print(hint, style="dim")
+    history = InMemoryHistory()
+    while (said := line_typed(history=history)) is not None:
+        if said.strip():
+            yield said
+
+
+def line_typed(default: str = "", history: "History | None" = None) -> str | None:
+    """A line that somebody types, which is `default` at first; None if they leave."""
     from prompt_toolkit import PromptSession
     from prompt_toolkit.output import create_output
 
-    screen.print(hint, style="dim")
-    session: PromptSession[str] = PromptSession("? ", output=create_output(sys.stderr))
-    while True:
-        try:
-            said = session.prompt()
-        except (EOFError, KeyboardInterrupt):
-            return
-        if said.strip():
-            yield said
+    output = create_output(sys.stderr)
+    try:
+        return PromptSession[str]("? ", output=output, history=history).prompt(default=default)
+    except (EOFError, KeyboardInterrupt):
+        return None

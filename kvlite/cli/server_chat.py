@@ -9,10 +9,9 @@ from kvlite.cli import INTERRUPTED
 from kvlite.cli.console import print_json, write
 from kvlite.cli.screen import reading
 from kvlite.config.resolve import Resolved
-from kvlite.documents import whole_characters
-from kvlite.engine.callbacks import Callbacks
-from kvlite.errors import KvliteError
+from kvlite.errors import KvliteError, Stopped
 from kvlite.web.openai_client import OpenAIClient, ServerAnswer, Upstream, fields_of
+from kvlite.web.server_talk import Begin, Said, ServerTalk
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -31,38 +30,19 @@ Server = Annotated[
 ]
 
 
-class ServerChat:
-    """A conversation that a server answers. What was said goes with every message.
+def talk_with(url: str, resolved: Resolved, documents: "Sequence[Document]") -> ServerTalk:
+    """A conversation by the settings that were given, with --model or the server's first; the first
+    message is about the documents.
 
-    Attributes:
-        messages: of both sides so far.
+    Raises:
+        SettingError: nothing that has models answers there; or it is to be told what it cannot be.
     """
-
-    def __init__(self, url: str, resolved: Resolved) -> None:
-        """With the settings that were given; the model is --model or the server's first.
-
-        Raises:
-            SettingError: nothing that has models answers there.
-        """
-        settings = resolved.settings
-        self._client = OpenAIClient(url)
-        self._fields = fields_of(settings, resolved.given)
-        if "model" not in self._fields:
-            self._fields["model"] = self._client.first_model()
-        system = whole_characters(settings.system)
-        self.messages = [{"role": "system", "content": system}] if system else []
-
-    def say(self, text: str, callbacks: Callbacks) -> Iterator[ServerAnswer]:
-        """Say something; the answer each time that some of it has come, or that it has ended.
-
-        Raises:
-            SettingError: the server refuses it, or cannot be reached.
-        """
-        said = [*self.messages, {"role": "user", "content": whole_characters(text)}]
-        answer = ServerAnswer()
-        for answer in self._client.answer(self._fields, said, callbacks):
-            yield answer
-        self.messages = [*said, {"role": "assistant", "content": answer.text}]
+    client, settings = OpenAIClient(url), resolved.settings
+    fields_of(settings, resolved.given)
+    if "model" not in resolved.given:
+        settings = settings.replace({"model": client.first_model()})
+    upstream = Upstream(client, [settings.model], resolved.given | {"model"})
+    return ServerTalk(upstream, settings, Said(waiting=(*documents,)))
 
 
 def upstream_of(url: str, resolved: Resolved) -> Upstream:
@@ -79,26 +59,24 @@ def upstream_of(url: str, resolved: Resolved) -> Upstream:
     return Upstream(client, found, resolved.given)
 
 
-def print_served(chat: ServerChat, text: str, screen: "Console", *, as_json: bool) -> ServerAnswer:
-    """Print an answer as it comes, and what it cost.
-
-    Raises:
-        typer.Exit: it was interrupted.
-    """
+def print_served(begin: Begin, screen: "Console", *, as_json: bool) -> ServerAnswer:
+    """Print an answer as it comes, and what it cost; say so if it was stopped before it came."""
     answer, shown = ServerAnswer(), 0
-    with reading(screen) as (bar, callbacks):
-        for answer in chat.say(text, callbacks):
-            bar.close()
-            if not as_json:
-                write(answer.text[shown:])
-                shown = len(answer.text)
+    try:
+        with reading(screen) as (bar, callbacks):
+            for answer in begin(callbacks):
+                bar.close()
+                if not as_json:
+                    write(answer.text[shown:])
+                    shown = len(answer.text)
+    except Stopped:
+        screen.print("Stopped; nothing was answered.")
+        return ServerAnswer(finish_reason="interrupted")
     if as_json:
         print_json({"answer": answer.text, **_plain(answer)}, readable=True)
     else:
         write("\n")
         screen.print(answer.line(), style="dim")
-    if answer.finish_reason == "interrupted":
-        raise typer.Exit(INTERRUPTED)
     return answer
 
 
@@ -117,19 +95,24 @@ def ask_server(
     as_json: bool,
 ) -> bool:
     """Print what a server answers to each question about documents, as if it alone were asked;
-    whether all were answered."""
-    from kvlite.model.chat_template import question_about
+    whether all were answered.
 
+    Raises:
+        typer.Exit: it was interrupted.
+    """
     for each in documents:
         if each.note:
             screen.print(f"Note: {each.note}", style="yellow")
-    chat, well = ServerChat(url, resolved), True
-    begin = chat.messages
+    talk, well = talk_with(url, resolved, documents), True
+    begin = talk.said
     for question in questions:
-        chat.messages = begin
+        talk.said = begin
         try:
-            print_served(chat, question_about(documents, question), screen, as_json=as_json)
+            answer = print_served(talk.say(question), screen, as_json=as_json)
         except KvliteError as error:
             screen.print(f"kvlite: {error}")
             well = False
+            continue
+        if answer.finish_reason == "interrupted":
+            raise typer.Exit(INTERRUPTED)
     return well

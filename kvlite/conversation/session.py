@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from threading import Event
@@ -11,29 +10,17 @@ from typing import Any
 from kvlite.config.settings import Settings
 from kvlite.conversation.conversation import Conversation
 from kvlite.conversation.history import Branch
+from kvlite.conversation.message import Message, numbered
 from kvlite.conversation.metrics import GenerationMetrics, Piece
 from kvlite.conversation.runner import Runner
 from kvlite.conversation.sources import Source
 from kvlite.documents import Document
 from kvlite.engine.callbacks import Callbacks
-from kvlite.errors import ContextError, SettingError
-from kvlite.model.chat_template import BETWEEN, all_of, asked_of, name_of, question_about, tokens_of
+from kvlite.errors import ContextError
+from kvlite.model.chat_template import BETWEEN, all_of, asked_of, name_of, tokens_of
 
 # Starts an answer.
 Begin = Callable[[Callbacks], Iterator[Piece]]
-
-
-@dataclass(frozen=True)
-class Message:
-    """A message as typed, and the documents it is about."""
-
-    text: str
-    documents: tuple[Document, ...] = ()
-
-    @property
-    def said(self) -> str:
-        """As the model reads it."""
-        return question_about(self.documents, self.text) if self.documents else self.text
 
 
 def _about(documents: Sequence[Document], said: str) -> Message | None:
@@ -50,20 +37,6 @@ def _about(documents: Sequence[Document], said: str) -> Message | None:
 
 def _before(document: Document) -> str:
     return f"{all_of([document])}{BETWEEN}"
-
-
-def numbered(messages: Sequence[Message], number: int | None) -> tuple[int, Message]:
-    """A message and its number, counted from 1; None stands for the last one.
-
-    Raises:
-        SettingError: there is no such message.
-    """
-    number = len(messages) if number is None else number
-    if not messages:
-        raise SettingError("nothing has been said yet")
-    if not 1 <= number <= len(messages):
-        raise SettingError(f"there is no message {number}: give 1 to {len(messages)}")
-    return number, messages[number - 1]
 
 
 class Session:

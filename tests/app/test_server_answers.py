@@ -1,9 +1,6 @@
 """`kvlite app --server`: a server answers, kvlite's own or one that knows little of the API."""
 
 import json
-import threading
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -17,76 +14,10 @@ from kvlite.web.work import Work
 from kvlite_app.engine.server_conversation import ServerHost
 from kvlite_app.engine.service import Service
 from tests.app.conftest import Visitor, send, serving, upload, waited
+from tests.foreign import HELD, Foreign
 from tests.server.conftest import serving as server_of
 
 FACTS = b"The lighthouse of Karsk was built in 1911.\n"
-HELD = "hold on"
-
-
-class Foreign(ThreadingHTTPServer):
-    """A server that says how many messages it was sent and the last word, and nothing else.
-
-    Attributes:
-        asked: bodies of requests.
-        left: set once the client that said "hold on", and got no answer, has gone.
-    """
-
-    daemon_threads = True
-
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), Handler)
-        self.asked = list[dict[str, Any]]()
-        self.left = threading.Event()
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_port}"
-
-
-class Handler(BaseHTTPRequestHandler):
-    server: Foreign
-
-    def do_GET(self) -> None:
-        self._begin()
-        self.wfile.write(b'{"data": [{"id": "odd/one"}, {"id": "two"}]}')
-
-    def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["content-length"])))
-        self.server.asked.append(body)
-        if "seed" in body:
-            self._begin()
-            self._say({"error": {"message": "no seeds here"}})
-            return
-        said = body["messages"][-1]["content"]
-        if said == HELD:
-            self._until_left()
-            return
-        self._begin()
-        for text in (f"{body['model']} heard ", f"{len(body['messages'])}: {said.split()[-1]}"):
-            self._say({"choices": [{"delta": {"content": text}}]})
-        self._say({"choices": [{"delta": {}, "finish_reason": "length"}]})
-
-    def _begin(self) -> None:
-        self.send_response(200)
-        self.end_headers()
-
-    def _say(self, chunk: dict[str, Any]) -> None:
-        self.wfile.write(f"data: {json.dumps(chunk)}\n\n".encode())
-
-    def _until_left(self) -> None:
-        """Say nothing at all, not even that it is well."""
-        if not self.connection.recv(1):
-            self.server.left.set()
-
-    def log_message(self, *args: Any) -> None: ...
-
-
-@pytest.fixture
-def foreign() -> Iterator[Foreign]:
-    with Foreign() as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield server
-        server.shutdown()
 
 
 def service_of(url: str, root: Path, settings: Settings, *given: str) -> Service:

@@ -11,10 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from prompt_toolkit.application import create_app_session
+from prompt_toolkit.input import create_pipe_input
 
 from kvlite.config.settings import Settings
 from kvlite.server.config import ServerConfig
 from tests.cli.conftest import Run
+from tests.foreign import Foreign
 from tests.server.conftest import Server, serving
 
 PROBE = (
@@ -63,6 +66,37 @@ def test_a_chat_goes_on_with_its_documents(
     first, second = map(json.loads, done.out.splitlines())
     assert second["usage"]["prompt_tokens"] > first["usage"]["prompt_tokens"] + 8
     assert second["usage"]["kvlite"]["prompt_tokens"] < 60 and done.code == 0
+
+
+def test_at_a_terminal_it_goes_back(
+    foreign: Foreign, kvlite: Run, text: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in ("screen", "chat.served", "chat.command"):
+        monkeypatch.setattr(f"kvlite.cli.{module}.at_terminal", lambda: True)
+    typed = (
+        *("/undo", "/quit", "One", "/edit 2", "Two", "/edit", " more", "/undo", "/undo 1", "Three"),
+        *("/edit 1", "", "/undo", "/undo", "Four"),
+    )
+    with create_pipe_input() as keyboard, create_app_session(input=keyboard):
+        keyboard.send_text("".join(f"{line}\r" for line in typed) + "\x04")
+        done = kvlite("chat", text, "--server", foreign.url)
+    assert done.code == 0
+    said = [[each["content"] for each in body["messages"]] for body in foreign.asked]
+    one = said[0][0]
+    assert one.endswith("One") and "The cat sat" in one
+    heard = "odd/one heard"
+    assert said == [
+        [one],
+        [one, f"{heard} 1: One", "Two"],
+        [one, f"{heard} 1: One", "Two more"],
+        [one, f"{heard} 1: One", "Three"],
+        [one.replace("One", "Four")],
+    ]
+    told = " ".join(done.err.split())
+    assert told.count("kvlite: ") == 4 and "kvlite: nothing has been said yet" in told
+    for wrong in ("command /quit", "message 2", "command /undo 1"):
+        assert f"kvlite: there is no {wrong}" in told
+    assert done.err.count("Nothing was changed") == 1
 
 
 def test_nothing_of_torch_is_imported(server: Server, text: Path) -> None:

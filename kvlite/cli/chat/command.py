@@ -1,7 +1,7 @@
 """`kvlite chat`: a conversation at a terminal, or line by line."""
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -12,10 +12,10 @@ from kvlite import __version__
 from kvlite.cli import BAD_INPUT, INTERRUPTED
 from kvlite.cli.console import output
 from kvlite.cli.first_start import with_first_model
-from kvlite.cli.opening import FromLibrary, documents_to_send, open_files, require_files
+from kvlite.cli.opening import FromLibrary, open_files, require_files
 from kvlite.cli.options import AsJson, Quiet, with_resolved
-from kvlite.cli.screen import console, guarded, lines_said, print_answer, reading, unechoed
-from kvlite.cli.server_chat import Server, ServerChat, print_served
+from kvlite.cli.screen import at_terminal, console, guarded, print_answer, reading, unechoed
+from kvlite.cli.server_chat import Server
 from kvlite.config.resolve import Resolved
 from kvlite.errors import KvliteError, SettingError, Stopped, sentence
 
@@ -49,7 +49,7 @@ def chat(
     where memory is. Ctrl-C ends an answer where it stands, and its part is kept; Ctrl-D quits.
 
     Without a terminal, every line of standard input is a message, and only answers go to standard
-    output.
+    output. With --server, /undo and /edit are the commands at a terminal.
 
     Examples:
 
@@ -66,9 +66,13 @@ def chat(
     if "-" in (files or ()):
         raise SettingError(f"standard input is the conversation, no document: {_USAGE}")
     if server:
-        _served(server, files or (), resolved, as_json=as_json, quiet=quiet)
+        from kvlite.cli.chat.served import served
+
+        said = served(server, files or (), resolved, console(quiet), as_json=as_json)
+        if not said and not at_terminal():
+            raise SettingError(f"standard input has no message: {_USAGE}")
         return
-    typed = sys.stdin is not None and sys.stdin.isatty()
+    typed = at_terminal()
     require_files(files or (), resolved.settings)
     resolved = with_first_model(resolved, console(quiet), files or ())
     settings = resolved.settings
@@ -86,23 +90,6 @@ def chat(
         _typed(session, screen, documents, resolved, as_json=as_json, quiet=quiet)
     else:
         _piped(session, screen, documents, resolved, as_json=as_json)
-
-
-def _served(
-    server: str, files: Sequence[str], resolved: Resolved, *, as_json: bool, quiet: bool
-) -> None:
-    """Let a server answer every line; documents go with the first."""
-    from kvlite.model.chat_template import question_about
-
-    screen = console(quiet)
-    documents, said = documents_to_send(files, screen, ocr=resolved.settings.ocr), False
-    talk = ServerChat(server, resolved)
-    for line in lines_said(screen, "Say something, one message a line. Ctrl-D quits."):
-        message = line.strip() if said or not documents else question_about(documents, line)
-        print_served(talk, message, screen, as_json=as_json)
-        said = True
-    if not said and not (sys.stdin is not None and sys.stdin.isatty()):
-        raise SettingError(f"standard input has no message: {_USAGE}")
 
 
 def _typed(

@@ -16,7 +16,8 @@ from kvlite.printable import harmless
 
 if TYPE_CHECKING:
     from kvlite.conversation.history import BranchView
-    from kvlite.conversation.session import Message, Session
+    from kvlite.conversation.message import Message
+    from kvlite.conversation.session import Session
     from kvlite.conversation.verify import Run
     from kvlite.documents import Document
     from kvlite.planner.plan import Plan

@@ -1,22 +1,21 @@
 """What is said in a conversation that a server answers. Servers remember nothing: all that was said
 goes with each message, and going back is leaving some of it out."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from kvlite.config.settings import LOADING, Settings
-from kvlite.conversation.session import Message, numbered
+from kvlite.conversation.message import Message, numbered
 from kvlite.documents import Document, whole_characters
 from kvlite.engine.callbacks import Callbacks
 from kvlite.errors import SettingError, Stopped
 from kvlite.web.openai_client import FIELDS, ServerAnswer, Upstream, fields_of
 
-from .open_conversation import Begin
-
-# What the page always shows, so that answers are by it whatever a server does otherwise.
-_ALWAYS = {"model", "temperature", "max_new_tokens"}
 _USUAL = Settings()
+
+Begin = Callable[[Callbacks], Iterator[ServerAnswer]]
+"""Starts an answer."""
 
 
 @dataclass(frozen=True)
@@ -52,18 +51,18 @@ class Said:
 
 
 class ServerTalk:
-    """A conversation that a server answers, as a page goes on and back in it.
+    """A conversation that a server answers, which goes on and back.
 
     Attributes:
-        changed: settings that were changed for it.
         said: what was said.
+        changed: settings that were changed for it.
     """
 
     def __init__(
-        self, upstream: Upstream, settings: Settings, changed: dict[str, Any], said: Said
+        self, upstream: Upstream, settings: Settings, said: Said, changed: Mapping[str, Any] = {}
     ) -> None:
         self._upstream, self._settings = upstream, settings
-        self.changed, self.said = changed, said
+        self.said, self.changed = said, {**changed}
 
     @property
     def messages(self) -> list[Message]:
@@ -171,7 +170,7 @@ class ServerTalk:
         own = {name for name in FIELDS if getattr(settings, name) != getattr(_USUAL, name)} - {
             *LOADING
         }
-        return fields_of(settings, own | _ALWAYS | self._upstream.given)
+        return fields_of(settings, own | self._upstream.given)
 
 
 def _told(settings: Settings, before: Sequence[Turn], message: Message) -> Iterator[dict[str, str]]:

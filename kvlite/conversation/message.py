@@ -1,0 +1,35 @@
+"""A message as its user typed it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from kvlite.documents import Document
+from kvlite.errors import SettingError
+from kvlite.model.chat_template import question_about
+
+
+@dataclass(frozen=True)
+class Message:
+    """A message as typed, and the documents it is about."""
+
+    text: str
+    documents: tuple[Document, ...] = ()
+
+    @property
+    def said(self) -> str:
+        """As the model reads it."""
+        return question_about(self.documents, self.text) if self.documents else self.text
+
+
+def numbered(messages: Sequence[Message], number: int | None) -> tuple[int, Message]:
+    """A message and its number, counted from 1; None stands for the last one.
+
+    Raises:
+        SettingError: there is no such message.
+    """
+    number = len(messages) if number is None else number
+    if not messages:
+        raise SettingError("nothing has been said yet")
+    if not 1 <= number <= len(messages):
+        raise SettingError(f"there is no message {number}: give 1 to {len(messages)}")
+    return number, messages[number - 1]
