@@ -46,6 +46,8 @@ class ModelHost:
         lent: what programs have of the model; None if they cannot use it.
     """
 
+    beside = False
+
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.lent: LentModel | None = None

@@ -34,12 +34,7 @@ _AT_ONCE = 0.5
 
 
 class Service:
-    """What all pages talk to.
-
-    Attributes:
-        model_host: the model here, if there is one.
-        host: what answers: that, or a server.
-    """
+    """What all pages talk to: `host` answers, be it the model here (`model_host`) or a server."""
 
     def __init__(
         self,
@@ -249,13 +244,11 @@ class Service:
 
     def switch(self, owner: str, id: str, branch: int) -> Work:
         """Go to a branch, counted from 1."""
-        return self.work_on(
-            owner,
-            id,
-            "Going to the branch",
-            lambda now, work: now.session.switch(branch, work.callbacks),
-            WorkRequest(branch=branch),
-        )
+
+        def task(now: OpenConversation, work: Work) -> None:
+            now.session.switch(branch, work.callbacks)
+
+        return self.work_on(owner, id, "Going to the branch", task, WorkRequest(branch=branch))
 
     def check(self, owner: str, id: str) -> Work:
         """Answer the last message from everything that was read; the conversation stays as it
@@ -394,7 +387,9 @@ class Service:
             is_new = not store.has(id)
             if request.text:
                 store.keep_draft(id, request.text)
-            work = self.engine.submit(whole, title, first, failed=failed, request=request)
+            work = self.engine.submit(
+                whole, title, first, failed=failed, request=request, beside=self.host.beside
+            )
             rest = {each: other for each, other in self._works.items() if each != key}
             ended = [each for each, other in rest.items() if other.shown.ended]
             for each in ended[: max(0, len(ended) - _ENDED)]:

@@ -31,12 +31,14 @@ class Engine:
         public: str = "",
         failed: Callable[[Work], None] | None = None,
         request: WorkRequest = NOTHING,
+        *,
+        beside: bool = False,
     ) -> Work:
         """Have something done after all that was asked for before; nothing is, once this is closed.
         What needs no device is done `first`, in a thread of its own, before the work waits its
-        turn; other arguments are those of `Work`."""
+        turn; with `beside` all of it is. Other arguments are those of `Work`."""
         work = Work(task, title, public, failed, request)
-        if first is None:
+        if first is None and not beside:
             self._enqueue(work)
         else:
             with self._lock:
@@ -44,15 +46,17 @@ class Engine:
                 if self._closed:
                     work.cancel.set()
             threading.Thread(
-                target=self._prepare, args=(work, first), name="kvlite first", daemon=True
+                target=self._prepare, args=(work, first, beside), name="kvlite first", daemon=True
             ).start()
         return work
 
-    def _prepare(self, work: Work, first: Task) -> None:
-        whole = work.prepare(first)
+    def _prepare(self, work: Work, first: Task | None, beside: bool) -> None:
+        whole = first is None or work.prepare(first)
+        if whole and beside:
+            work.do()
         with self._lock:
             self._preparing.remove(work)
-        if whole:
+        if whole and not beside:
             self._enqueue(work)
 
     def _enqueue(self, work: Work) -> None:
@@ -75,11 +79,11 @@ class Engine:
         seconds: float | None = None,
     ) -> bool:
         """Cancel all work except the `last`, which is done after everything else, and end the
-        thread; whether it has ended. The work being done gets `patience` seconds, the rest
+        thread; whether it has ended. Each work being done gets `patience` seconds, the rest
         `seconds`."""
         with self._lock:
-            now = [self.current] if self.current else []
-            for work in [*self._preparing, *self._waiting, *now]:
+            now = [*self._preparing, *([self.current] if self.current else [])]
+            for work in [*self._waiting, *now]:
                 work.cancel.set()
             if last is not None and not self._closed:
                 self._wait(Work(last, ""))

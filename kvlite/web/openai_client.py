@@ -35,6 +35,8 @@ _OWN = ("method", "budget", "kv_bits", "recall", "recall_bits", "recall_entries"
 _READING = re.compile(r": reading, ([0-9]+)%")
 # Seconds between two looks at whether nobody wants the answer any more.
 _BEAT = 0.05
+# Seconds without a word after which a server is given up. kvlite's own says every 5 how far it is.
+SILENCE = 600.0
 
 Message = dict[str, str]
 
@@ -220,13 +222,18 @@ class OpenAIClient:
                     raise self._refused(_message(response))
                 for line in response.iter_lines():
                     hear(line)
+        except httpx.ReadTimeout:
+            raise SettingError(
+                f"--server {self._named} has said nothing for {SILENCE:g} seconds: look whether it "
+                "is well, or ask for less at once"
+            ) from None
         except (httpx.HTTPError, httpx.InvalidURL, UnicodeError) as error:
             raise self._unreachable(error) from None
 
     def _client(self) -> "httpx.Client":
         import httpx
 
-        timeout = httpx.Timeout(None, connect=10.0)
+        timeout = httpx.Timeout(SILENCE, connect=10.0)
         return httpx.Client(headers=self._headers, timeout=timeout, trust_env=False)
 
     def _refused(self, why: str) -> SettingError:

@@ -3,7 +3,7 @@ goes with each message, and going back is leaving some of it out."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NoReturn
 
 from kvlite.config.settings import LOADING, Settings
 from kvlite.conversation.message import Message, numbered
@@ -96,11 +96,11 @@ class ServerTalk:
         _, former = self.message(number)
         return self._answered(Message(text, former.documents), number - 1)
 
-    def continue_answer(self) -> Begin:
+    def continue_answer(self) -> NoReturn:
         """Servers have no way to say this."""
         raise SettingError("a server cannot go on with an answer: ask it to, in a message")
 
-    def check(self) -> Begin:
+    def check(self) -> NoReturn:
         """Servers have no way to say this."""
         raise SettingError("a server cannot be asked what it made its answer from")
 

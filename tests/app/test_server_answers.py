@@ -110,6 +110,25 @@ def test_what_goes_wrong_leaves_what_was_said(foreign: Foreign, tmp_path: Path) 
     service.close()
 
 
+def test_a_silent_server_holds_up_nobody_else(
+    foreign: Foreign, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service = service_of(foreign.url, tmp_path, Settings(model="odd/one"))
+    first, second = service.store("").new().id, service.store("").new().id
+    silent = service.say("", first, HELD)
+    waited(lambda: len(foreign.asked) == 1)
+    assert said(service.say("", second, "Hello?")) == "odd/one heard 1: Hello?"
+    assert service.busy("") == [first] and not silent.ended.is_set()
+    assert service.close(patience=60) == "" and silent.ended.is_set()
+    assert service.record("", first).draft == HELD
+
+    monkeypatch.setattr("kvlite.web.openai_client.SILENCE", 0.2)
+    service = service_of(foreign.url, tmp_path, Settings(model="odd/one"))
+    with pytest.raises(SettingError, match=r"has said nothing for 0\.2 seconds: "):
+        service.say("", first, HELD).wait()
+    service.close()
+
+
 @pytest.mark.long
 def test_kvlites_own_server_says_what_the_model_says_here(given: Settings, tmp_path: Path) -> None:
     here = Service(given, tmp_path)
