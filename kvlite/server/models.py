@@ -16,7 +16,7 @@ from kvlite.model.local_models import LocalModel, models_here
 from kvlite.model.source import lasting_name
 from kvlite.planner.fitting import plan_here
 from kvlite.planner.plan import refusal
-from kvlite.server.refusals import Refusal
+from kvlite.server.refusals import Refusal, in_fields
 from kvlite.server.served_model import ServedModel
 from kvlite.server.state import ServerState
 from kvlite.web.work import Shown, Work
@@ -207,7 +207,7 @@ class Models:
 
 
 def _cannot_be_run(name: str, reason: str) -> Refusal:
-    said = reason if reason.startswith(name) else f"{name}: {reason}"
+    said = in_fields(reason if reason.startswith(name) else f"{name}: {reason}")
     return Refusal(f"a model cannot be run: {said}", 400, "model")
 
 

@@ -68,21 +68,17 @@ _FIELDS = {
     "--max-tokens": "max_tokens",
     "--schema": "response_format",
 }
-
-
+# And to whoever sends them.
+_SPOKEN = {flag_of(name): f"the server's {flag_of(name)}" for name in OPTIONS} | _FIELDS
 _FLAG = re.compile("--[a-z]+(-[a-z]+)*")
 # The field of a request's text, where it is not `messages`.
 _TEXTS = {"/v1/completions": "prompt", "/v1/responses": "input", "/v1/files": "file"}
 
 
 def in_fields(message: str) -> str:
-    """A message that speaks of fields, not of flags, which nobody gave; flags that no request has
-    are the server's."""
-
-    def field(found: re.Match[str]) -> str:
-        return _FIELDS.get(found[0], f"the server's {found[0]}")
-
-    return _FLAG.sub(field, message)
+    """A message that speaks of fields, not of flags, which nobody gave; settings that no request
+    has are the server's."""
+    return _FLAG.sub(lambda found: _SPOKEN.get(found[0], found[0]), message)
 
 
 def refusal_of(error: Exception, path: str = "") -> Refusal:

@@ -24,7 +24,7 @@ from kvlite.model.text_limit import too_long
 from kvlite.server.answering import Answering
 from kvlite.server.chances import Chances, chances, prompt_chances
 from kvlite.server.conversations import Conversations
-from kvlite.server.refusals import Refusal
+from kvlite.server.refusals import Refusal, in_fields
 from kvlite.server.state import ServerState
 from kvlite.web.work import Shown, Work
 
@@ -122,7 +122,8 @@ class ServedModel:
         if (runner := self.runner) is not None:
             return runner
         if self.loading is not None and self.loading.shown.error:
-            raise Refusal(f"the model cannot be used: {self.loading.shown.error}", 500)
+            said = in_fields(self.loading.shown.error)
+            raise Refusal(f"the model cannot be used: {said}", 500)
         raise Refusal("the model is being loaded: try again", 503, code="loading")
 
     @property

@@ -13,7 +13,7 @@ from kvlite.model.chat_template import chat_tokens
 from kvlite.model.text_limit import require_fits, too_long
 from kvlite.server.chances import Chances
 from kvlite.server.messages import Plain
-from kvlite.server.refusals import Refusal
+from kvlite.server.refusals import Refusal, in_fields
 from kvlite.server.served_model import Ask, ServedModel, Token
 from kvlite.server.tools import require_form
 
@@ -90,6 +90,8 @@ class Usage:
         if self.metrics is not None:
             read = {"prompt_tokens": self.fresh, "time_to_first_token_s": self.first_s}
             ledger = {**self.metrics.to_json(), **read, "model": self.model}  # not where it lies
+            ledger |= {name: in_fields(ledger[name]) for name in ("failure", "no_speculation")}
+            ledger["notes"] = [*map(in_fields, self.metrics.notes)]
         return {
             "prompt_tokens": self.prompt,
             "completion_tokens": self.generated,

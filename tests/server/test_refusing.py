@@ -14,7 +14,7 @@ from kvlite.config.settings import Settings
 from kvlite.errors import SettingError
 from kvlite.server.config import ServerConfig
 from kvlite.server.guard import LONGEST
-from kvlite.server.refusals import in_fields
+from kvlite.server.refusals import in_fields, refusal_of
 from tests.server.conftest import Server, said, serving
 
 HI: list[Any] = said("Hi")
@@ -241,11 +241,12 @@ def test_others_come_in_by_a_key_alone() -> None:
 
 
 def test_a_model_that_is_not_there_says_so(settings: Settings, tmp_path: Path) -> None:
-    nowhere = settings.replace({"model": str(tmp_path)})
-    with serving(nowhere, ServerConfig(folder=tmp_path), loaded=False) as server:
+    wrong = settings.replace({"weights": "gguf"})
+    with serving(wrong, ServerConfig(folder=tmp_path), loaded=False) as server:
         assert server.model.loading is not None and server.model.loading.ended.wait(60)
         answer = server.http.post(CHAT, json={"messages": HI})
-        require_error(answer, 500, "the model cannot be used")
+        told = require_error(answer, 500, "the model cannot be used: the server's --weights gguf")
+        assert "leave the server's --weights out" in told["message"]
         assert server.http.get("/v1/models").status_code == 200
 
 
@@ -274,3 +275,10 @@ def test_errors_speak_of_fields(server: Server) -> None:
     body = {"messages": HI, "kvlite": {"kv_bits": "kivi4", "method": "kvx"}}
     told = require_error(server.http.post(CHAT, json=body), 400, "kvlite.kv_bits kivi4")
     assert "--" not in told["message"]
+    assert refusal_of(SettingError("--vram 1 is less")).param is None
+    assert in_fields("run `pip install --no-deps a`") == "run `pip install --no-deps a`"
+    form = {"response_format": {"type": "json_object"}, "max_tokens": 1}
+    body = {"messages": HI, "kvlite": {"speculate": "off"}, **form}
+    ledger = server.http.post(CHAT, json=body).json()["usage"]["kvlite"]
+    assert ledger["no_speculation"] == "kvlite.speculate off"
+    assert ledger["failure"].endswith("what response_format asks for: raise max_tokens")
