@@ -61,7 +61,7 @@ class ConversationEvents:
         """Delete a conversation, and show a new one in the place of the one shown (`here`)."""
         view = self._view(request, id, query=query)
         self.service.forget(view.owner, id)
-        listed = {self.parts.listing: listing_of(self.service, view.owner, query)}
+        listed = {self.parts.listed: listing_of(self.service, view.owner, query)}
         if here != id or not self.tabs.shows(view.tab, id):
             return listed
         return self.show("", query, id, said, request) | listed

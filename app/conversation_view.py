@@ -119,7 +119,7 @@ class ConversationView:
         parts, work = self.parts, self.under_way
         box = _AHEAD if work is not None and work.request.ahead is not None else _BUSY
         return self._here() | {
-            parts.listing: listing_of(self.service, self.owner, self.query),
+            parts.listed: listing_of(self.service, self.owner, self.query),
             parts.chat: self.history.messages,
             parts.start: self.start,
             parts.stage: BEGUN,

@@ -13,6 +13,7 @@ from .priorities import PRIORITIES, about, priority_of
 from .samples import EXAMPLES
 from .tuning_section import TuningSection
 from .views.listing import ACTIONS, MENU_HTML
+from .web.scripts import LISTED
 
 # Characters that may be pasted before gradio makes a document of them.
 _PASTE = 2_000
@@ -85,7 +86,7 @@ class Parts:
             self.former,
             self.branches,
             self.later,
-            self.listing,
+            self.listed,
             self.name,
             self.model,
             self.go_on,
@@ -106,10 +107,12 @@ class Parts:
             elem_id="search",
         )
         plain: dict[str, Any] = {"padding": False, "apply_default_css": False}
-        self.listing = gr.HTML(elem_id="listing", **plain)
+        listing = gr.HTML(elem_id="listing", **plain)
         gr.HTML(MENU_HTML, **plain)
         # What the list's script fills in and clicks: the row, its new name, and what to do.
         hidden: dict[str, Any] = {"visible": "hidden"}
+        self.listed = gr.Textbox(elem_id="listed", **hidden)
+        self.listed.change(None, [self.listed], [listing], js=LISTED)
         self.row = gr.Textbox(elem_id="row", **hidden)
         self.row_name = gr.Textbox(elem_id="row-name", **hidden)
         self.row_do = {

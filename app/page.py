@@ -72,7 +72,7 @@ class _Wiring:
         self.list_conversations: dict[str, Any] = {
             "fn": self.sidebar_events.found,
             "inputs": [parts.search],
-            "outputs": [parts.listing],
+            "outputs": [parts.listed],
             **_AT_ONCE,
         }
         # Fills the controls with the settings of the conversation that is shown.
@@ -181,7 +181,7 @@ class _Wiring:
         for changes in (search.change, parts.busy.change):
             changes(trigger_mode="always_last", **self.list_conversations)
         renamed = [row, parts.row_name, search, here]
-        do["rename"].click(sidebar_events.rename, renamed, [parts.listing, parts.name], **_WORK)
+        do["rename"].click(sidebar_events.rename, renamed, [parts.listed, parts.name], **_WORK)
         gone = do["delete"].click(
             self.events.delete, [row, search, here, parts.box], parts.view, **_WORK
         )

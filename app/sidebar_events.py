@@ -1,5 +1,7 @@
 """What happens in the list of conversations."""
 
+import json
+from time import time
 from typing import Any
 
 import gradio as gr
@@ -12,9 +14,11 @@ from .views.listing import listing_html
 
 
 def listing_of(service: Service, owner: str, query: str) -> str:
-    """A user's conversations that match a query, as the list shows them."""
-    store = service.store(owner)
-    return listing_html(store.records(query), service.busy(owner), store.deleted(), query)
+    """A user's conversations that match a query, as the list shows them: when that was so, the
+    query, and HTML, as the page's script takes them."""
+    store, now = service.store(owner), time()
+    html = listing_html(store.records(query), service.busy(owner), store.deleted(), query)
+    return json.dumps([now, query, html])
 
 
 class SidebarEvents:

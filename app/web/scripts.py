@@ -83,6 +83,15 @@ REFUSED = """(gone, said) => {
   const paths = gone.split('\\n'), files = said?.files ?? [];
   return {...said, files: files.filter((each) => !paths.includes(each.path))};
 }"""
+# Of lists that come in another order than they were asked for, the newest stays: of this query, but
+# for a clock that was set back.
+LISTED = """(listed) => {
+  const [at, query, html] = JSON.parse(listed), newest = window.kvliteListed?.at ?? 0;
+  const old = newest - 60 < at && at < newest;
+  const asked = document.querySelector('#search textarea, #search input')?.value ?? '';
+  if (!newest || (!old && query === asked)) window.kvliteListed = {at, html};
+  return window.kvliteListed.html;
+}"""
 # Gradio takes files that are dropped on its box alone; elsewhere a browser would leave the page to
 # open them.
 DROPPED = """() => {
