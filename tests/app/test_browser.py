@@ -518,6 +518,26 @@ HELD = """() => {
 }"""
 
 
+# Holds back the list of what is searched for, and says what lists are shown once it is let go.
+LATE = """() => {
+  const fetched = window.fetch, list = document.getElementById("listing");
+  const late = window.late = { held: false, shown: [] };
+  const let_go = new Promise((done) => late.come = () => {
+    new MutationObserver(() => late.shown.push(list.innerText))
+      .observe(list, { childList: true, subtree: true });
+    done();
+  });
+  window.fetch = async (...what) => {
+    const answer = await fetched(...what);
+    if (!late.held && String(what[1]?.body).includes('"herons"')) {
+      late.held = true;
+      await let_go;
+    }
+    return answer;
+  };
+}"""
+
+
 @pytest.mark.long
 def test_a_message_sent_before_the_page_is_ready_is_not_lost(
     server: Server, visitor: Visitor
@@ -552,9 +572,10 @@ def test_the_list_is_searched_renamed_exported_and_shortened(
         listed = page.locator("#listing .open")
         expect(listed).to_have_text(["What do foxes eat?", "Where do herons live?"])
 
-        page.locator("#search textarea, #search input").fill("zebra <b>")
+        search = page.locator("#search textarea, #search input")
+        search.fill("zebra <b>")
         expect(page.get_by_text("No conversation has “zebra <b>”.")).to_be_visible()
-        page.locator("#search textarea, #search input").fill("heron")
+        search.fill("heron")
         expect(page.get_by_text("No conversation has")).to_have_count(0)
         expect(page.locator("#listing .open")).to_have_count(1)
         row(page, "herons").click()
@@ -566,8 +587,8 @@ def test_the_list_is_searched_renamed_exported_and_shortened(
         # The list is one stop of the Tab key, and arrows go through it. What is drawn anew
         # meanwhile keeps the focus.
         page.evaluate(HELD)
-        page.locator("#search textarea, #search input").fill("")
-        page.locator("#search textarea, #search input").press("Tab")
+        search.fill("")
+        search.press("Tab")
         expect(row(page, "Where do herons live?")).to_be_focused()
         page.evaluate("window.release()")
         expect(listed).to_have_text(["Where do herons live?", "What do foxes eat?"])
@@ -589,10 +610,20 @@ def test_the_list_is_searched_renamed_exported_and_shortened(
         page.locator("#rename-name").fill(" ")
         page.keyboard.press("Enter")
         expect(page.get_by_text("a conversation needs a name")).to_be_visible()
-        choose(page, "Where do herons live?", "Rename")
-        page.locator("#rename-name").fill("Herons & <b>others</b>")
-        page.get_by_role("button", name="Rename", exact=True).click()
-        expect(row(page, "Herons & <b>others</b>")).to_be_visible()
+        page.evaluate(LATE)
+        search.fill("herons")
+        page.wait_for_function("window.late?.held")  # with the former name
+        former = "Where do herons live?"
+        for name in ("Herons", "Herons & <b>others</b>"):
+            choose(page, former, "Rename")
+            page.locator("#rename-name").fill(name)
+            page.get_by_role("button", name="Rename", exact=True).click()
+            expect(row(page, name)).to_be_visible()
+            page.evaluate("window.late.come()")  # the list that was asked for before the first
+            former = name
+        assert "Where do herons" not in "".join(page.evaluate("window.late.shown"))
+        search.fill("")
+        expect(listed).to_have_count(2)
         expect(page).to_have_title("What do foxes eat? · kvlite")
         with page.expect_download() as saved:
             choose(page, "Herons & <b>others</b>", "Export as JSON")
