@@ -114,5 +114,8 @@ def test_a_refusal_says_what_is_wrong(page: ValidatedPage, given: list[Any], sai
     assert said in told(page, named(page, "say"), given)
 
 
-def test_what_is_searched_for_may_be_nothing(page: ValidatedPage) -> None:
+def test_what_is_searched_for_may_be_nothing(
+    page: ValidatedPage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvlite_app.sidebar_events.time", lambda: 1.5)
     assert told(page, named(page, "found"), [None]) == told(page, named(page, "found"), [""])
