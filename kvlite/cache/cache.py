@@ -6,6 +6,7 @@ from weakref import ref
 
 from torch import Tensor
 
+from kvlite.cache.hidden_log import HiddenLog
 from kvlite.cache.layer import LayerCache
 from kvlite.cache.query_log import QueryLog
 from kvlite.cache.recurrent import States, state_tensors
@@ -25,6 +26,7 @@ class KVCache:
         writing: a decode step has begun and not ended.
         states: by layer, what the recurrent layers that run with it keep.
         queries: of the layers that somebody watches.
+        hidden: takes what leaves the last layer, where somebody goes on from that.
     """
 
     layers: list[LayerCache]
@@ -33,6 +35,7 @@ class KVCache:
     writing: bool = False
     states: dict[int, States] = field(default_factory=dict)
     queries: dict[int, QueryLog] = field(default_factory=dict)
+    hidden: HiddenLog | None = None
     _measured: tuple[tuple[ref[LayerCache], ...], int] = field(
         default=((), 0), init=False, repr=False, compare=False
     )
@@ -41,7 +44,8 @@ class KVCache:
     def tensors(self) -> Iterator[Tensor]:
         """All that is held; some come twice, where layers share it."""
         held = [tensor for layer in self.layers for tensor in layer.tensors]
-        return iter([*held, *state_tensors(self.states)])
+        log = [] if self.hidden is None else [self.hidden.rows]
+        return iter([*held, *state_tensors(self.states), *log])
 
     @property
     def nbytes(self) -> int:

@@ -191,9 +191,10 @@ class Settings:
     )
     speculate: str = _sampling(
         "off",
-        "speculative decoding by prompt lookup: tokens that followed the same words before, in the "
-        "document or the conversation, are checked together with the next one: but for rounding "
-        "the same answer, sooner where it repeats things; auto does so where it pays",
+        "speculative decoding: tokens that followed the same words before, in the document or the "
+        "conversation, or that the model's own MTP head says, if it is loaded with auto, are "
+        "checked together with the next one: but for rounding the same answer; auto does so where "
+        "it pays",
         choices=("auto", "off"),
     )
     stop: tuple[str, ...] = _sampling((), "end the answer before this text; may be repeated")

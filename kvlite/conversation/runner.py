@@ -27,6 +27,7 @@ from kvlite.model.text_limit import text_limit
 from kvlite.model.weights import PLAIN, choose_weights
 from kvlite.offload.weights.experts import LEAST
 from kvlite.offload.weights.loader import load_streamed, open_whole
+from kvlite.offload.weights.mtp import load_mtp
 from kvlite.planner.candidates import planner_here, read_tokenizer
 from kvlite.planner.plan import Plan, Planner, refusal
 
@@ -221,6 +222,8 @@ def open_runner(
             opened=partial(open_whole, cancel=cancel),
             cancel=cancel,
         )
+    if plan is not None and plan.mtp:
+        load_mtp(model)
     if choice.weights.stored and not choice.weights.keeps_experts_packed(model.shape.model_type):
         require_own_answers(model)
     if untested:

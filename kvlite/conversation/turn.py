@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from kvlite.cache.bits import written
+from kvlite.cache.hidden_log import HiddenLog
 from kvlite.config.settings import Settings
 from kvlite.conversation.metrics import FinishReason, GenerationMetrics, Piece
 from kvlite.conversation.planned_peak import planned_phases
@@ -199,6 +200,10 @@ class Turn:
         self.token_ids += self.ids
 
     def _prefilled(self, callbacks: Callbacks) -> torch.Tensor:
+        if self.model.mtp is None or self.settings.speculate == "off":
+            self.cache.hidden = None
+        elif self.cache.hidden is None:
+            self.cache.hidden = HiddenLog()
         known = len(self.token_ids) - len(self.again)
         return prefill(
             self.model,
@@ -286,7 +291,7 @@ class Turn:
         off = "" if self.recall is None else "recall fetches anew for every token"
         if not (looks_up := self.settings.speculate != "off") and self.model.draft is None:
             off = "--speculate off"
-        given = self.model, self.token_ids, self.turn_config.longest, looks_up
+        given = self.model, self.cache, self.token_ids, self.turn_config.longest, looks_up
         made = [] if off else proposers(*given)
         return Speculation(self.model, self.cache, self.policies, made, ends, off)
 

@@ -337,6 +337,8 @@ class Step:
 
     def end(self, logits: Tensor) -> Tensor:
         """Let the token count, which went through all layers and gave these logits."""
+        if self.cache.hidden is not None:
+            self.cache.hidden.write(self.cache.seen, self.hidden)
         self.cache.seen += 1
         self.cache.writing = False
         return logits

@@ -12,6 +12,8 @@ from torch import Tensor
 
 from kvlite.cache import KVCache
 from kvlite.engine.decode import decode_step
+from kvlite.engine.guesses import Guesses
+from kvlite.engine.mtp import MtpGuesses
 from kvlite.engine.prefill import prefill
 from kvlite.engine.prompt_lookup import PromptLookup
 from kvlite.engine.speculate import WIDEST, Ahead, Proposer, room_ahead
@@ -21,12 +23,10 @@ from kvlite.model.load import LoadedModel
 
 # The last tokens that a draft model reads.
 READS = 2048
-# How often a proposal is taken to come before that is known, and how many that counts for.
-CHANCE, WEIGHT = 0.7, 4.0
 
 
-class Draft:
-    """Proposes tokens to come from those so far, like `PromptLookup`.
+class Draft(Guesses):
+    """Proposes what a draft model would say.
 
     Attributes:
         token_ids: the last ones so far.
@@ -40,39 +40,12 @@ class Draft:
         Args:
             vocab: tokens that the large model knows.
         """
+        super().__init__(token_ids[-reads(model.shape.max_context, longest) :])
         self.model, self.longest, self.vocab = model, longest, vocab
-        self.token_ids = list(token_ids[-reads(model.shape.max_context, longest) :])
         self.policies = layer_policies(
             parse_method("full"), model.shape, READS, max(1, len(self.token_ids))
         )
         self._cache: KVCache | None = None
-        self._guessed: list[int] = []
-        self._came, self._tried = CHANCE * WEIGHT, WEIGHT
-
-    def push(self, token: int) -> None:
-        """Go on with the next token, and count whether it was the one to be expected."""
-        self.token_ids.append(token)
-        if self._guessed:
-            came = self._guessed.pop(0) == token
-            self._tried += 1
-            self._came += came
-            self._guessed = self._guessed if came else []
-
-    def chances(self, count: int) -> list[float]:
-        """How likely the first, the first two, ... of `count` proposed tokens all come."""
-        chance = self._came / self._tried
-        return [chance ** (ahead + 1) for ahead in range(count)]
-
-    @torch.inference_mode()
-    def proposed(self, count: int) -> list[int]:
-        """The next `count` tokens."""
-        try:
-            found = self._likeliest(count)
-        except BaseException:
-            self.release()  # it may be half written
-            raise
-        self._guessed = [*found]
-        return found
 
     def _likeliest(self, count: int) -> list[int]:
         logits, cache, found = *self._read(), list[int]()
@@ -114,14 +87,17 @@ class Draft:
 
 
 def proposers(
-    model: LoadedModel, token_ids: Sequence[int], longest: int, looks_up: bool
+    model: LoadedModel, cache: KVCache, token_ids: Sequence[int], longest: int, looks_up: bool
 ) -> list[Proposer]:
     """What proposes tokens of an answer to `token_ids`, of at most `longest` tokens.
 
     Args:
+        cache: which was read into.
         looks_up: whether they are looked up in what was read, too.
     """
     found = list[Proposer]([PromptLookup(token_ids)] if looks_up else [])
+    if model.mtp is not None and cache.hidden is not None:
+        found.append(MtpGuesses(model, cache.hidden, token_ids))
     if model.draft is not None:
         found.append(Draft(model.draft, token_ids, longest, model.shape.vocab))
     return found

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from kvlite.cache import KVCache, LayerCache
+from kvlite.cache.hidden_log import ROWS
 from kvlite.cache.layer import Mark
 from kvlite.cache.recurrent import States, copies_of
 from kvlite.engine.cache_growth import grows, rewound, roomy_copy
@@ -188,16 +189,13 @@ class Prefill:
     def _read_chunk(self, index: int, layer_prefill: LayerPrefill, at: int) -> int:
         """Take a chunk through a layer, from row `at` of the hidden states on; the row after it."""
         length, final = self.hidden.shape[1], self._is_final(index)
-        # In the final layer the last token is a chunk by itself.
-        end = length - 1 if final and at < length - 1 else length
-        span = slice(at, min(at + self.chunk, end))
-        # Nothing reads the final layer's output but the last token: of the others it needs
-        # keys, values and queries alone.
+        # Of the final layer's output nothing is read but the last token's, and what is logged.
+        tail = length - min(length, 1 if self.cache.hidden is None else ROWS)
+        span = slice(at, min(at + self.chunk, tail if final and at < tail else length))
         cumulative = layer_prefill.policy.method.decoding.cumulative
-        answers = not final or span.stop == length or cumulative
+        answers = not final or span.stop > tail or cumulative
         hidden = self.hidden[:, span].to(self.model.device_of(index))
-        layer = self.model.layers[index]
-        self.hidden[:, span] = layer_prefill.take(layer, hidden, answers=answers)
+        self.hidden[:, span] = layer_prefill.take(self.model.layers[index], hidden, answers=answers)
         return span.stop
 
     def _passed(self, index: int, rows: int) -> None:
@@ -285,6 +283,8 @@ class Prefill:
 
     def logits(self) -> Tensor:
         """Next-token logits `(batch, vocab)` float32, after the last layer."""
+        if self.cache.hidden is not None:
+            self.cache.hidden.write(self.end - self.hidden.shape[1], self.hidden)
         return self.model.logits(self.hidden[:, -1])
 
     def rewind(self) -> None:

@@ -153,6 +153,8 @@ class Ahead:
             return None
         logits = self.model.logits(self.hidden[:, at])
         states = {index: each.after_tokens(at + 1) for index, each in self._carriers.items()}
+        if cache.hidden is not None:
+            cache.hidden.write(cache.seen, self.hidden[:, at : at + 1])
         cache.advance(states)
         self.entered += 1
         return logits

@@ -33,6 +33,8 @@ class Architecture:
         dense: whether a model has no experts at all, given what is in its config.
         needs_unless: pairs of keys; the first is needed where there is no second.
         carries: whether more goes from layer to layer than a hidden state (`model.gemma`).
+        mtp: the key of its config that says how many layers a checkpoint has that tell tokens after
+            the next (`model.mtp`), where those can be used.
         chunked: whether layers that do not see everything see chunks: what lies between multiples
             of a number of tokens, not the last so many (`model.llama4`).
     """
@@ -54,6 +56,7 @@ class Architecture:
     dense: Callable[[Mapping[str, Any]], bool] = lambda config: False
     needs_unless: tuple[tuple[str, str], ...] = ()
     carries: bool = False
+    mtp: str = ""
     chunked: bool = False
 
     @property
@@ -266,7 +269,9 @@ ADMITTED: dict[str, Architecture] = {
         recurrent=("linear_attention",),
     ),
     "qwen3_5_text": Architecture(
-        needs=("head_dim", "num_key_value_heads", *_DELTA_NETS), recurrent=("linear_attention",)
+        needs=("head_dim", "num_key_value_heads", *_DELTA_NETS),
+        recurrent=("linear_attention",),
+        mtp="mtp_num_hidden_layers",
     ),
     "qwen3_5_moe_text": Architecture(
         needs=(
@@ -278,6 +283,7 @@ ADMITTED: dict[str, Architecture] = {
         experts="num_experts",
         recurrent=("linear_attention",),
         width="moe_intermediate_size",
+        mtp="mtp_num_hidden_layers",
     ),
     "lfm2": Architecture(
         needs=("conv_L_cache", "num_key_value_heads"),

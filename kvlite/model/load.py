@@ -55,6 +55,7 @@ class LoadedModel:
         carried: what goes from one to the next, where that is more than a hidden state.
         meta: the same model without weights, once a forecast needed it.
         draft: a smaller model that proposes its tokens, if there is one.
+        mtp: its own head that does, if it was loaded (`model.mtp`).
         cards: the device of each layer, where they lie on several; none where all are on one. All
             else of the model is on the first.
     """
@@ -71,6 +72,7 @@ class LoadedModel:
     carried: Carried | None = field(init=False)
     meta: "LoadedModel | None" = field(default=None, init=False, repr=False)
     draft: "LoadedModel | None" = field(default=None, init=False, repr=False)
+    mtp: Any = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
         own = architecture(self.shape.model_type)
@@ -98,7 +100,7 @@ class LoadedModel:
     def device(self) -> torch.device:
         """Where the weights are."""
         # The module would look through all of them.
-        device: torch.device = self._final_norm.weight.device
+        device: torch.device = self.final_norm.weight.device
         return device
 
     @property
@@ -121,7 +123,8 @@ class LoadedModel:
         return [copies[card] for card in self.cards] or [tensor] * self.shape.layers
 
     @property
-    def _final_norm(self) -> Any:
+    def final_norm(self) -> Any:
+        """What norms the last layer's output."""
         return getattr(self.module.model, architecture(self.shape.model_type).final_norm)
 
     @property
@@ -149,6 +152,8 @@ class LoadedModel:
         yield from self.layers.tensors()
         if self.draft is not None:
             yield from self.draft.tensors()
+        if self.mtp is not None:
+            yield from held_tensors(self.mtp)
 
     def empty_cache(self, batch: int = 1) -> KVCache:
         """An empty cache for sequences of this model."""
@@ -173,7 +178,7 @@ class LoadedModel:
         hidden = hidden.to(self.device)
         if self.carried is not None:
             hidden = self.carried.end(hidden)
-        logits: Tensor = self.module.lm_head(self._final_norm(hidden)).float()
+        logits: Tensor = self.module.lm_head(self.final_norm(hidden)).float()
         config = self.module.config
         scale = getattr(config, "logit_scale", 1) / getattr(config, "logits_scaling", 1)
         if scale != 1:

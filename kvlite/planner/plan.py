@@ -8,12 +8,14 @@ from typing import Any
 from kvlite.cache.bits import AUTO, UNCHANGED, parse_kv_bits, written
 from kvlite.config.settings import Settings
 from kvlite.config.units import readable
+from kvlite.engine.mtp import beside_bytes
 from kvlite.engine.prefill import CHUNK
 from kvlite.errors import SettingError, require_uncancelled
 from kvlite.memory.device_budget import DeviceBudget
 from kvlite.methods.budget import AUTO_LEAST, parse_budget
 from kvlite.methods.engine_config import EngineConfig
 from kvlite.model.chat_template import tokens_of
+from kvlite.model.mtp import empty_mtp, has_mtp, mtp_bytes
 from kvlite.model.weights import Weights, held_tensors
 from kvlite.offload.weights.experts import LEAST, Resident
 from kvlite.planner.cards import CardPlan, over_cards
@@ -55,6 +57,7 @@ class Plan:
         reasons: why each setting that was left open is as it is, a sentence each.
         tokens_per_s: the most that the memory's bandwidth allows; None if it is not known.
         draft: bytes that a draft model takes.
+        mtp: bytes that the model's own MTP head takes, if it is to be loaded.
         resident: what stays on the device of layers that are streamed.
         cards: each by itself, where layers are on several.
     """
@@ -70,6 +73,7 @@ class Plan:
     reasons: tuple[str, ...]
     tokens_per_s: float | None
     draft: int = 0
+    mtp: int = 0
     resident: Resident = LEAST
     cards: tuple[CardPlan, ...] = ()
 
@@ -82,12 +86,13 @@ class Plan:
     def phases(self) -> dict[str, dict[str, int]]:
         """Bytes at the peak of each phase, item by item."""
         made = self.forecast
-        draft = {"draft model": self.draft} if self.draft else {}
+        proposing = {"draft model": self.draft, "MTP head": self.mtp}
+        beside = {name: nbytes for name, nbytes in proposing.items() if nbytes}
         return {
-            "load": {"weights": self.weight_bytes, "a weight on its way": self.passing, **draft},
-            "read": self._items(made.reading) | draft,
-            "choose": self._items(made.choosing) | draft,
-            "answer": self._items(made.answering) | draft,
+            "load": {"weights": self.weight_bytes, "a weight on its way": self.passing, **beside},
+            "read": self._items(made.reading) | beside,
+            "choose": self._items(made.choosing) | beside,
+            "answer": self._items(made.answering) | beside,
         }
 
     def _items(self, moment: Moment) -> dict[str, int]:
@@ -270,8 +275,20 @@ class Planner:
             if plans[-1].fits:
                 break
         chosen = min(plans, key=lambda plan: (not plan.fits, plan.peak_bytes))
-        chosen = self._filled(chosen)
+        chosen = self._with_mtp(self._filled(chosen))
         return replace(chosen, reasons=tuple(self._reasons(chosen)))
+
+    def _with_mtp(self, plan: Plan) -> Plan:
+        """The same with the model's own MTP head, if it has one that is wanted and
+        there is room."""
+        config, weights = self.forecaster.config, plan.choice.weights
+        wanted = self.settings.speculate != "off" and has_mtp(config) and not self.room.cards
+        if not wanted or weights.stored or weights.index is not None:
+            return plan
+        head = empty_mtp(self.forecaster.model(weights).module, weights.dtype)
+        nbytes = mtp_bytes(head, weights) + beside_bytes(self.shape, weights.dtype.itemsize)
+        more = replace(plan, mtp=nbytes)
+        return more if more.fits else plan
 
     def _filled(self, plan: Plan) -> Plan:
         """The same with more of streamed layers on the device, where these have experts: half of

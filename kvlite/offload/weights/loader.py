@@ -223,13 +223,13 @@ def open_by_layer(
     for index, layer in enumerate(module.model.layers):
         require_uncancelled(cancel)
         parts = partial(_parts, f"{LAYERS}{index}.", stored=stored)
-        _read_and_pack(layer, parts, cards[index] if cards else device, weights)
+        read_and_pack(layer, parts, cards[index] if cards else device, weights)
     if device.type == "cpu":
         keep_odd_sizes_unpacked(module)
     return module, found
 
 
-def _read_and_pack(
+def read_and_pack(
     layer: nn.Module,
     parts: Callable[[Layout], list[tuple[Place, list[Stored]]]],
     device: torch.device,

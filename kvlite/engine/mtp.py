@@ -1,0 +1,110 @@
+"""A model's own head proposes tokens (`model.mtp`).
+
+It attends to the last tokens alone, those whose hidden states are logged: to what lies before, the
+hidden states have attended. So it takes the same memory however long the text is.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from kvlite.cache import LayerCache, Selection
+from kvlite.cache.hidden_log import ROWS, HiddenLog
+from kvlite.engine.guesses import Guesses
+from kvlite.engine.speculate import WIDEST, LayerAhead
+from kvlite.model.load import LoadedModel
+from kvlite.model.shape import ModelShape
+
+# The entries that the head's layer has room for; if it is full, the last ROWS stay.
+ROOM = 2 * ROWS + WIDEST
+
+
+class MtpGuesses(Guesses):
+    """Proposes what the head of a model finds likeliest.
+
+    An entry of the head's layer is made of a token and of the hidden state of that before it.
+
+    Attributes:
+        log: the hidden states of tokens that went through the model.
+        read: the tokens so far that have an entry, or had.
+    """
+
+    def __init__(self, model: LoadedModel, log: HiddenLog, token_ids: Sequence[int]) -> None:
+        super().__init__(token_ids)
+        self.model, self.log, self.read = model, log, 0
+        self._layer: LayerCache | None = None
+
+    def _likeliest(self, count: int) -> list[int]:
+        log, end = self.log, len(self.token_ids)
+        if not log.start < end <= log.end + 1:
+            return []
+        if self._layer is None or self.read <= log.start:
+            self._layer, self.read = self._empty(), log.start + 1
+        layer = self._layer = _with_room(self._layer, end - self.read + count)
+        before = self.model.final_norm(log.of(range(self.read - 1, end - 1)))
+        made = self._through(layer, self.token_ids[self.read :], before)
+        found, marks = [self._token(made)], layer.mark()
+        while len(found) < count:
+            made = self._through(layer, found[-1:], made[:, -1:])
+            found.append(self._token(made))
+        layer.rewind(marks)
+        self.read = end
+        return found
+
+    def release(self) -> None:
+        """Let go of the head's entries."""
+        self._layer = None
+
+    def _empty(self) -> LayerCache:
+        size, model = self.model.shape.kv_size, self.model
+        return LayerCache(
+            [(tuple(range(size.heads)), ROOM)],
+            batch=1,
+            dim=size.dim,
+            dtype=model.dtype,
+            device=model.device,
+        )
+
+    def _through(self, layer: LayerCache, token_ids: list[int], before: Tensor) -> Tensor:
+        """Put tokens through the head, from position `read` on; what it makes of them.
+
+        Args:
+            before: what the model, or the head, made of the token before each.
+        """
+        model, count = self.model, len(token_ids)
+        at = torch.arange(self.read, self.read + count, dtype=torch.int32, device=model.device)
+        rotation = model.rotations_at(at, model.dtype)[-1]
+        made: Tensor = model.mtp(
+            model.embed(torch.tensor([token_ids], device=model.device)),
+            before,
+            position_embeddings=rotation,
+            attention_mask=None,
+            position_ids=at[None],
+            past_key_values=None,
+            kvlite=LayerAhead(layer, at, rotation, {}, []),
+        )
+        for head_group in layer.head_groups:
+            head_group.used += count
+        self.read += count
+        return made
+
+    def _token(self, made: Tensor) -> int:
+        return int(self.model.module.lm_head(made[:, -1]).argmax(-1))
+
+
+def _with_room(layer: LayerCache, count: int) -> LayerCache:
+    """A layer with free slots for so many tokens, up to ROWS and WIDEST more."""
+    head_group = layer.head_groups[0]
+    if head_group.room >= count:
+        return layer
+    slots = head_group.positions[..., : head_group.used].argsort(-1)[..., -ROWS:]
+    return LayerCache.gathered([Selection(head_group, slots)], [ROOM])
+
+
+def beside_bytes(shape: ModelShape, itemsize: int) -> int:
+    """Bytes that a head holds besides its weights: its entries, twice where some are dropped, and
+    the log."""
+    size = shape.kv_size
+    entries = 2 * ROOM * size.heads * size.entry_bytes(itemsize)
+    return entries + ROWS * shape.hidden * itemsize
