@@ -29,10 +29,10 @@ from tests.test_speculate import alike, opened
 IDS = [3 + 7 * i % 190 for i in range(60)]
 
 
-def headed(name: str, *, right: bool, **sizes: Any) -> Tiny:
+def headed(name: str, device: str = "cpu", *, right: bool, **sizes: Any) -> Tiny:
     """A tiny random model with a head: one that says what follows a token where nothing lies before
     it, as this model often does, or one that says anything."""
-    tiny = make_tiny(name, mtp_num_hidden_layers=1, **sizes)
+    tiny = make_tiny(name, device, mtp_num_hidden_layers=1, **sizes)
     head = empty_mtp(tiny.model.module, torch.float32).to_empty(device="cpu")
     for each, parameter in head.named_parameters():
         parameter.data = 0.1 * torch.randn(parameter.shape)
@@ -40,7 +40,7 @@ def headed(name: str, *, right: bool, **sizes: Any) -> Tiny:
             parameter.data = torch.zeros(parameter.shape)
             if each == "eh_proj.weight":
                 parameter.data[:, : len(parameter)] = torch.eye(len(parameter))
-    tiny.model.mtp = head
+    tiny.model.mtp = head.to(device)
     return tiny
 
 

@@ -49,6 +49,8 @@ APPENDING: dict[str, dict[str, Any]] = {
         "recall": "off",
     },
     "reconstructed": {"method": "kvzip", "budget": "30", "recall": "off"},
+    "in 4 bits": {"method": "full", "kv_bits": "4"},
+    "merged layers": {"method": "minicache", "recall": "off"},
 }
 # Ways to draw.
 DRAWN: list[dict[str, Any]] = [
@@ -403,7 +405,7 @@ def policies_of(model: LoadedModel, spec: str, budget: int, seen: int) -> list[L
         ({"method": "tova", "budget": "30"}, False),
         ({"method": "lminfinite", "budget": "30"}, False),
         ({"method": "streaming", "budget": "30"}, False),
-        ({"budget": "150", "kv_bits": "4"}, False),
+        ({"budget": "150", "kv_bits": "4"}, True),
         ({"method": "kvx", "budget": "30"}, False),
     ],
     ids=str,

@@ -21,6 +21,7 @@ from kvlite.cache import KVCache, KVHeadGroup, LayerCache
 from kvlite.cache.query_log import QueryLog
 from kvlite.cache.recurrent import States, StatesAhead
 from kvlite.engine.heads import over_head_groups
+from kvlite.engine.quantized_attention import attend_segment
 from kvlite.memory.free import is_oom, release_memory
 from kvlite.methods.layer_policy import LayerPolicy
 from kvlite.model.attention_interface import Lender
@@ -98,9 +99,22 @@ class LayerAhead:
         return self._over_entries(head_group, q, softmax)
 
     def _over_entries(self, head_group: KVHeadGroup, q: Tensor, softmax: Softmax) -> Tensor:
+        if head_group.segment is not None:
+            return self._over_segment(head_group, q, softmax)
         end = head_group.used + q.shape[2]
         keys, values = head_group.keys[:, :, :end], head_group.values[:, :, :end]
         return softmax.with_sinks(*attend_causal(q, keys, values, softmax))[0]
+
+    def _over_segment(self, head_group: KVHeadGroup, q: Tensor, softmax: Softmax) -> Tensor:
+        """One token after the other, as in steps: what is quantized is never whole."""
+        used, outs = head_group.used, []
+        try:
+            for each in q.split(1, 2):
+                head_group.used += 1
+                outs.append(attend_segment(each, head_group, softmax, remembers=False)[0])
+        finally:
+            head_group.used = used
+        return torch.cat(outs, 2)
 
 
 class Ahead:
@@ -180,8 +194,7 @@ def _only_appends(layer: LayerCache, policy: LayerPolicy) -> bool:
     """Whether a layer does no more with a token than append it, as long as it has room."""
     method = policy.method
     settled = method.across.resolves_at != "step" and policy.mask is None
-    exact = all(head_group.segment is None for head_group in layer.head_groups)
-    return settled and exact and not policy.remembers(layer)
+    return settled and not policy.remembers(layer)
 
 
 class Pace:

@@ -20,6 +20,7 @@ from kvlite.engine.cuda_graph import GraphDecoder, Replay
 from kvlite.engine.decode import decode_step
 from kvlite.engine.prefill import prefill
 from kvlite.engine.sampling import Sampler
+from kvlite.engine.speculate import Pace
 from kvlite.engine.step_program import StepProgram
 from kvlite.memory.device_budget import hold
 from kvlite.methods import parse_method
@@ -35,6 +36,7 @@ from kvlite.offload import HostKVStore, Recall
 from kvlite.offload.weights.leaving import off_device
 from tests.conftest import make_tiny
 from tests.cuda import guard
+from tests.test_mtp import headed
 from tests.test_packed import random_ids
 
 if not guard.POSSIBLE:
@@ -210,6 +212,24 @@ def two_turns(model: LoadedModel, path: Path, **given: Any) -> list[list[int]]:
     talk.save(path)
     second = runner.open(path).generate(random_ids(30, 2)[0].tolist(), ignore_eos=True)
     return [first.token_ids, second.token_ids]
+
+
+@pytest.mark.long
+def test_speculation_is_that_of_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With recurrent layers, quantized entries and a head of the model's own."""
+    monkeypatch.setattr(Pace, "factor", 0.0)
+    forgo_loops(monkeypatch)
+    given = Settings(method="full", kv_bits="4", max_new_tokens=16, speculate="auto")
+
+    def answered(model: LoadedModel) -> tuple[list[int], int, int]:
+        talk = Runner(model, given).conversation()
+        said = talk.generate(random_ids(60, 1)[0].tolist(), ignore_eos=True)
+        return said.token_ids, said.metrics.proposed_tokens, said.metrics.accepted_tokens
+
+    expected = answered(headed("qwen3-5", right=True).model)
+    assert expected[2] > 1
+    with fake_cuda():
+        assert answered(headed("qwen3-5", "cuda", right=True).model) == expected
 
 
 @pytest.mark.cases(1)
