@@ -1,7 +1,9 @@
 """A model's own head proposes tokens (`model.mtp`).
 
 It attends to the last tokens alone, those whose hidden states are logged: to what lies before, the
-hidden states have attended. So it takes the same memory however long the text is.
+hidden states have attended. So it takes the same memory however long the text is. Attention that is
+gated, as of all models with such a head here, needs no first tokens as sinks (Qiu et al., "Gated
+Attention for Large Language Models", 2025).
 """
 
 from collections.abc import Sequence
