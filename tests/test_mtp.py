@@ -13,6 +13,7 @@ from transformers.modeling_layers import MtpLayer, MtpModel
 
 import kvlite
 from kvlite.cache.hidden_log import ROWS, HiddenLog
+from kvlite.cache.segment import bytes_held
 from kvlite.engine import mtp
 from kvlite.engine.callbacks import Callbacks
 from kvlite.engine.mtp import MtpGuesses
@@ -23,6 +24,8 @@ from kvlite.errors import ModelError
 from kvlite.methods.full import Full
 from kvlite.methods.layer_policy import layer_policies
 from kvlite.model.mtp import empty_mtp, stored_name
+from kvlite.model.weights import Weights, held_tensors
+from kvlite.offload.weights.mtp import load_mtp
 from tests.conftest import Tiny, make_tiny
 from tests.test_speculate import alike, opened
 
@@ -165,6 +168,7 @@ def test_it_is_loaded_and_planned(tmp_path: Path, tiny_folder: Path) -> None:
     for name, each in runner.model.mtp.state_dict().items():
         assert each.equal(head[name])
     weights = sum(each.nbytes for each in head.values())
+    assert bytes_held(held_tensors(runner.model.mtp)) == weights
     for name, phase in runner.plan.phases.items():
         assert weights < phase.pop("MTP head") < weights + 2**20
         assert phase == plain.plan.phases[name]
@@ -173,10 +177,13 @@ def test_it_is_loaded_and_planned(tmp_path: Path, tiny_folder: Path) -> None:
     room = f"{runner.plan.peak_bytes // 1024 - 1}KiB"
     tight = kvlite.load(str(folder), **given, speculate="auto", vram=room)
     assert tight.model.mtp is None
+    tight.model.weights = Weights("gptq", torch.float32, stored=True)
+    assert load_mtp(tight.model)
     save_file(
         {name: each for name, each in whole.items() if name != "mtp.fc.weight"},
         folder / "model.safetensors",
         {"format": "pt"},
     )
+    assert not load_mtp(tight.model)
     with pytest.raises(ModelError, match=r"has no mtp\.fc\.weight of the size"):
         kvlite.load(str(folder), **given, speculate="auto")

@@ -177,12 +177,10 @@ class StatesAhead(StateCarrier):
         }
 
     def _conv(self, place: int, count: int) -> Tensor | None:
-        conv = self.before[place].conv
-        return (
-            None
-            if conv is None
-            else self._inputs[place][..., count:][..., : conv.shape[-1]].clone()
-        )
+        conv, inputs = self.before[place].conv, self._inputs.get(place)
+        if conv is None or inputs is None:
+            return None
+        return inputs[..., count : count + conv.shape[-1]].clone()
 
     def _recurrent(self, place: int, count: int) -> Tensor | None:
         recurrence = self._recurrences.get(place)

@@ -283,10 +283,11 @@ class Planner:
         there is room."""
         config, weights = self.forecaster.config, plan.choice.weights
         wanted = self.settings.speculate != "off" and has_mtp(config) and not self.room.cards
-        if not wanted or weights.stored or weights.index is not None:
+        if not wanted or weights.index is not None:
             return plan
         head = empty_mtp(self.forecaster.model(weights).module, weights.dtype)
-        nbytes = mtp_bytes(head, weights) + beside_bytes(self.shape, weights.dtype.itemsize)
+        own = Weights("bf16", weights.dtype) if weights.stored else weights
+        nbytes = mtp_bytes(head, own) + beside_bytes(self.shape, weights.dtype.itemsize)
         more = replace(plan, mtp=nbytes)
         return more if more.fits else plan
 

@@ -14,10 +14,11 @@ from kvlite.ops.device import has_triton
 
 
 def load_mtp(model: LoadedModel) -> bool:
-    """Load the head of a model that has one, as its layers were; whether its files have it.
+    """Load the head of a model that has one, as its layers were, or as it is in quantized files;
+    whether these have it, in numbers that are not quantized.
 
     Raises:
-        ModelError: they have only some of it, or of another size.
+        ModelError: other files have only some of it, or of another size.
     """
     head, stored = empty_mtp(model.module, model.dtype), stored_weights(model.path)
     made = {name: parts_of(stored_name(name), stored) for name, _ in head.named_parameters()}
@@ -27,12 +28,17 @@ def load_mtp(model: LoadedModel) -> bool:
         parts = made[name]
         whole = parts and all(each.dtype is not None for each in parts)
         if not whole or not fit(parts, parameter.shape):
+            if model.weights.stored:
+                return False
             raise ModelError(
                 f"the model in {model.path} has no {stored_name(name)} of the size that its config "
                 "says: get the model again, or use --speculate off"
             )
     read_and_pack(head, partial(_parts, made), model.device, model.weights)
     if model.device.type == "cpu":
+        if model.weights.config is None:  # all would stay where some of it gets a new layout
+            for parameter in head.parameters():
+                parameter.data = parameter.data.clone()
         split_linears(head)
     if has_triton(model.device):
         take_few_in_place(head)
