@@ -186,8 +186,12 @@ class StatesAhead(StateCarrier):
         recurrence = self._recurrences.get(place)
         return None if recurrence is None else recurrence.after(count)
 
+    def is_recording_past(self, layer_idx: int) -> bool:
+        """It is: not even a single token changes a state in place."""
+        return True
+
     def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> Tensor | None:
-        """As it was: several tokens change none in place."""
+        """As it was."""
         return self.before[layer_idx - self.first].conv
 
     def get_recurrent_state(self, layer_idx: int, state_idx: int = 0) -> Any:
