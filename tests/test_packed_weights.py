@@ -72,7 +72,10 @@ def test_results_do_not_depend_on_threads(monkeypatch: pytest.MonkeyPatch) -> No
 
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
     weights = [matrix(kind, outputs, 512)[0] for kind, outputs in (("Q4_1", 580), ("Q6_K", 192))]
-    products = [product(each.blocks, each.form, torch.randn(each.out_features)) for each in weights]
+    biases = [torch.randn(each.out_features) for each in weights]
+    products = [
+        product(each.blocks, each.form, bias) for each, bias in zip(weights, biases, strict=True)
+    ]
     for rows in (torch.randn(1, 512).numpy(), torch.randn(6, 512).numpy()):
         alone = np.concatenate([products_of(joined(each), rows) for each in products], 1)
         for threads in (1, 2, 3, 20):
