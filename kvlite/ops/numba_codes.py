@@ -54,19 +54,25 @@ def put(vector, codes, scales, zeros, head, place, bits):
     hadamard(vector)
     groups, width, last = scales.shape[1], codes.shape[2], np.float32(2**bits - 1)
     size = vector.size // groups
-    codes[head, place] = 0
     for group in range(groups):
-        low, high = np.float32(LARGEST), np.float32(-LARGEST)
-        for d in range(group * size, (group + 1) * size):
-            vector[d] = min(max(vector[d], np.float32(-LARGEST)), np.float32(LARGEST))
-            low, high = min(low, vector[d]), max(high, vector[d])
+        part = vector[group * size : (group + 1) * size]
+        for d in range(size):
+            part[d] = min(max(part[d], np.float32(-LARGEST)), np.float32(LARGEST))
+        low, high = part[0], part[0]
+        for d in range(size):
+            low, high = min(low, part[d]), max(high, part[d])
         least, share = to_half(low), to_half((high - low) / last)
         zeros[head, group, place], scales[head, group, place] = least, share
         zero, step = from_half(least), from_half(share)
         step = np.float32(1) if step == 0 else step
-        for d in range(group * size, (group + 1) * size):
-            code = min(max(np.rint((vector[d] - zero) / step), np.float32(0)), last)
-            codes[head, place, d % width] |= np.uint8(int(code) << (d // width * bits))
+        for d in range(size):
+            part[d] = min(max(np.rint((part[d] - zero) / step), np.float32(0)), last)
+    own = codes[head, place]
+    own[:] = 0
+    for first in range(0, vector.size, width):
+        plane, shift = vector[first : first + width], np.int32(first // width * bits)
+        for d in range(width):
+            own[d] |= np.uint8(np.int32(plane[d]) << shift)
 
 
 @intrinsic

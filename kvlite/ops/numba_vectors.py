@@ -39,20 +39,28 @@ def _jitted(loop: Loop, fastmath: set[str]) -> Loop:
 
 
 @jitted
+def _sums_and_differences(of, out):
+    """The sums of all pairs of neighbors, and behind them their differences, many at once."""
+    half = out.size // 2
+    sums, differences = out[:half], out[half:]
+    for i in range(half):
+        one, other = of[2 * i], of[2 * i + 1]
+        sums[i], differences[i] = one + other, one - other
+
+
+@jitted
 def hadamard(vector):
     """Rotate a vector in place, as `kvlite.cache.quantized.rotation` does."""
     size = vector.size & -vector.size
+    share, spare = np.float32(1 / np.sqrt(np.float32(size))), np.empty(size, np.float32)
     for start in range(0, vector.size, size):
-        half = 1
-        while half < size:
-            for first in range(start, start + size, 2 * half):
-                for i in range(first, first + half):
-                    one, other = vector[i], vector[i + half]
-                    vector[i], vector[i + half] = one + other, one - other
-            half *= 2
-    share = np.float32(1 / np.sqrt(np.float32(size)))
-    for i in range(vector.size):
-        vector[i] *= share
+        part, done = vector[start : start + size], 1
+        one, other = part, spare
+        while done < size:
+            _sums_and_differences(one, other)
+            one, other, done = other, one, 2 * done
+        for i in range(size):
+            part[i] = one[i] * share
 
 
 @jitted
