@@ -93,7 +93,7 @@ def test_the_head_says_what_transformers_says(name: str) -> None:
 
 
 @pytest.mark.cases(1)
-@pytest.mark.parametrize("how", [{}, {"temperature": 0.7, "seed": 5}], ids=str)
+@pytest.mark.parametrize("how", [{}, {"temperature": 0.03, "seed": 5}], ids=str)
 @pytest.mark.parametrize("right", [True, False])
 def test_answers_are_those_without_it(right: bool, how: dict[str, Any]) -> None:
     """In fewer steps where it is right; in a second turn and drawn again, and after a stop."""
@@ -105,7 +105,7 @@ def test_answers_are_those_without_it(right: bool, how: dict[str, Any]) -> None:
         assert answer.token_ids == expected.token_ids
         metrics = answer.metrics
         assert metrics.proposed_tokens > 4 and expected.metrics.proposed_tokens == 0
-        assert metrics.accepted_tokens >= 5 * (right and not how)
+        assert metrics.accepted_tokens >= 2 * right
         assert metrics.decode_steps == 23 - metrics.accepted_tokens
         alike(talk, plain)
     for each in (plain, talk):
