@@ -60,13 +60,7 @@ class MtpGuesses(Guesses):
 
     def _empty(self) -> LayerCache:
         size, model = self.model.shape.kv_size, self.model
-        return LayerCache(
-            [(tuple(range(size.heads)), ROOM)],
-            batch=1,
-            dim=size.dim,
-            dtype=model.dtype,
-            device=model.device,
-        )
+        return LayerCache.empty(size, dtype=model.dtype, device=model.device).resized([ROOM])
 
     def _through(self, layer: LayerCache, token_ids: list[int], before: Tensor) -> Tensor:
         """Put tokens through the head, from position `read` on; what it makes of them.
