@@ -119,7 +119,7 @@ def advise(rows: Sequence[TuneRow], choices: Sequence[Choice], most_lost: float)
     for each in ranked:
         beside = [rival for rival in defaults if rival.kv_bytes <= each.kv_bytes]
         rival = max(beside, key=lambda tally: tally.kv_bytes, default=None)
-        check = ""
+        check = "" if held_back else " No part was left to check that: given more time, it goes on."
         if rival is not None and held_back:
             own, other = (lost(held_back[_setting(one)].rows) for one in (each, rival))
             if own > other:
