@@ -14,10 +14,8 @@ from kvlite.bench.questions import ask
 from kvlite.bench.rows import tallies
 from kvlite.bench.speed import peak_over_weights, run_reference
 from kvlite.bench.task import measure
-from kvlite.engine.prefill import prefill
 from kvlite.memory.meter import TensorMeter
 from kvlite.methods import parse_method
-from kvlite.methods.layer_policy import layer_policies
 from kvlite.model.calibration import find_calibration
 
 # Also longer than a chunk that goes through a layer at once.
@@ -52,14 +50,14 @@ def test_full_says_what_transformers_says(
     smollm: kvlite.Runner, smollm_reference: Any, prose: list[int], length: int
 ) -> None:
     """Its logits after the prompt, and then token by token."""
-    model, ids = smollm.model, prose[:length]
-    cache = smollm.conversation().cache
-    policies = layer_policies(parse_method("full"), model.shape, length, length)
-    ours = prefill(model, cache, torch.tensor([ids]), policies)
+    ids, talk = prose[:length], smollm.conversation(method="full")
+    pieces = talk.stream_tokens(ids, max_new_tokens=32, ignore_eos=True)
+    first = next(pieces)
+    assert talk.context.turn is not None
+    ours = talk.context.turn.logits.clone()
     said, theirs = greedy_with_logits(smollm_reference, ids, 32)
     torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=0)
-    answer = smollm.generate(ids, max_new_tokens=32, ignore_eos=True, method="full")
-    assert answer.token_ids == said
+    assert [first.token_id, *(piece.token_id for piece in pieces)] == said
 
 
 @pytest.mark.long

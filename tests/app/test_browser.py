@@ -3,6 +3,7 @@
 import json
 import re
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -314,68 +315,72 @@ SLOWLY = """() => {
 }"""
 
 
+@pytest.fixture(scope="module")
+def brief(tmp_path_factory: pytest.TempPathFactory, talker: Path) -> Iterator[Server]:
+    """An app whose answers are short."""
+    folder = tmp_path_factory.mktemp("brief")
+    with serving(folder, "--model", str(talker), "--max-tokens", "6") as server:
+        yield server
+
+
 @pytest.mark.long
-def test_what_is_done_is_done_with_what_was_shown(
-    tmp_path: Path, talker: Path, visitor: Visitor
-) -> None:
-    with serving(tmp_path, "--model", str(talker), "--max-tokens", "6") as server:
-        page = visitor.open(server.address)
-        send(page, "Of larks.")
-        answered(page, 1)
-        page.locator("#new").click()
-        expect(page.locator(ANSWER)).to_have_count(0)
-        send(page, "Of wrens.")
-        answered(page, 1)
-        page.evaluate(SLOWLY)  # what is done now is heard of after what is done next
-        choose(page, "Of wrens.", "Delete")
-        row(page, "Of larks.").click()
-        expect(row(page, "Of wrens.")).to_have_count(0)
-        expect(page.get_by_test_id("user")).to_have_text("Of larks.")
+def test_what_is_done_is_done_with_what_was_shown(brief: Server, visitor: Visitor) -> None:
+    larks, wrens, owls = (f"Of {each} {uuid4().hex[:8]}." for each in ("larks", "wrens", "owls"))
+    page = visitor.open(brief.address)
+    send(page, larks)
+    answered(page, 1)
+    page.locator("#new").click()
+    expect(page.locator(ANSWER)).to_have_count(0)
+    send(page, wrens)
+    answered(page, 1)
+    page.evaluate(SLOWLY)  # what is done now is heard of after what is done next
+    choose(page, wrens, "Delete")
+    row(page, larks).click()
+    expect(row(page, wrens)).to_have_count(0)
+    expect(page.get_by_test_id("user")).to_have_text(larks)
 
-        page.locator("#new").click()
-        expect(page.locator(ANSWER)).to_have_count(0)  # or it is taken for the one that is to come
-        send(page, "Of owls.")
-        answered(page, 1)
-        expect(page.get_by_test_id("user")).to_have_text("Of owls.")
-        send(page, "And of crows?")
-        row(page, "Of larks.").click()
+    page.locator("#new").click()
+    expect(page.locator(ANSWER)).to_have_count(0)  # or it is taken for the one that is to come
+    send(page, owls)
+    answered(page, 1)
+    expect(page.get_by_test_id("user")).to_have_text(owls)
+    send(page, "And of crows?")
+    row(page, larks).click()
 
-        def said() -> list[str]:
-            (owls,) = ConversationStore("", tmp_path).records("Of owls.")
-            return [each.text for each in owls.said if each.role == "user"]
+    def said() -> list[str]:
+        (record,) = ConversationStore("", brief.data).records(owls)
+        return [each.text for each in record.said if each.role == "user"]
 
-        waited(lambda: said() == ["Of owls.", "And of crows?"])
-        page.close()
+    waited(lambda: said() == [owls, "And of crows?"])
 
 
 @pytest.mark.long
 def test_of_a_long_conversation_the_end_is_shown_until_all_is_asked_for(
-    tmp_path: Path, talker: Path, visitor: Visitor
+    brief: Server, visitor: Visitor
 ) -> None:
-    store = ConversationStore("", tmp_path)
-    record = store.new()
+    store = ConversationStore("", brief.data)
+    record, name = store.new(), f"Long {uuid4().hex[:8]}"
+    record.name = name
     for number in range(1, 31):
         record.said += [
             StoredMessage("user", f"Question {number}?"),
             StoredMessage("assistant", f"Answer {number}."),
         ]
     store.save(record)
-    with serving(tmp_path, "--model", str(talker), "--max-tokens", "8") as server:
-        page = visitor.open(server.address)
-        page.locator("#listing .open").click()
-        users, earlier = page.get_by_test_id("user"), page.locator("#earlier")
-        expect(users).to_have_count(20)
-        expect(users.first).to_have_text("Question 11?")
-        expect(earlier).to_have_text("Show 10 earlier questions")
-        earlier.click()
-        expect(users).to_have_count(30)
-        expect(users.first).to_have_text("Question 1?")
-        expect(earlier).to_be_hidden()
-        page.locator("#new").click()
-        expect(users).to_have_count(0)
-        page.locator("#listing .open").first.click()
-        expect(users).to_have_count(20)
-        page.close()
+    page = visitor.open(brief.address)
+    row(page, name).click()
+    users, earlier = page.get_by_test_id("user"), page.locator("#earlier")
+    expect(users).to_have_count(20)
+    expect(users.first).to_have_text("Question 11?")
+    expect(earlier).to_have_text("Show 10 earlier questions")
+    earlier.click()
+    expect(users).to_have_count(30)
+    expect(users.first).to_have_text("Question 1?")
+    expect(earlier).to_be_hidden()
+    page.locator("#new").click()
+    expect(users).to_have_count(0)
+    row(page, name).click()
+    expect(users).to_have_count(20)
 
 
 @pytest.mark.long
