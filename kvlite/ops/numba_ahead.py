@@ -32,7 +32,6 @@ def compile_all(wanted: Callable[[], bool]) -> None:
         ),
         (numba_recall.products_of, (lines, held, whole, whole[::1], lines, place[::1])),
         (numba_recall.fill, (blocks, lines, whole[::1], held, held, blocks, *(whole,) * 5)),
-        (numba_rows.attend_held, (numba_rows.GIVEN, whole)),
         (numba_rows.attend_fetching, (numba_rows.GIVEN, whole)),
     ]
     for loop, given in loops:
