@@ -15,6 +15,7 @@ from kvlite.conversation.conversation import Conversation
 from kvlite.conversation.metrics import GenerationMetrics
 from kvlite.conversation.verify import difference
 from kvlite.engine.callbacks import Callbacks
+from kvlite.engine.decode import Step
 from kvlite.errors import OutOfMemory, SettingError, Stopped
 from tests.conftest import Tiny, make_tiny
 from tests.faults import Faults
@@ -111,13 +112,13 @@ def test_with_a_tier_one_token_is_computed(
             lambda module, given, made: passed.append(given[0].shape[-2])
         ),
     )
-    steps, step_layer = list[int](), llama.model.step_layer
-    monkeypatch.setattr(llama.model, "step_layer", lambda at: (steps.append(at), step_layer(at))[1])
+    ended, end = list[Step](), Step.end
+    monkeypatch.setattr(Step, "end", lambda step, made: (ended.append(step), end(step, made))[1])
     pieces = list(talk.check())
     hook.remove()
     # One for the first token, and one for each that follows but the last.
     assert (sum(passed) == 1) == exactly
-    assert steps.count(0) == len(pieces) - 1
+    assert len(ended) == len(pieces) - 1
     assert (pieces[-1].metrics.prompt_tokens == 1) == exactly
 
 

@@ -22,8 +22,11 @@ def through_layers(model: LoadedModel, steps: Sequence["Step"]) -> bool:
     rows: list[list[LayerStep]] = []
     if model.layers.passing is None and not any(map(_is_busy, steps)):
         for index in range(start, len(model.layers)):
-            layer, row = model.step_layer(index), [step.through_layer(index) for step in steps]
-            if not isinstance(layer, PackedTokenLayer) or not _are_plain(row):
+            layer = model.step_layer(index)
+            if not isinstance(layer, PackedTokenLayer):
+                break
+            row = [step.through_layer(index) for step in steps]
+            if not _are_plain(row):
                 break
             turns = steps[0].rotations[index][0] is rotations[0][0]
             if not turns or (layers and layer.softmax != layers[0].softmax):
