@@ -1,5 +1,7 @@
 """What a CPU multiplies in bfloat16 while it reads: against the same products in float64."""
 
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -87,6 +89,25 @@ def test_results_do_not_depend_on_threads(monkeypatch: pytest.MonkeyPatch) -> No
         found.append((weights.product(rows), out, lse))
     for others in found[1:]:
         assert all(map(torch.equal, found[0], others))
+
+
+def test_nothing_is_begun_after_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    from kvlite.ops import numba_quant
+
+    def one_after_another(work: Callable[[object], None], parts: list[object]) -> None:
+        for part in parts:
+            with suppress(MemoryError):
+                work(part)
+
+    def work(item: int) -> None:
+        begun.append(item)
+        raise MemoryError
+
+    begun = list[int]()
+    monkeypatch.setattr(numba_quant, "in_threads", one_after_another)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
+    numba_quant.in_turn(work, range(100))
+    assert begun == [0]
 
 
 def test_reading_rounds_and_answering_does_not(

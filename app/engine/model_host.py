@@ -70,12 +70,14 @@ class ModelHost:
     @property
     def text_limit(self) -> int:
         """The most characters that can fit the model, or any while there is none."""
-        return _LONGEST if self.runner is None else self.runner.text_limit
+        runner = self.runner
+        return _LONGEST if runner is None else runner.text_limit
 
     def require_fits(self, text: str, cancel: Event | None = None) -> None:
         """Refuse a text that is too long for the model, or for any if there is none yet, before it
         waits, is kept, or is read: raises ContextError, or Stopped if `cancel` was set."""
-        runner, most = self.runner, self.text_limit
+        runner = self.runner
+        most = _LONGEST if runner is None else runner.text_limit
         if len(text) > most:
             raise ContextError(
                 f"{len(text):,} characters are more than the {most:,} that can fit the model: ask "

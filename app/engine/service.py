@@ -341,6 +341,7 @@ class Service:
         now = self.engine.current
         # While a model is loaded there is no answer to lose.
         loses = self.model_host.active is not None and (now is None or not now.public)
+        loses |= self.host.beside
         if not self.engine.close(last, patience if loses else _AT_ONCE, seconds) and loses:
             told.append("What was being done did not end in time; an answer may be lost.")
         return " ".join(told)

@@ -25,6 +25,7 @@ from lm_eval.utils import get_rolling_token_windows, make_disjoint_window, make_
 from torch import Tensor
 from tqdm import tqdm
 
+from kvlite import __version__
 from kvlite.bench.batch_decode import teacher_force
 from kvlite.bench.fork import Branch, Choice, Recalled, read_turns
 from kvlite.bench.prose import digest
@@ -33,12 +34,13 @@ from kvlite.conversation.context import Context
 from kvlite.conversation.prefix import answer_prompt
 from kvlite.conversation.runner import Runner
 from kvlite.conversation.turn_config import TurnConfig
-from kvlite.errors import SettingError, reason
+from kvlite.errors import OutOfMemory, SettingError, reason
 from kvlite.methods.engine_config import EngineConfig
 from kvlite.methods.layer_policy import can_recall
 
-# Settings that decide results.
+# Settings that results are named by, and those that only say where and in which parts work is done.
 _DECIDING = ("method", "budget", "kv_bits", "recall", "recall_entries", "recall_bits", "weights")
+_PLACES = {"device", "vram", "stream", "chunk"}
 
 # Tokens of an answer where a task does not say, as lm_eval's `hf` has it.
 _LONGEST = 256
@@ -156,7 +158,13 @@ class KvliteLM(TemplateLM):  # type: ignore[misc]
             pieces = answer_prompt(
                 talk, prompts[at][-room:], stop=tuple(filter(None, stops)), **settings
             )
-            text = "".join(piece.text for piece in pieces)
+            *_, last = answer = list(pieces)
+            if last.metrics.finish_reason == "memory":
+                raise OutOfMemory(
+                    "memory ran out in an answer: take a smaller --budget or fewer --kv-bits, or "
+                    "end other programs; begun again with the same --out, the run goes on"
+                )
+            text = "".join(piece.text for piece in answer)
             said[at] = postprocess_generated_text(text, stops, None)
             self.cache_hook.add_partial("generate_until", requests[at].args, said[at])
         return [said[at] for at in range(len(requests))]
@@ -289,10 +297,11 @@ def evaluate(
     tracker = EvaluationTracker(output_path=str(folder))
     about = {name: getattr(runner.settings, name) for name in _DECIDING}
     model_args = {"pretrained": runner.settings.model, **about}
+    said_by = {name: value for name, value in vars(runner.settings).items() if name not in _PLACES}
     results: dict[str, Any] = simple_evaluate(
         KvliteLM(runner),
         model_args=model_args,
-        use_cache=str(folder / f"answers-{digest(str(model_args))}"),
+        use_cache=str(folder / f"answers-{digest(str((__version__, said_by)))}"),
         tasks=[*tasks],
         task_manager=manager,
         evaluation_tracker=tracker,

@@ -187,7 +187,7 @@ class StatesAhead(StateCarrier):
         return None if recurrence is None else recurrence.after(count)
 
     def is_recording_past(self, layer_idx: int) -> bool:
-        """It is: not even a single token changes a state in place."""
+        """It is: several tokens change no state in place."""
         return True
 
     def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> Tensor | None:

@@ -31,6 +31,7 @@ from kvlite.methods.engine_config import EngineConfig
 from kvlite.model.load import LoadedModel
 from kvlite.offload.kv.compile_ahead import begin_compiling
 from kvlite.offload.kv.copies import StoreCopies
+from kvlite.ops.device import MANY_ROWS
 
 if TYPE_CHECKING:
     from kvlite.conversation.conversation import Conversation
@@ -228,7 +229,10 @@ class AnswerBatch:
     def _has_room(self) -> bool:
         """Whether the next answer fits; one by itself always begins."""
         copy = self.waiting[0].source.copy_bytes
-        return not self.going or self._fits(copy, self.largest + self.reading + copy)
+        if not self.going:
+            return True
+        few = len(self.going) + 1 < MANY_ROWS  # so that what is rounded does not depend on others
+        return few and self._fits(copy, self.largest + self.reading + copy)
 
     def has_room_for_another(self) -> bool:
         """Whether a conversation as large as those so far may be read beside them."""

@@ -200,7 +200,7 @@ class Turn:
         self.token_ids += self.ids
 
     def _prefilled(self, callbacks: Callbacks) -> torch.Tensor:
-        if self.model.mtp is None or self.settings.speculate == "off":
+        if self.model.mtp is None or self.settings.speculate == "off" or self.recall is not None:
             self.cache.hidden = None
         elif self.cache.hidden is None:
             self.cache.hidden = HiddenLog()

@@ -34,7 +34,7 @@ def text_limit(tokenizer: Any, max_context: int) -> int:
     return _limit(_longest(tokenizer), max_context, normalizes)
 
 
-@lru_cache(maxsize=1)
+@lru_cache(maxsize=4)
 def _longest(tokenizer: Any) -> int:
     """Characters of a tokenizer's longest token."""
     return max(map(len, tokenizer.get_vocab()), default=1)

@@ -2,7 +2,7 @@
 the processor's cache, with a running maximum and sum ("FlashAttention-2: Faster Attention with
 Better Parallelism and Work Partitioning", section 3.1)."""
 
-from functools import cache
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -53,14 +53,18 @@ def attend(
     in_turn(work, range(batch * kv_heads * chunks - 1, -1, -1))
 
 
-@cache
+_COMPILING = Lock()
+
+
 def _compiled() -> Any:
-    """`_attend`, once for all layouts of rows."""
+    """`_attend`, compiled once for all layouts of rows."""
     loop: Any = _attend
-    rows, entries = types.Array(types.float32, 3, "A"), types.float32[:, ::1]
-    lse = types.Array(types.float32, 2, "A")
-    loop.compile((rows, entries, entries, types.float64, types.int64, rows, lse))
-    loop.disable_compile()
+    with _COMPILING:
+        if not loop.signatures:
+            rows, entries = types.Array(types.float32, 3, "A"), types.float32[:, ::1]
+            lse = types.Array(types.float32, 2, "A")
+            loop.compile((rows, entries, entries, types.float64, types.int64, rows, lse))
+            loop.disable_compile()
     return loop
 
 

@@ -4,8 +4,9 @@ numba compiles these loops at their first use, in a few seconds, and keeps the r
 Without it, `Quantized` forms the same products from torch's functions, some four times as slowly.
 """
 
+from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from functools import cache
 from itertools import pairwise
 from typing import Any
@@ -96,18 +97,26 @@ def thread_parts(count: int, channels: int) -> list[Part]:
 def in_threads(work: Callable[[Part], None], parts: list[Part]) -> None:
     """Do the work of each part in a thread of its own, the first in this one."""
     others = [_pool().submit(work, part) for part in parts[1:]]
-    work(parts[0])
+    try:
+        work(parts[0])
+    finally:
+        wait(others)
     for other in others:
         other.result()
 
 
 def in_turn(work: Callable[[int], None], items: Sequence[int]) -> None:
-    """Do the work of each item, in as many threads as torch has: who is done takes the next one."""
+    """Do the work of each item, in as many threads as torch has: who is done takes the next one.
+    After an error nobody begins another."""
     waiting = iter(items)
 
     def take(_: Part) -> None:
-        for item in waiting:
-            work(item)
+        try:
+            for item in waiting:
+                work(item)
+        except BaseException:
+            deque(waiting, 0)
+            raise
 
     in_threads(take, [(0, 0)] * max(1, min(torch.get_num_threads(), len(items))))
 

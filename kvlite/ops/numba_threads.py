@@ -54,7 +54,11 @@ def board() -> Array:
     made, threads = _board()
     while made[HELPERS] < wanted:
         _add(made, HELPERS, 1)
-        threads.submit(_help, made)
+        try:
+            threads.submit(_help, made)
+        except RuntimeError:  # no more threads can be had: work is done without
+            _add(made, HELPERS, -1)
+            break
     return made
 
 

@@ -89,11 +89,11 @@ class Engine:
                 self._wait(Work(last, ""))
             self._closed = True
             self._queue.put(None)
-        for work in now:
-            if not work.ended.wait(patience):
-                return False
+        ended = [work.ended.wait(patience) for work in now]
+        if self.current in now and not all(ended):
+            return False
         self._thread.join(seconds)
-        return not self._thread.is_alive()
+        return all(ended) and not self._thread.is_alive()
 
     def _wait(self, work: Work) -> None:
         self._waiting.append(work)

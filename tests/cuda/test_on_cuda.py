@@ -23,6 +23,7 @@ from kvlite.engine.sampling import Sampler
 from kvlite.engine.speculate import Pace
 from kvlite.engine.step_program import StepProgram
 from kvlite.memory.device_budget import hold
+from kvlite.memory.oom import HIDDEN
 from kvlite.methods import parse_method
 from kvlite.methods.layer_policy import LayerPolicy, layer_policies
 from kvlite.model.devices import choose_device
@@ -221,8 +222,9 @@ def test_speculation_is_that_of_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     forgo_loops(monkeypatch)
     given = Settings(method="full", kv_bits="4", max_new_tokens=16, speculate="auto")
 
-    def answered(model: LoadedModel) -> tuple[list[int], int, int]:
+    def answered(model: LoadedModel, *given_up: str) -> tuple[list[int], int, int]:
         talk = Runner(model, given).conversation()
+        talk.oom_policy.taken += given_up
         said = talk.generate(random_ids(60, 1)[0].tolist(), ignore_eos=True)
         return said.token_ids, said.metrics.proposed_tokens, said.metrics.accepted_tokens
 
@@ -230,6 +232,7 @@ def test_speculation_is_that_of_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     assert expected[2] > 1
     with fake_cuda():
         assert answered(headed("qwen3-5", "cuda", right=True).model) == expected
+        assert answered(headed("qwen3-5", "cuda", right=True).model, HIDDEN) == expected
 
 
 @pytest.mark.cases(1)
