@@ -32,6 +32,7 @@ from kvlite.model.shape import read_shape
 from kvlite.model.weights import Weights, choose_weights, held_tensors
 from kvlite.offload.weights.loader import open_by_layer, open_whole, require_streamable
 from kvlite.ops.blocks import FORMATS
+from kvlite.ops.device import MANY_ROWS
 from kvlite.planner.candidates import planner_here
 from tests.conftest import Tiny
 from tests.oracles.packed import blocks, by_gguf
@@ -249,21 +250,23 @@ def test_a_gguf_is_read_where_it_is(
 
 @pytest.mark.long
 def test_predictions_of_the_embedded_model_stay(smollm: kvlite.Runner, prose: list[int]) -> None:
-    """KL divergence from fp32 at most 1e-6: its weights are 4-bit in the file."""
+    """KL divergence from fp32 at most 1e-6: its weights are 4-bit in the file. After a prompt that
+    is long enough to be read in bfloat16, 1e-3."""
     model = kvlite.load("smollm2-135m").model
     assert model.weights.name == "gguf"
-    method, read, answered = parse_method("full"), 100, 24
-    logits: list[list[Tensor]] = []
-    for each in (smollm.model, model):
-        policies = layer_policies(method, each.shape, read, read)
-        cache = each.empty_cache()
-        first = prefill(each, cache, torch.tensor([prose[:read]]), policies)
-        tokens = prose[read : read + answered]
-        steps = [decode_step(each, cache, torch.tensor([token]), policies) for token in tokens]
-        logits.append([first, *steps])
-    for whole, packed in zip(*logits, strict=True):
-        ours, theirs = packed.log_softmax(-1), whole.log_softmax(-1)
-        assert float((theirs.exp() * (theirs - ours)).sum()) < 1e-6
+    method, answered = parse_method("full"), 24
+    for read, most in ((MANY_ROWS - 1, 1e-6), (400, 1e-3)):
+        logits: list[list[Tensor]] = []
+        for each in (smollm.model, model):
+            policies = layer_policies(method, each.shape, read, read)
+            cache = each.empty_cache()
+            first = prefill(each, cache, torch.tensor([prose[:read]]), policies)
+            tokens = prose[read : read + answered]
+            steps = [decode_step(each, cache, torch.tensor([token]), policies) for token in tokens]
+            logits.append([first, *steps])
+        for whole, packed in zip(*logits, strict=True):
+            ours, theirs = packed.log_softmax(-1), whole.log_softmax(-1)
+            assert float((theirs.exp() * (theirs - ours)).sum()) < most
 
 
 def test_refusals(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
