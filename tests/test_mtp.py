@@ -80,7 +80,7 @@ def test_the_head_says_what_transformers_says(name: str) -> None:
         return ids[-count:]
 
     cache = model.empty_cache()
-    cache.hidden = HiddenLog()
+    cache.hidden = HiddenLog(torch.device("cpu"))
     policies = layer_policies(Full(), model.shape, 10**6, 60)
     prefill(model, cache, torch.tensor([IDS[:40]]), policies, chunk=16)
     guesses = MtpGuesses(model, cache.hidden, IDS[:40])
@@ -121,7 +121,7 @@ def test_answers_are_those_without_it(right: bool, how: dict[str, Any]) -> None:
 
 
 def test_a_log_has_the_last_tokens() -> None:
-    log, every = HiddenLog(), torch.randn(1, 3 * ROWS, 4)
+    log, every = HiddenLog(torch.device("cpu")), torch.randn(1, 3 * ROWS, 4)
     log.write(0, every[:, : ROWS + 7])
     assert (log.start, log.end) == (7, ROWS + 7)
     log.write(ROWS + 7, every[:, ROWS + 7 : ROWS + 9])
@@ -137,7 +137,7 @@ def test_a_full_layer_keeps_the_last_entries(monkeypatch: pytest.MonkeyPatch) ->
     """So that an answer of any length takes as much."""
     monkeypatch.setattr(mtp, "ROWS", 8)
     monkeypatch.setattr(mtp, "ROOM", 40)
-    tiny, log = headed("qwen3-5", right=False), HiddenLog()
+    tiny, log = headed("qwen3-5", right=False), HiddenLog(torch.device("cpu"))
     guesses = MtpGuesses(tiny.model, log, IDS[:1])
     for at, token in enumerate(IDS[1:]):
         log.write(at, torch.randn(1, 1, tiny.model.shape.hidden))

@@ -15,17 +15,19 @@ class HiddenLog:
         rows: `(1, ROWS, hidden size)`; empty before anything was written.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device) -> None:
+        """Keep them on a device, wherever they come from: the host, where memory is short."""
         self.start = self.end = 0
-        self.rows = torch.empty(0)
+        self.rows = torch.empty(0, device=device)
 
     def write(self, first: int, hidden: Tensor) -> None:
         """Keep the last hidden states `(1, L, hidden size)` of positions from `first` on. Those of
         later positions are forgotten; all are, if some between were never written."""
         if not self.rows.numel():
-            self.rows = hidden.new_empty(1, ROWS, hidden.shape[2])
+            size = 1, ROWS, hidden.shape[2]
+            self.rows = torch.empty(size, dtype=hidden.dtype, device=self.rows.device)
         end = first + hidden.shape[1]
-        first, hidden = max(first, end - ROWS), hidden[:, -ROWS:]
+        first, hidden = max(first, end - ROWS), hidden[:, -ROWS:].to(self.rows.device)
         self.start = max(self.start if self.start <= first <= self.end else first, end - ROWS)
         self.end = end
         done = 0

@@ -203,7 +203,7 @@ class Turn:
         if self.model.mtp is None or self.settings.speculate == "off" or self.recall is not None:
             self.cache.hidden = None
         elif self.cache.hidden is None:
-            self.cache.hidden = HiddenLog()
+            self.cache.hidden = HiddenLog(self.model.device)
         known = len(self.token_ids) - len(self.again)
         return prefill(
             self.model,

@@ -284,9 +284,7 @@ class Prefill:
     def logits(self) -> Tensor:
         """Next-token logits `(batch, vocab)` float32, after the last layer."""
         if self.cache.hidden is not None and self.rows is None:
-            # They may have been moved to the host for lack of memory.
-            last = self.hidden[:, -ROWS:].to(self.model.device)
-            self.cache.hidden.write(self.end - last.shape[1], last)
+            self.cache.hidden.write(self.end - self.hidden.shape[1], self.hidden)
         return self.model.logits(self.hidden[:, -1])
 
     def rewind(self) -> None:
