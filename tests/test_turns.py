@@ -95,6 +95,31 @@ def test_rows_are_what_a_conversation_says(runner: kvlite.Runner) -> None:
 
 
 @pytest.mark.long
+def test_a_document_is_read_before_it_is_asked_about(runner: kvlite.Runner) -> None:
+    """By what loses nothing; what would drop for good is read with the first question."""
+    talk = made(runner, questions=2)
+    known, unknown = (
+        list(measure(turns(runner.model, [talk], CHOICES[:4], 1, question)))
+        for question in ("known", "unknown")
+    )
+    for index, choice in enumerate(CHOICES[:4]):
+        given = {"method": choice.method.spec, "budget": choice.budget, "recall": "off"}
+        if choice.recall is not None:
+            given |= {"recall": "ram", "recall_entries": choice.recall.entries}
+        own = runner.conversation(**given, max_new_tokens=40)
+        assert own.read_ahead(talk.context) == (choice.recall is not None or choice.is_full)
+        first = talk.facts[talk.order(0)[0]].question
+        row = unknown[2 * index]
+        said = own.stream(f"{talk.context}\n\n{first}")
+        assert row.answer == "".join(piece.text for piece in said)
+        same = row.answer == known[2 * index].answer
+        assert same or choice.recall is not None
+    assert known != unknown
+    with pytest.raises(SettingError, match="--question 'often' is not one of known, unknown"):
+        task([400], 2, question="often")
+
+
+@pytest.mark.long
 def test_a_run_stopped_after_any_row_goes_on_to_the_same_rows(runner: kvlite.Runner) -> None:
     grid = partial(measure, turns(runner.model, [made(runner, 250, 2)], CHOICES[1:4:2], 1))
     whole = list(grid())
@@ -120,10 +145,10 @@ def test_what_cannot_be_asked_is_refused(
         list(measure(turns(runner.model, [made(runner)], CHOICES[3:4], 1)))
 
 
-def task(tokens: list[int], questions: int) -> Turns:
+def task(tokens: list[int], questions: int, question: str = "known") -> Turns:
     own = Turns(
         tokens=tokens, methods=[], budgets=[64], kv_bits=["16"], questions=questions, orders=1,
-        repeats=1,
+        repeats=1, question=question,
     )  # fmt: skip
     own.choices = CHOICES
     return own

@@ -11,10 +11,11 @@ from typing import Any, ClassVar
 
 from kvlite.bench.case import Puzzle, answer_tokens, asked, longest
 from kvlite.bench.fork import Choice
-from kvlite.bench.grid import fitting_prose, require_memory
+from kvlite.bench.grid import fitting_prose, require_known, require_memory
 from kvlite.bench.marks import found, leading
 from kvlite.bench.niah import codes
 from kvlite.bench.prose import begun_elsewhere, bundled_prose, hidden_in
+from kvlite.bench.questions import KNOWN, UNKNOWN
 from kvlite.bench.rows import Cells, Curve, Key, QualityRow, Tally, tallies
 from kvlite.bench.task import GridTask, Work
 from kvlite.cache.bits import UNCHANGED, written
@@ -109,7 +110,13 @@ class TurnRow(QualityRow):
 
 @dataclass(kw_only=True)
 class Turns(GridTask[TurnRow]):
-    """Conversations of several questions, in several orders."""
+    """Conversations of several questions, in several orders.
+
+    Attributes:
+        question: whether the first one is read with the document ("known"), or the document was
+            read and cut before ("unknown"), as the app does; what cannot bring back what it drops
+            is cut with the first question in any case.
+    """
 
     name: ClassVar = "turns"
     title: ClassVar = "Questions one after the other"
@@ -124,6 +131,18 @@ class Turns(GridTask[TurnRow]):
     questions: int
     orders: int
     repeats: int
+    question: str = KNOWN
+
+    def __post_init__(self) -> None:
+        require_known("--question", [self.question], [KNOWN, UNKNOWN])
+        super().__post_init__()
+
+    def options(self) -> dict[str, Any]:
+        """What decides the rows; runs from before there was a choice go on."""
+        options = super().options()
+        if self.question == KNOWN:
+            del options["question"]
+        return options
 
     def work(self, runner: Runner) -> list[Work[TurnRow]]:
         """Every conversation."""
@@ -135,7 +154,8 @@ class Turns(GridTask[TurnRow]):
         interviews = [
             make(length, seed=seed) for seed, length in product(range(self.repeats), self.tokens)
         ]
-        return turns(runner.model, interviews, self.fitted(runner.model), self.orders)
+        choices = self.fitted(runner.model)
+        return turns(runner.model, interviews, choices, self.orders, self.question)
 
     def table(self, rows: Sequence[TurnRow]) -> list[Cells]:
         """A line for each choice."""
@@ -148,24 +168,30 @@ class Turns(GridTask[TurnRow]):
 
 
 def turns(
-    model: LoadedModel, interviews: Iterable[Interview], choices: Sequence[Choice], orders: int
+    model: LoadedModel,
+    interviews: Iterable[Interview],
+    choices: Sequence[Choice],
+    orders: int,
+    question: str = KNOWN,
 ) -> list[Work[TurnRow]]:
     """A conversation for each document, order and choice."""
     work: list[Work[TurnRow]] = []
     for each, order, choice in product(interviews, range(orders), choices):
         about = {"length": each.length, "seed": each.seed, "order": order, **choice.columns}
         keys = [TurnRow.key({**about, "place": at + 1}) for at in range(len(each.facts))]
-        work.append((keys, partial(_rows, model, each, order, choice)))
+        work.append((keys, partial(_rows, model, each, order, choice, question)))
     return work
 
 
 def _rows(
-    model: LoadedModel, interview: Interview, order: int, choice: Choice
+    model: LoadedModel, interview: Interview, order: int, choice: Choice, question: str
 ) -> Iterator[TurnRow]:
     """One conversation, question by question."""
     tokenizer, talk = model.tokenizer, Conversation(model, _settings(choice))
-    for place, question in enumerate(interview.order(order), 1):
-        fact = interview.facts[question]
+    if question == UNKNOWN:
+        talk.read_ahead(interview.context)
+    for place, index in enumerate(interview.order(order), 1):
+        fact = interview.facts[index]
         before = interview.context if place == 1 else ""
         # Without a chat template nothing else stands between an answer and the next question.
         gap = "\n\n" if before or tokenizer.chat_template is None else ""
@@ -179,7 +205,7 @@ def _rows(
             seed=interview.seed,
             order=order,
             place=place,
-            depth=interview.depth(question),
+            depth=interview.depth(index),
             **choice.columns,
             tokens=metrics.seen_tokens,
             entries_mean=metrics.kept_entries_mean,

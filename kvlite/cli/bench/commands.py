@@ -19,8 +19,7 @@ from kvlite.config.settings import Settings
 app = typer.Typer(
     no_args_is_help=True,
     help="Measure speed, memory and quality on this machine.\n\n"
-    "Every command writes its rows to a folder as it goes (--out), and goes on from there when it "
-    "was stopped.",
+    "Every command writes its rows to a folder (--out), and goes on from there once stopped.",
     epilog="Try: kvlite bench niah --tokens 2000 --budget 128 --budget 512 --depths 3",
 )
 
@@ -228,6 +227,13 @@ def turns(
     orders: Annotated[
         int, typer.Option(min=1, help="orders in which they are asked, a conversation each")
     ] = 1,
+    question: Annotated[
+        str,
+        typer.Option(
+            help="known: the first question is read with the text; unknown: the text is read and "
+            "cut before it, as in the app, by what recalls"
+        ),
+    ] = "known",
     repeats: Repeats = 1,
     out: Out = None,
     as_json: Json = False,
@@ -235,10 +241,9 @@ def turns(
     """Hide several codes in real prose and ask for one after the other, in one conversation: is the
     last question answered as well as the first, in whichever order?
 
-    The first question comes with the text, so that entries are kept for it; what the others ask
-    for is dropped by then, or comes back (--recall). Beside every method is what it answers of
-    the questions that the full cache answers: small models fail some of them in any case. By
-    place: how many first questions were answered, how many second ones, and so on.
+    What later questions ask for is dropped by then, or comes back (--recall). Beside every method
+    is what it answers of the questions that the full cache answers. By place: how many first
+    questions were answered, how many second ones, and so on.
 
     Examples:
 
@@ -246,7 +251,7 @@ def turns(
 
       kvlite bench turns --method snapkv --questions 4 --repeats 5 --out run4
 
-      kvlite bench turns --recall 128 --recall-bits 16,4 --json
+      kvlite bench turns --question unknown --tokens 6000 --budget 180 --recall 128 --repeats 5
     """
 
 
