@@ -1,8 +1,11 @@
 """Which settings are recommended, from rows that were made up."""
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 import pytest
 
-from kvlite.bench.advice import TuneRow, advise, frontier, lost
+from kvlite.bench.advice import TuneRow, advise, comparable, frontier, in_race, lost
 from kvlite.bench.fork import Choice, Recalled
 from kvlite.bench.rows import tallies
 from kvlite.cache.bits import parse_kv_bits
@@ -25,7 +28,7 @@ def rows(choice: Choice, *losses: float) -> list[TuneRow]:
             length=LENGTH,
             **choice.columns,
             entries_mean=choice.budget,
-            kv_bytes=BYTES[choice],
+            kv_bytes=BYTES.get(choice, choice.budget),
             lost=loss,
             known=float(loss < 1),
         )
@@ -83,6 +86,30 @@ def test_only_parts_that_all_have_read_count() -> None:
     advice = advise(table[:3], [FULL, FEW], 0.1)  # the fact, and not yet the passage
     assert advice is not None and "1 of 1 hidden facts" in advice.reason
     assert advice.reason.endswith("No part was left to check that: given more time, it goes on.")
+
+
+def test_the_half_that_loses_most_beside_as_few_bytes_drops_out() -> None:
+    """But not what nothing beats, the full cache, or the default with recall."""
+    one, *others, near = (Choice(parse_method("snapkv"), budget) for budget in (50, *range(61, 68)))
+    losses = {FULL: 0.0, FEW: 0.4, MANY: 0.6, one: 3.0, near: 0.41}
+    losses |= {each: 0.5 + 0.1 * index for index, each in enumerate(others)}
+    choices = [*losses]
+
+    def part(number: int, left: Sequence[Choice]) -> list[TuneRow]:
+        return [replace(row, part=number) for each in left for row in rows(each, losses[each])]
+
+    first = part(0, choices)
+    assert in_race([], choices) == in_race(first[:-1], choices) == choices
+    left = in_race(first, choices)
+    assert {*left} == {FULL, FEW, MANY, one, near, others[0]}
+    assert {row.budget for row in comparable(first, choices)} == {each.budget for each in left}
+    second = in_race([*first, *part(1, left)], choices)
+    assert {*second} == {FULL, FEW, MANY, one}
+    # What drops out is not measured again, and one part checks what the others have chosen.
+    rest = [*first, *part(1, left), *part(2, second), *part(3, second)]
+    assert {*in_race(rest[: -2 * len(second)], choices)} == {*in_race(rest, choices)} == {*second}
+    assert {row.part for row in comparable(rest, choices)} == {0, 1, 2, 3}
+    assert in_race(part(2, choices), choices) == choices
 
 
 def test_the_frontier_is_what_nothing_beats_in_both() -> None:

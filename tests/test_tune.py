@@ -2,12 +2,14 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from threading import Event
 from typing import Any
 
 import pytest
 
+from kvlite.bench.advice import TuneRow, in_race
 from kvlite.bench.case import Recipe
 from kvlite.bench.fidelity import fidelity
 from kvlite.bench.prose import bundled_prose
@@ -45,7 +47,7 @@ def task(tmp_path: Path, words: int = 400) -> Tune:
 def test_rows_are_those_of_the_benches(runner: Runner, tmp_path: Path) -> None:
     """A fact's loss is its surprise beyond the full cache's; a passage's the divergence."""
     tune = task(tmp_path)
-    work = tune.work(runner)
+    work = list(islice(tune.work(runner), 4))
     facts, passages = (list(measure(work[index : index + 1])) for index in (2, 3))
     names = {choice.method.name for choice in tune.choices}
     assert names == {"full", "snapkv", "spans"}
@@ -66,9 +68,28 @@ def test_rows_are_those_of_the_benches(runner: Runner, tmp_path: Path) -> None:
     assert any(row.lost for row in facts) and any(row.lost for row in passages)
 
 
+@pytest.mark.long
+def test_what_drops_out_is_not_measured_again(runner: Runner, tmp_path: Path) -> None:
+    """A run that goes on measures what the whole run would have."""
+    tune, rows = task(tmp_path), list[dict[str, Any]]()
+    tune.resume(rows)
+    for row in measure(islice(tune.work(runner), 4)):
+        rows.append(row.to_json())
+    counts = [sum(row["part"] == part for row in rows) for part in (0, 1)]
+    left = in_race([TuneRow(**row) for row in rows[: counts[0]]], tune.choices)
+    assert counts == [2 * len(tune.choices), 2 * len(left)] and len(left) < len(tune.choices)
+    for stopped in (counts[0] - 1, counts[0] + 1):
+        again, begun = task(tmp_path), rows[:stopped]
+        again.resume(begun)
+        done = frozenset(tuple(row[name] for name in TuneRow.KEY) for row in begun)
+        for row in measure(islice(again.work(runner), 4), done):
+            begun.append(row.to_json())
+        assert [{**row, "ms": 0} for row in begun] == [{**row, "ms": 0} for row in rows]
+
+
 def test_it_ends_at_once_when_cancelled(runner: Runner, tmp_path: Path) -> None:
     tune = replace(task(tmp_path), cancel=Event())
-    fact, passage = (run for _, run in tune.work(runner)[:2])
+    fact, passage = (run for _, run in islice(tune.work(runner), 2))
     rows = iter(fact())
     next(rows)
     tune.cancel.set()  # type: ignore[union-attr]

@@ -45,8 +45,9 @@ def _proposed(runner: Runner, document: Document, work: Work, seconds: float) ->
     """What settings are worth, and which to take, as plain values."""
     task = Tune(file=document.name, text=document.text, cancel=work.cancel)
     begun, settings = monotonic(), runner.settings
-    units = task.work(runner)
     folder = opened(task, settings, find_model(settings.model))
+    task.resume(folder.rows)
+    units = task.work(runner)
     folder.begin()
     work.progress(0, int(seconds))
     with suppress(Stopped):

@@ -1,4 +1,5 @@
-"""Which settings to recommend, from what many choices lost on parts of a document."""
+"""Which settings to go on with, and which to recommend, from what many choices lost on parts of a
+document."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -15,6 +16,7 @@ from kvlite.config.units import readable
 from kvlite.methods import parse_method
 from kvlite.model.source import lasting_name
 
+KINDS = ("fact", "passage")
 # Every third part has no say in the choice: it checks it.
 _CHECKS = 3
 
@@ -92,6 +94,33 @@ def frontier(found: Sequence[Tally[TuneRow]]) -> list[Tally[TuneRow]]:
     return best
 
 
+def in_race(rows: Sequence[TuneRow], choices: Sequence[Choice]) -> list[Choice]:
+    """The choices to go on with, once some parts are measured: successive halving (Jamieson and
+    Talwalkar, "Non-stochastic Best Arm Identification and Hyperparameter Optimization", section 2).
+
+    After each part that has a say, the half goes that loses most beside the best with no more
+    bytes. What nothing beats stays, and so do the full cache and the default settings, which others
+    are compared with.
+    """
+    left, part = [*choices], 0
+    while _measured(rows, part, left):
+        if not _checks(part):
+            own = {_setting_of(choice) for choice in left}
+            seen = (row for row in rows if row.part <= part and not _checks(row.part))
+            found = [each for each in tallies(seen) if _setting(each.rows[0]) in own]
+            left = _better_half(found, left, choices)
+        part += 1
+    return left
+
+
+def comparable(rows: Sequence[TuneRow], choices: Sequence[Choice]) -> list[TuneRow]:
+    """Rows of the choices in the race, of what all of them have read: a run may stop in between."""
+    left = {_setting_of(choice) for choice in in_race(rows, choices)}
+    own = [row for row in rows if _setting(row) in left]
+    count = Counter((row.kind, row.part) for row in own)
+    return [row for row in own if count[row.kind, row.part] == len(left)]
+
+
 def advise(rows: Sequence[TuneRow], choices: Sequence[Choice], most_lost: float) -> Advice | None:
     """Recommend the fewest bytes that lose little enough, or what loses least.
 
@@ -103,46 +132,72 @@ def advise(rows: Sequence[TuneRow], choices: Sequence[Choice], most_lost: float)
         most_lost: nats a token.
 
     Returns:
-        None if there is no part that every choice has read.
+        None if there is no part that every choice in the race has read.
     """
-    whole = _whole(rows, len(choices))
-    tuning = tallies(row for row in whole if row.part % _CHECKS != _CHECKS - 1)
+    whole = comparable(rows, choices)
+    tuning = tallies(row for row in whole if not _checks(row.part))
     held_back = {
-        _setting(each): each
-        for each in tallies(row for row in whole if row.part % _CHECKS == _CHECKS - 1)
+        _setting(each.rows[0]): each for each in tallies(row for row in whole if _checks(row.part))
     }
     if not tuning:
         return None
-    by_setting = {tuple(choice.columns.values()): choice for choice in choices}
-    defaults = [each for each in tuning if _is_default(by_setting[_setting(each)], choices)]
+    by_setting = {_setting_of(choice): choice for choice in choices}
+    defaults = [each for each in tuning if _is_default(by_setting[_setting(each.rows[0])], choices)]
     ranked = sorted(tuning, key=lambda each: (max(most_lost, lost(each.rows)), each.kv_bytes))
     for each in ranked:
         beside = [rival for rival in defaults if rival.kv_bytes <= each.kv_bytes]
         rival = max(beside, key=lambda tally: tally.kv_bytes, default=None)
         check = "" if held_back else " No part was left to check that: given more time, it goes on."
         if rival is not None and held_back:
-            own, other = (lost(held_back[_setting(one)].rows) for one in (each, rival))
+            own, other = (lost(held_back[_setting(one.rows[0])].rows) for one in (each, rival))
             if own > other:
                 continue
             check = (
                 f" On parts that had no say in this it loses {own:.3f}, and the default method "
                 f"with no more bytes {other:.3f}."
             )
-        choice = by_setting[_setting(each)]
-        full = next(one for one in tuning if by_setting[_setting(one)].is_full)
+        choice = by_setting[_setting(each.rows[0])]
+        full = next(one for one in tuning if by_setting[_setting(one.rows[0])].is_full)
         return Advice(_values(choice, each.rows[0].length), _reason(each, full, most_lost) + check)
     raise AssertionError("the default is no worse than itself")
 
 
-def _setting(tally: Tally[TuneRow]) -> Key:
-    row = tally.rows[0]
+def _setting(row: TuneRow) -> Key:
     return row.method, row.budget, row.kv_bits, row.recall
 
 
-def _whole(rows: Sequence[TuneRow], choices: int) -> list[TuneRow]:
-    """Rows of parts that every choice has read; a run may stop between two."""
-    count = Counter((row.kind, row.part) for row in rows)
-    return [row for row in rows if count[row.kind, row.part] == choices]
+def _setting_of(choice: Choice) -> Key:
+    return tuple(choice.columns.values())
+
+
+def _checks(part: int) -> bool:
+    """Whether it has no say in the choice."""
+    return part % _CHECKS == _CHECKS - 1
+
+
+def _measured(rows: Sequence[TuneRow], part: int, choices: Sequence[Choice]) -> bool:
+    """Whether all choices have both rows of a part."""
+    found = {(row.kind, *_setting(row)) for row in rows if row.part == part}
+    return all((kind, *_setting_of(choice)) in found for kind in KINDS for choice in choices)
+
+
+def _better_half(
+    found: Sequence[Tally[TuneRow]], left: Sequence[Choice], choices: Sequence[Choice]
+) -> list[Choice]:
+    """Choices without those that lose most beside the best with no more bytes."""
+    behind = {
+        _setting(each.rows[0]): lost(each.rows)
+        - min(lost(other.rows) for other in found if other.kv_bytes <= each.kv_bytes)
+        for each in found
+    }
+    stay = [
+        each
+        for each in left
+        if each.is_full or _is_default(each, choices) or not behind[_setting_of(each)]
+    ]
+    others = [each for each in left if each not in stay]
+    others.sort(key=lambda each: behind[_setting_of(each)])
+    return [*stay, *others[: max(0, (len(left) + 1) // 2 - len(stay))]]
 
 
 def _is_default(choice: Choice, choices: Sequence[Choice]) -> bool:

@@ -26,15 +26,15 @@ def write_table(
     machine: Mapping[str, str],
     *,
     done: int,
-    total: int,
+    total: int | None,
 ) -> None:
     """Write a Markdown table of a run's figures, and what they were measured on.
 
     Args:
-        done, total: rows there are, of how many.
+        done, total: rows there are, of how many; None if there is no end but that of time.
     """
     parts = [f"# {title}"]
-    if done < total:
+    if total is not None and done < total:
         parts.append(f"Stopped after {done:,} of {total:,} rows.")
     parts += [_markdown(lines), INTERVALS, ", ".join(f"{k} {v}" for k, v in machine.items())]
     (folder / TABLE).write_text("\n\n".join(parts) + "\n", encoding="utf-8")

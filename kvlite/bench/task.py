@@ -1,7 +1,7 @@
 """What a benchmark is: options that decide its rows, and units of work that measure them."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from math import inf
 from pathlib import Path
@@ -72,8 +72,12 @@ class Task(ABC, Generic[R]):
         """What the model is opened with."""
         return given
 
+    def resume(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Look at the rows that the run has, in a list that grows while it goes on. Called before
+        `work`, for tasks that choose what to measure next by what was measured."""
+
     @abstractmethod
-    def work(self, runner: Runner) -> Sequence[Work[R]]:
+    def work(self, runner: Runner) -> Iterable[Work[R]]:
         """All rows of the run, unit by unit.
 
         Raises:

@@ -1,7 +1,7 @@
 """Settings for one document: what many choices still know of facts hidden in it, and of how its
 passages go on."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
@@ -12,7 +12,18 @@ from threading import Event
 from time import perf_counter
 from typing import Any, ClassVar
 
-from kvlite.bench.advice import Advice, TuneRow, advise, facts_known, frontier, lost, shown_share
+from kvlite.bench.advice import (
+    KINDS,
+    Advice,
+    TuneRow,
+    advise,
+    comparable,
+    facts_known,
+    frontier,
+    in_race,
+    lost,
+    shown_share,
+)
 from kvlite.bench.batch_decode import step_together, surprise
 from kvlite.bench.case import MOST_ANSWER, Made, Recipe, fitted
 from kvlite.bench.fidelity import FidelityRow, fidelity
@@ -55,7 +66,7 @@ class Tune(Task[TuneRow]):
         most_lost: nats a token that the recommended settings may lose.
         text: its text; read from it if empty.
         cancel: ends what is measured, once set.
-        choices: what is compared, once the model is known.
+        choices: what is compared in the first part, once the model is known.
     """
 
     name: ClassVar = "tune"
@@ -75,6 +86,7 @@ class Tune(Task[TuneRow]):
     text: str = ""
     cancel: Event | None = None
     choices: list[Choice] = field(init=False, default_factory=list)
+    rows: Sequence[Mapping[str, Any]] = field(init=False, default=())
 
     def __post_init__(self) -> None:
         """Raises SettingError or DocumentError if an option or the document cannot be used."""
@@ -87,13 +99,18 @@ class Tune(Task[TuneRow]):
     def options(self) -> dict[str, Any]:
         """What decides the rows."""
         given = super().options()
-        del given["choices"], given["most lost"], given["cancel"]
+        del given["choices"], given["most lost"], given["cancel"], given["rows"]
         return {**given, "text": digest(self.text)}
 
-    def work(self, runner: Runner) -> list[Work[TuneRow]]:
-        """A fact and a passage in turns, each read once for all choices that one store serves."""
-        model, tokenizer = runner.model, runner.tokenizer
-        ids: list[int] = tokenizer.encode(self.text)
+    def resume(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Who is in the race is read from them."""
+        self.rows = rows
+
+    def work(self, runner: Runner) -> Iterator[Work[TuneRow]]:
+        """A fact and a passage in turns, each read once for all choices that one store serves, by
+        those still in the race."""
+        model = runner.model
+        ids: list[int] = runner.tokenizer.encode(self.text)
         # A fifth is left, for passages to begin at several places.
         length = min(self.tokens, model.shape.max_context - MOST_ANSWER, len(ids) * 4 // 5)
         if length < LEAST_TOKENS:
@@ -106,27 +123,29 @@ class Tune(Task[TuneRow]):
             for each in self._choices(length)
         ]
         require_memory(self.choices, model, length + MOST_ANSWER)
-        shared = parties(self.choices)
-        work: list[Work[TuneRow]] = []
-        for part in range(ROUNDS):
-            place = part * _GOLDEN % 1
-            prepare = partial(_hidden, tokenizer, self.text, length, place, part)
-            fact = Recipe(
-                self.name, "fact", length, place, part, partial(fitted, prepare, length, "tuning")
-            )
-            work.append(
-                (_keys("fact", part, shared), partial(_fact, model, fact, shared, self.cancel))
-            )
-            start = int(place * (len(ids) - length - AFTER))
-            ((_, run),) = fidelity(
-                model, ids, self.choices, starts={length: [start]}, after=AFTER, cancel=self.cancel
-            )
-            work.append((_keys("passage", part, shared), partial(_passage, part, run)))
-        return work
+        parts = (self._part(model, ids, length, part) for part in range(ROUNDS))
+        return chain.from_iterable(parts)
+
+    def _part(
+        self, model: LoadedModel, ids: list[int], length: int, part: int
+    ) -> list[Work[TuneRow]]:
+        """A fact and a passage, at a place of their own."""
+        choices = in_race([TuneRow(**row) for row in self.rows], self.choices)
+        shared, place = parties(choices), part * _GOLDEN % 1
+        prepare = partial(_hidden, model.tokenizer, self.text, length, place, part)
+        made = partial(fitted, prepare, length, "tuning")
+        fact = Recipe(self.name, "fact", length, place, part, made)
+        start = int(place * (len(ids) - length - AFTER))
+        ((_, passage),) = fidelity(
+            model, ids, choices, starts={length: [start]}, after=AFTER, cancel=self.cancel
+        )
+        runs = (partial(_fact, model, fact, shared, self.cancel), partial(_passage, part, passage))
+        return [(_keys(kind, part, shared), run) for kind, run in zip(KINDS, runs, strict=True)]
 
     def table(self, rows: Sequence[TuneRow]) -> list[Cells]:
-        """A line for each choice that no other beats both in bytes and in what it loses."""
-        best = frontier(tallies(rows))
+        """A line for each choice in the race that no other beats both in bytes and in what it
+        loses."""
+        best = frontier(tallies(comparable(rows, self.choices)))
         return [
             {
                 "method": label(each.rows[0].method, each.rows[0].kv_bits),

@@ -59,9 +59,10 @@ def tune(
     """Measure methods, budgets and bits on a document, and save the settings that serve it.
 
     Hides facts in the document and asks for them once it was read, and looks how far predictions
-    of its passages move, beside the full cache. Recommended is what takes the fewest bytes on the
-    device and loses no more than --lost. Parts that had no say in the choice check it: there it
-    loses no more than the default method with as many bytes. Given again, it goes on.
+    of its passages move, beside the full cache. After each part of the document the half that does
+    worst drops out. Recommended is what takes the fewest bytes on the device and loses no more than
+    --lost. Parts that had no say in the choice check it: there it loses no more than the default
+    method with as many bytes. Given again, it goes on.
 
     Examples:
 

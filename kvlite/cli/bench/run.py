@@ -55,15 +55,16 @@ def run(
         model = find_model(settings.model, status.update)
         folder = opened(task, settings, model, out)
         runner = open_runner(settings, status.update)
+    task.resume(folder.rows)
     work = task.work(runner)
-    total = sum(len(keys) for keys, _ in work)
+    total = sum(len(keys) for keys, _ in work) if seconds == inf else None
     folder.begin()
     (folder.path / COMMAND).write_text(f"kvlite {shlex.join(sys.argv[1:])}\n", encoding="utf-8")
     stopped = False
     with reading_bar(screen, task.title) as bar:
 
         def show() -> None:
-            if seconds < inf:
+            if total is None:
                 bar.update(int(monotonic() - begun), int(seconds))
             else:
                 bar.update(len(folder.rows), total)
@@ -79,9 +80,9 @@ def run(
     _report(task, folder, rows, machine(), total, as_json)
     if stopped:
         command = [*sys.argv[1:], *([] if out else ["--out", str(folder.path)])]
+        of = "" if total is None else f" of {total:,}"
         screen.print(
-            f"Stopped after {len(folder.rows):,} of {total:,} rows. To go on: "
-            f"kvlite {shlex.join(command)}",
+            f"Stopped after {len(folder.rows):,}{of} rows. To go on: kvlite {shlex.join(command)}"
         )
         raise typer.Exit(INTERRUPTED)
     return rows
@@ -92,7 +93,7 @@ def _report(
     folder: "RunFolder",
     rows: Sequence[Any],
     machine: Mapping[str, str],
-    total: int,
+    total: int | None,
     as_json: bool,
 ) -> None:
     from kvlite.bench.report import NO_PLOTS, can_draw, write_table
