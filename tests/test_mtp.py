@@ -150,8 +150,14 @@ def test_a_full_layer_keeps_the_last_entries(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.long
-def test_it_is_loaded_and_planned(tmp_path: Path, tiny_folder: Path) -> None:
+def test_it_is_loaded_and_planned(
+    tmp_path: Path, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Where there is room; a checkpoint without it, as quantized ones are, does as well."""
+
+    def no_memory(*_: Any) -> None:
+        raise torch.OutOfMemoryError("made up by a test")
+
     tiny = headed("qwen3-5", right=True, vocab_size=49_152)
     folder, given = tmp_path / "model", {"method": "full", "max_new_tokens": 8}
     tiny.reference.save_pretrained(folder)
@@ -176,7 +182,15 @@ def test_it_is_loaded_and_planned(tmp_path: Path, tiny_folder: Path) -> None:
     assert answers[0].token_ids == answers[1].token_ids and answers[1].metrics.proposed_tokens
     room = f"{runner.plan.peak_bytes // 1024 - 1}KiB"
     tight = kvlite.load(str(folder), **given, speculate="auto", vram=room)
-    assert tight.model.mtp is None
+    assert tight.model.mtp is None and tight.plan is not None
+    assert "MTP head is left out: there is no room" in tight.plan.changes[-1]
+    with monkeypatch.context() as short:
+        short.setattr("kvlite.offload.weights.mtp.read_and_pack", no_memory)
+        without = kvlite.load(str(folder), **given, speculate="auto")
+    assert without.model.mtp is None and without.plan is not None and plain.plan is not None
+    assert without.plan.phases == plain.plan.phases
+    assert "MTP head is left out: there is no room" in without.plan.changes[-1]
+    assert without.conversation().generate(IDS, ignore_eos=True).token_ids == answers[0].token_ids
     tight.model.weights = Weights("gptq", torch.float32, stored=True)
     assert load_mtp(tight.model)
     save_file(

@@ -15,6 +15,7 @@ from kvlite.engine.callbacks import NO_CALLBACKS, Callbacks, Progress, require_c
 from kvlite.engine.selfcheck import require_own_answers
 from kvlite.errors import ForecastError, SettingError
 from kvlite.memory.device_budget import hold
+from kvlite.memory.free import is_oom, release_memory
 from kvlite.methods.budget import require_budget
 from kvlite.methods.engine_config import EngineConfig, require_meanings
 from kvlite.methods.layer_policy import layer_policies
@@ -223,7 +224,7 @@ def open_runner(
             cancel=cancel,
         )
     if plan is not None and plan.mtp:
-        load_mtp(model)
+        plan = _with_mtp(model, plan)
     if choice.weights.stored and not choice.weights.keeps_experts_packed(model.shape.model_type):
         require_own_answers(model)
     if untested:
@@ -234,6 +235,20 @@ def open_runner(
                 "against transformers"
             )
     return Runner(model, choice.applied(settings), plan)
+
+
+def _with_mtp(model: LoadedModel, plan: Plan) -> Plan:
+    """Load a model's own MTP head as planned, or leave it out if memory runs out; the plan as it
+    came to be."""
+    try:
+        load_mtp(model)
+        return plan
+    except Exception as error:
+        if not is_oom(error):
+            raise
+    # The error is gone here, and with its traceback what was read of the head.
+    release_memory(model.device)
+    return plan.without_mtp(plan.mtp)
 
 
 def _draft_folder(

@@ -128,6 +128,11 @@ class Plan:
         """The reasons, if anything was given up for lack of memory."""
         return self.reasons if len(self.reasons) > 1 else ()
 
+    def without_mtp(self, nbytes: int) -> "Plan":
+        """The same without the model's own MTP head, for which there is no room."""
+        said = f"the model's own MTP head is left out: there is no room for its {readable(nbytes)}"
+        return replace(self, mtp=0, reasons=(*self.reasons, said))
+
     def to_json(self) -> dict[str, Any]:
         """Plain values by name; bytes."""
         return {
@@ -275,21 +280,22 @@ class Planner:
             if plans[-1].fits:
                 break
         chosen = min(plans, key=lambda plan: (not plan.fits, plan.peak_bytes))
-        chosen = self._with_mtp(self._filled(chosen))
-        return replace(chosen, reasons=tuple(self._reasons(chosen)))
+        chosen = self._filled(chosen)
+        mtp = self._mtp_bytes(chosen.choice.weights)
+        headed = replace(chosen, mtp=mtp)
+        made = headed if headed.fits else chosen
+        made = replace(made, reasons=tuple(self._reasons(made)))
+        return made.without_mtp(mtp) if made.fits and made.mtp < mtp else made
 
-    def _with_mtp(self, plan: Plan) -> Plan:
-        """The same with the model's own MTP head, if it has one that is wanted and
-        there is room."""
-        config, weights = self.forecaster.config, plan.choice.weights
+    def _mtp_bytes(self, weights: Weights) -> int:
+        """Bytes of the model's own MTP head, if it has one that is wanted; else 0."""
+        config = self.forecaster.config
         wanted = self.settings.speculate != "off" and has_mtp(config) and not self.room.cards
         if not wanted or weights.index is not None:
-            return plan
+            return 0
         head = empty_mtp(self.forecaster.model(weights).module, weights.dtype)
         own = Weights("bf16", weights.dtype) if weights.stored else weights
-        nbytes = mtp_bytes(head, own) + beside_bytes(self.shape, weights.dtype.itemsize)
-        more = replace(plan, mtp=nbytes)
-        return more if more.fits else plan
+        return mtp_bytes(head, own) + beside_bytes(self.shape, weights.dtype.itemsize)
 
     def _filled(self, plan: Plan) -> Plan:
         """The same with more of streamed layers on the device, where these have experts: half of
