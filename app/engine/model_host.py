@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING
 
 from kvlite.config.settings import Settings
 from kvlite.config.units import readable
-from kvlite.conversation.runner import Runner, open_runner
+from kvlite.conversation.runner import Runner, open_runner, prepare
 from kvlite.conversation.session import Session
-from kvlite.errors import ContextError, SettingError
+from kvlite.errors import ContextError, KvliteError, SettingError
 from kvlite.memory.free import held_bytes, return_memory
 from kvlite.model.calibration import Calibration
+from kvlite.model.files import fingerprint
 from kvlite.model.making import load_transformers
-from kvlite.model.source import find_model
 from kvlite.model.text_limit import require_fits
 from kvlite.planner.usage import Holding, holding
-from kvlite.web.work import PAUSE, Work
+from kvlite.web.work import PAUSE, Work, without_traceback
 
 from ..storage.store import ConversationStore
 from .active_conversation import ActiveConversation
@@ -86,9 +86,13 @@ class ModelHost:
             require_fits(runner.model.tokenizer, text, runner.shape.max_context, cancel)
 
     def held_bytes(self) -> int:
-        """Bytes of its device that the model holds."""
-        runner = self.runner
-        return 0 if runner is None else held_bytes(runner.model.all_devices)
+        """Bytes of its device that would be free without the model and what is read with it."""
+        active, lent = self.active, self.lent
+        figures = None if active is None else active.figures
+        held = self.holding if figures is None else figures.holding
+        programs = None if lent is None else lent.current.conversations
+        others = 0 if programs is None else programs.held_bytes
+        return others + sum(part.nbytes for part in held.device)
 
     def holds(self, store: ConversationStore, id: str) -> ActiveConversation | None:
         """A conversation, if it is the one in memory."""
@@ -97,26 +101,72 @@ class ModelHost:
 
     def load(self, settings: Settings, work: Work) -> str:
         """Load a model in the place of the one there is; a sentence on the memory that is free
-        now."""
+        now. What can be refused before is refused while the former is there; where only loading
+        tells, the former comes back with its conversation."""
         load_transformers()
-        find_model(settings.model, work.begin, work.cancel)
-        self.set_aside(work)
+        freed = self.held_bytes()
+        prepared = prepare(settings, work.begin, cancel=work.cancel, freed=freed)
+        if self.runner is None:
+            self._expect(settings, work)
+            self._use(prepared.load(work.begin, work.cancel), settings)
+            return ""
+        fingerprint(prepared.folder)  # raises ModelError where files are damaged
+        active, former = self.active, self.settings
+        was = None if active is None else (active.store, active.record.id)
+        del prepared, active
+        told = self._unload(settings, work)
+        failure = self._failure(settings, work)
+        if failure is None:
+            work.note(told)
+            return told
+        if not work.cancel.is_set():
+            self._return_to(former, was, work)
+        raise failure
+
+    def _expect(self, settings: Settings, work: Work) -> None:
         if self.lent is not None:
             self.lent.expect(settings, work)
-        freed = ""
-        if self.runner is not None:
-            devices, before = self.runner.model.all_devices, self.held_bytes()
-            self.runner, name = None, Path(self.settings.model).name
-            left = max(0, before - return_memory(devices))
-            freed = f"{name} is gone, {readable(left)} are free again"
-            work.note(freed)
         work.begin(f"Loading {Path(settings.model).name}")
-        runner = open_runner(settings, notify=work.begin, cancel=work.cancel)
+
+    def _use(self, runner: Runner, settings: Settings) -> None:
         self.holding = holding(runner.model)
         self.runner, self.settings = runner, settings
         if self.lent is not None:
             self.lent.current.use(runner)
-        return freed
+
+    def _unload(self, settings: Settings, work: Work) -> str:
+        """Make way for another model; a sentence on the memory that is free now."""
+        assert self.runner is not None
+        self.set_aside(work)
+        self._expect(settings, work)
+        devices, name = self.runner.model.all_devices, Path(self.settings.model).name
+        before = held_bytes(devices)
+        self.runner, self.holding = None, Holding(())
+        left = max(0, before - return_memory(devices))
+        return f"{name} is gone, {readable(left)} are free again"
+
+    def _failure(self, settings: Settings, work: Work) -> Exception | None:
+        """Load a model where there is none; what went wrong, without what it had read."""
+        try:
+            self._use(open_runner(settings, work.begin, cancel=work.cancel), settings)
+        except Exception as error:
+            return without_traceback(error)
+        return None
+
+    def _return_to(
+        self, settings: Settings, was: tuple[ConversationStore, str] | None, work: Work
+    ) -> None:
+        """Load the former model again, and open the conversation that was in memory."""
+        name = Path(settings.model).name
+        try:
+            self._expect(settings, work)
+            self._use(open_runner(settings, work.begin, cancel=work.cancel), settings)
+            if was is not None:
+                self.opened(*was, work)
+        except KvliteError as error:
+            work.note(f"{name} comes back with the next message: {error}")
+        else:
+            work.note(f"{name} is in use as before")
 
     def lend(self, lent: "LentModel") -> None:
         """Let programs use the model, too, whichever it is."""

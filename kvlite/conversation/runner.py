@@ -1,10 +1,13 @@
 """A loaded model, ready to read and answer."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from threading import Event
 from typing import Any
+
+import torch
 
 from kvlite.config.arguments import path_of, require_callable
 from kvlite.config.settings import Settings
@@ -30,7 +33,7 @@ from kvlite.offload.weights.experts import LEAST
 from kvlite.offload.weights.loader import load_streamed, open_whole
 from kvlite.offload.weights.mtp import load_mtp
 from kvlite.planner.candidates import planner_here, read_tokenizer
-from kvlite.planner.plan import Plan, Planner, refusal
+from kvlite.planner.plan import Choice, Plan, Planner, refusal
 
 # Tokens planned for if nobody says how many will be read; and the fewest that must fit.
 TOKENS, FEW = 4096, 256
@@ -162,13 +165,29 @@ def open_runner(
         SettingError: also if nothing fits by the plan, with the numbers.
         Stopped: `cancel` was set.
     """
+    return prepare(settings, notify, reads, cancel).load(notify, cancel)
+
+
+def prepare(
+    settings: Settings,
+    notify: Callable[[str], None] | None = None,
+    reads: Callable[..., int] | None = None,
+    cancel: Event | None = None,
+    freed: int = 0,
+) -> "Prepared":
+    """Find, check and plan a model, and read none of its weights. Otherwise as `open_runner`.
+
+    Args:
+        freed: bytes of the device that will be given back before it is loaded.
+    """
     config = require_meanings(settings)
     devices = choose_devices(settings.device)
-    device = devices[0]
     draft = _draft_folder(settings, notify, cancel) if settings.draft else None
     folder = find_model(settings.model, notify, cancel)
-    planner = planner_here(settings, folder, devices, reads_text=reads is not None, cancel=cancel)
-    tokenizer, calibration = planner.forecaster.tokenizer, planner.forecaster.calibration
+    planner = planner_here(
+        settings, folder, devices, reads_text=reads is not None, freed=freed, cancel=cancel
+    )
+    tokenizer = planner.forecaster.tokenizer
     asked = None
     if reads is not None and tokenizer is not None:
         asked = reads(tokenizer=tokenizer, max_context=planner.shape.max_context)
@@ -180,61 +199,109 @@ def open_runner(
         plan = _planned(planner, max(1, min(FEW, most)))  # nobody said how much will be read
     if plan is not None and not plan.fits:
         raise refusal(plan)
-    choice = planner.usual() if plan is None else plan.choice
-    untested = architecture(planner.shape.model_type) is UNTESTED
-    if untested and choice.stream != "off":
-        raise SettingError(
-            f"{settings.model} is a {planner.shape.model_type!r} model, which kvlite was not "
-            "tested with and cannot check while weights are streamed: use --stream off, or a "
-            "smaller model"
+    prepared = Prepared(settings, folder, devices, planner, plan, draft)
+    if prepared.untested:
+        prepared.require_plain()
+    return prepared
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A model that was found, checked and planned, and is not loaded.
+
+    Attributes:
+        draft: the folder of the draft model, if there is one.
+    """
+
+    settings: Settings
+    folder: Path
+    devices: Sequence[torch.device]
+    planner: Planner
+    plan: Plan | None
+    draft: Path | None
+
+    @property
+    def choice(self) -> Choice:
+        """How it will be loaded and used."""
+        return self.planner.usual() if self.plan is None else self.plan.choice
+
+    @property
+    def untested(self) -> bool:
+        """Whether kvlite was not tested with its kind."""
+        return architecture(self.planner.shape.model_type) is UNTESTED
+
+    def require_plain(self) -> None:
+        """Raises SettingError if an untested model could not be checked once it is loaded."""
+        choice, planner = self.choice, self.planner
+        about = (
+            f"{self.settings.model} is a {planner.shape.model_type!r} model, which kvlite was not "
+            "tested with"
         )
-    quantizes = choice.weights.name not in PLAIN and not choice.weights.stored
-    if untested and quantizes and planner.held.experts:
-        raise SettingError(
-            f"{settings.model} is a {planner.shape.model_type!r} model, which kvlite was not "
-            f"tested with: its experts cannot become {choice.weights.name}, use --weights bf16 or "
-            "a smaller model"
-        )
-    for each in devices:
-        hold(each, settings.vram)
-    resident = LEAST if plan is None else plan.resident
-    load = partial(load_streamed, choice.stream, resident=resident)
-    if choice.stream == "off":
-        counts = [] if plan is None else [each.layers for each in plan.cards]
-        cards = [card for card, count in zip(devices, counts, strict=False) for _ in range(count)]
-        groups = zip(cards, planner.shape.layer_groups, strict=bool(cards))
-        own = [card for card, group in groups for _ in group]
-        opened = partial(open_whole, cards=own, cancel=cancel)
-        load = partial(load_model, cards=cards, opened=opened)
-    model = load(
-        folder,
-        device=device,
-        weights=choice.weights,
-        calibration=calibration,
-        tokenizer=tokenizer,
-        cancel=cancel,
-    )
-    if draft is not None:
-        model.draft = load_model(
-            draft,
-            device=device,
-            weights=choose_weights("auto", device, draft),
-            tokenizer=model.tokenizer,
-            opened=partial(open_whole, cancel=cancel),
+        if choice.stream != "off":
+            raise SettingError(
+                f"{about} and cannot check while weights are streamed: use --stream off, or a "
+                "smaller model"
+            )
+        quantizes = choice.weights.name not in PLAIN and not choice.weights.stored
+        if quantizes and planner.held.experts:
+            raise SettingError(
+                f"{about}: its experts cannot become {choice.weights.name}, use --weights bf16 or "
+                "a smaller model"
+            )
+
+    def load(
+        self, notify: Callable[[str], None] | None = None, cancel: Event | None = None
+    ) -> Runner:
+        """Read its weights.
+
+        Raises:
+            ModelError: it cannot be loaded or run.
+            Stopped: `cancel` was set.
+        """
+        settings, devices, plan, choice = self.settings, self.devices, self.plan, self.choice
+        shape, forecaster = self.planner.shape, self.planner.forecaster
+        for each in devices:
+            hold(each, settings.vram)
+        resident = LEAST if plan is None else plan.resident
+        load = partial(load_streamed, choice.stream, resident=resident)
+        if choice.stream == "off":
+            counts = [] if plan is None else [each.layers for each in plan.cards]
+            cards = [
+                card for card, count in zip(devices, counts, strict=False) for _ in range(count)
+            ]
+            groups = zip(cards, shape.layer_groups, strict=bool(cards))
+            own = [card for card, group in groups for _ in group]
+            opened = partial(open_whole, cards=own, cancel=cancel)
+            load = partial(load_model, cards=cards, opened=opened)
+        model = load(
+            self.folder,
+            device=devices[0],
+            weights=choice.weights,
+            calibration=forecaster.calibration,
+            tokenizer=forecaster.tokenizer,
             cancel=cancel,
         )
-    if plan is not None and plan.mtp:
-        plan = _with_mtp(model, plan)
-    if choice.weights.stored and not choice.weights.keeps_experts_packed(model.shape.model_type):
-        require_own_answers(model)
-    if untested:
-        require_own_answers(model, untested=True)
-        if notify is not None:
-            notify(
-                f"{settings.model} was not tested with kvlite; its first tokens were checked "
-                "against transformers"
+        if self.draft is not None:
+            model.draft = load_model(
+                self.draft,
+                device=devices[0],
+                weights=choose_weights("auto", devices[0], self.draft),
+                tokenizer=model.tokenizer,
+                opened=partial(open_whole, cancel=cancel),
+                cancel=cancel,
             )
-    return Runner(model, choice.applied(settings), plan)
+        if plan is not None and plan.mtp:
+            plan = _with_mtp(model, plan)
+        if choice.weights.stored and not choice.weights.keeps_experts_packed(shape.model_type):
+            require_own_answers(model)
+        if self.untested:
+            require_own_answers(model, untested=True)
+            if notify is not None:
+                notify(
+                    f"{settings.model} was not tested with kvlite; its first tokens were checked "
+                    "against transformers"
+                )
+        return Runner(model, choice.applied(settings), plan)
 
 
 def _with_mtp(model: LoadedModel, plan: Plan) -> Plan:

@@ -198,7 +198,7 @@ class Work:
             if not known:
                 # As text: a log that keeps the error would keep the model.
                 _LOG.error("kvlite went wrong\n%s", traceback.format_exc())
-            self.failure = _without_traceback(error)
+            self.failure = without_traceback(error)
             self.show(error=str(error) if known else f"{type(error).__name__}: {error}")
             return False
         return True
@@ -233,7 +233,7 @@ Task = Callable[[Work], Any]
 """A function that does work, and shows how far it is."""
 
 
-def _without_traceback(error: Exception) -> Exception:
+def without_traceback(error: Exception) -> Exception:
     """The error without the frames that hold what was there: a model, a cache."""
     chain: list[BaseException | None] = [error]
     for each in chain:

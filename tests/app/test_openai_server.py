@@ -1,5 +1,6 @@
 """Programs use the page's model by OpenAI's API, between its own answers."""
 
+import json
 import shutil
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -117,7 +118,14 @@ def test_programs_have_the_model_that_the_page_has(
     with pytest.raises(ModelError):
         service.load(settings.replace({"model": str(tmp_path / "none")})).wait()
     assert models(http) == [("tiny", "loaded")]
-    shutil.copytree(tiny_folder, tmp_path / "other")
+    for name in ("other", "lacking"):
+        shutil.copytree(tiny_folder, tmp_path / name)
+    config = json.loads((tmp_path / "lacking" / "config.json").read_text())
+    (tmp_path / "lacking" / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 9}))
+    with pytest.raises(ModelError):  # which only loading tells
+        service.load(settings.replace({"model": str(tmp_path / "lacking")})).wait()
+    assert models(http) == [("tiny", "loaded")]
+    assert asked(http, HERONS, "Yes.", "Where?")["read"] < 80
     go = blocked(service)
     loads = service.load(settings.replace({"model": str(tmp_path / "other")}))
     with ThreadPoolExecutor() as programs:

@@ -1,5 +1,7 @@
 """Conversations that take turns with one model, on a tiny one."""
 
+import json
+import shutil
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,7 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Llama
 
 from kvlite.config.settings import OPTIONS, Settings
 from kvlite.conversation.session import Session
-from kvlite.errors import SettingError, SnapshotError, Stopped
+from kvlite.errors import KvliteError, ModelError, SettingError, SnapshotError, Stopped
 from kvlite.memory.free import held_bytes
 from kvlite.web.work import Work
 from kvlite_app.engine.service import Service
@@ -413,13 +415,38 @@ def test_profiles_of_those_who_log_in_are_their_own(
 
 
 @pytest.mark.long
-def test_a_model_that_cannot_be_had_is_a_sentence_and_the_former_comes_back(make: Make) -> None:
+def test_a_model_that_cannot_be_had_is_a_sentence_and_the_former_stays(
+    make: Make, model: Path, tmp_path: Path
+) -> None:
     service = make()
-    id = new(service)
+    id, host, settings = new(service), service.model_host, service.model_host.settings
     say(service, id, "Hello")
-    work = service.load(service.model_host.settings.replace({"model": "/no/such/model"}))
-    with pytest.raises(Exception, match="/no/such/model"):
+    runner, active, draft = host.runner, host.active, tmp_path / "draft"
+    cut, larger = shutil.copytree(model, tmp_path / "cut"), shutil.copytree(model, draft)
+    weights = cut / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1])
+    words = json.loads((draft / "tokenizer.json").read_text())
+    words["model"]["vocab"]["odd"] = len(words["model"]["vocab"])
+    (draft / "tokenizer.json").write_text(json.dumps(words))
+    for values, refused in (
+        ({"model": "/no/such/model"}, "/no/such/model"),
+        ({"vram": "1MB"}, r"needs at least .*: use a smaller model"),
+        ({"draft": str(draft)}, "has other tokens than"),
+        ({"model": str(cut)}, "is damaged, get it again"),
+    ):
+        with pytest.raises(KvliteError, match=refused):
+            service.load(settings.replace(values)).wait()
+        assert host.runner is runner and host.active is active
+
+    # Only loading tells that weights are missing.
+    config = json.loads((larger / "config.json").read_text())
+    (larger / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 9}))
+    work = service.load(settings.replace({"model": str(larger)}))
+    with pytest.raises(ModelError, match=r"model\.layers"):
         work.wait()
+    assert work.shown.notes == (f"{model.name} is in use as before",)
+    assert host.settings is settings and host.runner is not None is not host.active
+    assert host.holds(service.store(""), id) is not None
     assert say(service, id, "And foxes?")
 
 
