@@ -74,15 +74,17 @@ class ServerConversation:
     def keep(self) -> None:
         """Write it to disk; the record comes last, as it is what people see."""
         record, store, said = self.record, self._store, self.session.said
-        if store.is_gone(record.id):
-            return
         try:
-            store.place(record.id).mkdir(parents=True, exist_ok=True)
-            with replaced(store.served(record.id), private=True) as file:
-                file.write(_SAID.dump_json(said))
-            with store.changing(record.id) as kept:
+            with store.changing(record.id) as kept:  # in which nobody deletes it
+                store.place(record.id).mkdir(parents=True, exist_ok=True)
+                with replaced(store.served(record.id), private=True) as file:
+                    file.write(_SAID.dump_json(said))
                 kept.name = kept.name or record.name  # it may have been renamed
                 self._update(kept)
+        except SettingError:
+            if store.is_gone(record.id):
+                return
+            raise
         except OSError as error:
             raise SnapshotError(
                 f"this conversation cannot be written, and what was said last is lost: {error}; "

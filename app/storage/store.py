@@ -227,12 +227,13 @@ class ConversationStore:
 
     def keep_account(self, id: str, key: str, account: dict[str, Any]) -> None:
         """Keep what an answer was made from, unless its conversation was deleted."""
-        if self.is_gone(id):
-            return
         folder = self.place(id) / "answers"
-        folder.mkdir(parents=True, exist_ok=True)
-        with replaced(folder / f"{key}.json", private=True) as file:
-            file.write(json.dumps(account).encode())
+        with self._lock:
+            if self.is_gone(id):
+                return
+            folder.mkdir(parents=True, exist_ok=True)
+            with replaced(folder / f"{key}.json", private=True) as file:
+                file.write(json.dumps(account).encode())
 
     def account(self, id: str, key: str) -> dict[str, Any]:
         """What an answer was made from; empty if that is not known."""

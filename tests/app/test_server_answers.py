@@ -1,6 +1,7 @@
 """`kvlite app --server`: a server answers, kvlite's own or one that knows little of the API."""
 
 import json
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -126,6 +127,36 @@ def test_a_silent_server_holds_up_nobody_else(
     service = service_of(foreign.url, tmp_path, Settings(model="odd/one"))
     with pytest.raises(SettingError, match=r"has said nothing for 0\.2 seconds: "):
         service.say("", first, HELD).wait()
+    service.close()
+
+
+@pytest.mark.parametrize("looks", [1, 2])
+def test_nothing_stays_of_what_is_deleted_while_it_is_answered(
+    foreign: Foreign, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, looks: int
+) -> None:
+    """Though it was there when its account, and then what was said, was about to be written."""
+    service = service_of(foreign.url, tmp_path, Settings(model="odd/one"))
+    store, looked, deleting = service.store(""), list[str](), list[threading.Thread]()
+    is_gone, id = store.is_gone, store.new().id
+
+    def deletes() -> None:
+        service.forget("", id).wait()
+
+    def looks_then_deletes(id: str) -> bool:
+        was = is_gone(id)
+        if threading.current_thread().name == "kvlite first":
+            looked.append(id)
+            if len(looked) == looks:
+                deleting.append(threading.Thread(target=deletes))
+                deleting[0].start()
+                if not store._lock.locked():  # where it is, who deletes has to wait
+                    deleting[0].join()
+        return was
+
+    monkeypatch.setattr(store, "is_gone", looks_then_deletes)
+    assert service.say("", id, "Hello").ended.wait(60)
+    deleting[0].join(60)
+    assert is_gone(id) and not store.place(id).exists()
     service.close()
 
 
