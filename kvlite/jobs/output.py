@@ -4,7 +4,7 @@ import hashlib
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
@@ -53,6 +53,10 @@ def _digest(value: Any) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:12]
 
 
+# How every row begins.
+_BEGINS = b'{"id": '
+
+
 @dataclass
 class Written:
     """What a file of answers holds.
@@ -76,14 +80,16 @@ class Written:
         Raises:
             SettingError: it is no file of answers, or cannot be read.
         """
-        made = cls()
+        made, where = cls(), f"--out {path}"
         if not path.exists():
             return made
         try:
             with path.open("rb") as file:
                 for number, line in enumerate(file, 1):
                     if line.endswith(b"\n"):
-                        made._take(line, f"--out {path}", number)
+                        made._take(line, where, number)
+                    elif not line.startswith(_BEGINS[: len(line)]):
+                        raise _foreign(where, number)
         except OSError as error:
             raise SettingError(f"--out {path} cannot be read ({reason(error)})") from error
         return made
@@ -94,10 +100,7 @@ class Written:
             name, job, error = str(row["id"]), dict(row["job"]), row["error"]
             task = str(row["task"])
         except (ValueError, KeyError, TypeError) as wrong:
-            raise SettingError(
-                f"{where} is there already, and line {number} is no answer of a job: name another "
-                "file"
-            ) from wrong
+            raise _foreign(where, number) from wrong
         if self.job and job != self.job:
             raise SettingError(f"{where} has answers of several jobs: name another file")
         self.job, self.nbytes = job, self.nbytes + len(line)
@@ -158,27 +161,30 @@ def writing(path: Path, job: Job, tasks: Sequence[Task], *, retry: bool) -> Iter
     Raises:
         SettingError: it holds something else.
         SnapshotError: it cannot be written, or another program writes it.
+        OSError: the cache folder, where others see that it is being written, cannot be used.
     """
     from filelock import FileLock, Timeout
 
     name = hashlib.sha256(os.fsencode(path.resolve())).hexdigest()[:16]
-    try:
-        locks = cache_folder() / "jobs"
-        locks.mkdir(parents=True, exist_ok=True)
-        with FileLock(locks / f"{name}.lock", timeout=0):
+    locks = cache_folder() / "jobs"
+    locks.mkdir(parents=True, exist_ok=True)
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(FileLock(locks / f"{name}.lock", timeout=0))
+        except Timeout:
+            raise SnapshotError(
+                f"{path} is being written by another program: wait until that has ended"
+            ) from None
+        try:
             written = Written.of(path)
             written.require(job, tasks, path)
             if retry and (again := written.failed & {task.id for task in tasks}):
                 written = _without(path, written, again)
-            with path.open("ab", buffering=0) as file:
-                file.truncate(written.nbytes)
-                yield Writer(file, job, path, written)
-    except Timeout:
-        raise SnapshotError(
-            f"{path} is being written by another program: wait until that has ended"
-        ) from None
-    except OSError as error:
-        raise _unwritable(path, error) from error
+            file = stack.enter_context(path.open("ab", buffering=0))
+            file.truncate(written.nbytes)
+        except OSError as error:
+            raise _unwritable(path, error) from error
+        yield Writer(file, job, path, written)
 
 
 def record_of(out: Path) -> Path:
@@ -216,6 +222,12 @@ def _without(path: Path, written: Written, names: set[str]) -> Written:
             if str(json.loads(line)["id"]) not in names:
                 file.write(line)
     return Written.of(path)
+
+
+def _foreign(where: str, number: int) -> SettingError:
+    return SettingError(
+        f"{where} is there already, and line {number} is no answer of a job: name another file"
+    )
 
 
 def _unwritable(path: Path, error: Exception) -> SnapshotError:

@@ -19,7 +19,7 @@ import kvlite as library
 from kvlite.conversation import answer_batch
 from kvlite.conversation.metrics import Piece
 from kvlite.conversation.sources import Source
-from kvlite.jobs.output import Writer
+from kvlite.jobs.output import Writer, writing
 from kvlite.jobs.tasks import Task
 from kvlite.planner.plan import Plan, Planner
 from tests.cli.conftest import Done, Refused, Run
@@ -222,6 +222,15 @@ def test_a_full_disk_ends_it_and_it_goes_on(job: Job, monkeypatch: pytest.Monkey
     assert len({row["id"] for row in job.rows}) == len(job.rows) == 9
 
 
+def test_what_else_goes_wrong_is_not_said_of_the_file(tmp_path: Path) -> None:
+    with (
+        pytest.raises(OSError, match="gone") as found,
+        writing(tmp_path / "out", {}, [], retry=False),
+    ):
+        raise OSError(errno.ENOENT, "gone", "model.safetensors")
+    assert found.value.filename == "model.safetensors"
+
+
 @pytest.mark.cases(1)
 @pytest.mark.parametrize("kind", ["jsonl", "csv", "parquet"])
 def test_rows_name_documents_from_their_own_folder(
@@ -325,6 +334,10 @@ def test_output_of_something_else(job: Job, refused: Refused, tmp_path: Path) ->
     refused([*job.args, "--max-tokens", "5"], "another job, of other settings")
     job.out.write_bytes(b"some notes\n" + before)
     refused(job.args, "line 1 is no answer of a job")
+    for there in (b"some notes", before + b"some notes"):  # which is no row that was cut short
+        job.out.write_bytes(there)
+        refused(job.args, "is no answer of a job")
+        assert job.out.read_bytes() == there
     job.out.write_bytes(before)
     for each in (tmp_path / "nowhere" / "out.jsonl", tmp_path):
         refused([*job.args, "--out", each], "--out")
