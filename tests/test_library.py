@@ -141,6 +141,11 @@ def test_names(model: LoadedModel, folder: Path) -> None:
     assert library.add(read(model, odd)).path == folder / "_..a_b__c_.txt.kv"
     bytes_in_it = Document(" a\udcff.txt ", TEXT, ())
     assert library.add(read(model, bytes_in_it)).path == folder / "a_.txt.kv"
+    spaced = Document("\u3000. x.txt", TEXT, ())
+    assert library.add(read(model, spaced)).path == folder / "x.txt.kv"
+    for number in ("", " (2)"):
+        pictured = Document("😀" * 60, TEXT + number, ())
+        assert library.add(read(model, pictured)).name.endswith(f"😀{number}")
     long = Document("ä b " * 80 + ".txt", TEXT, ())
     assert library.add(read(model, long)).path.is_file()
     talk = Conversation(model, settings())

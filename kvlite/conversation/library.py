@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 _NEVER = r"\0-\x1f/\\<>:\"|?*\ud800-\udfff"
 _NAME = re.compile(rf"[^\s.{_NEVER}]([^{_NEVER}]*[^\s{_NEVER}])?")
 _LONGEST = 200
+# Of these bytes, for a number in brackets.
+_NUMBER = 8
 _READING = ("method", "budget", "kv_bits", "recall_bits")
 _UNITS = (("day", 86_400), ("hour", 3_600), ("minute", 60))
 
@@ -232,7 +234,8 @@ def _free_path(talk: "Conversation") -> Path:
     names = [each.name for each in talk.documents]
     more = f" and {len(names) - 1} more" if len(names) > 1 else ""
     base = re.sub(f"[{_NEVER}]", "_", f"{names[0]}{more}" if names else "conversation")
-    base = base.lstrip(". ")[: _LONGEST // 4].strip() or "conversation"
+    short = re.sub(r"^[\s.]+", "", base)[: _LONGEST // 4].encode()[: _LONGEST - _NUMBER]
+    base = short.decode(errors="ignore").strip() or "conversation"
     wanted, identity, number = digest_of(talk.documents), Identity.of(talk.model), 1
     while True:
         path = path_of(base if number == 1 else f"{base} ({number})")
