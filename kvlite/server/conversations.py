@@ -225,7 +225,7 @@ class Conversations:
 
     def _put_away(self, kept: Kept) -> None:
         """Move a conversation from memory to disk; it is forgotten if that fails."""
-        if kept.changed and not self._stored(kept):
+        if (kept.changed or kept.path is None) and not self._stored(kept):
             self._drop(kept)
         kept.talk = None
 

@@ -10,8 +10,8 @@ import os
 import re
 import shutil
 import time
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -59,7 +59,10 @@ class Files:
         """
         if request.headers.get("content-length", "").isdigit():
             _require_small(int(request.headers["content-length"]))
-        kept = [path.stat().st_size for path in self._paths()]
+        kept = list[int]()
+        for path in self._paths():
+            with suppress(FileNotFoundError):  # it was deleted meanwhile
+                kept.append(path.stat().st_size)
         if len(kept) >= MOST or sum(kept) >= ROOM:
             said = f"the {len(kept)} files here leave no room"
             raise Refusal(
@@ -79,7 +82,7 @@ class Files:
         suffix = suffix if _SUFFIX.fullmatch(suffix) else ""
         path = self.folder / part_name("upload", suffix)
         try:
-            with path.open("xb") as file:
+            with path.open("xb") as file, _room():
                 shutil.copyfileobj(upload.file, file)
                 size = file.tell()
             document = read_document(str(path), limit=limit, ocr=ocr, apart=True)
@@ -97,13 +100,16 @@ class Files:
             "status": "processed",
         }
         plain = {"about": about, "document": asdict(document) | {"name": name}}
-        with replaced(self.folder / f"{about['id']}.json") as out:
+        with _room(), replaced(self.folder / f"{about['id']}.json") as out:
             out.write(json.dumps(plain).encode("utf-8", "replace"))
         return about
 
     def all(self) -> list[dict[str, Any]]:
         """What there is, the newest first."""
-        found = [self._read(path)["about"] for path in self._paths()]
+        found = list[dict[str, Any]]()
+        for path in self._paths():
+            with suppress(Refusal):  # it is damaged, or was deleted meanwhile
+                found.append(self._read(path)["about"])
         return sorted(found, key=lambda each: -each["created_at"])
 
     def about(self, file_id: str) -> dict[str, Any]:
@@ -132,8 +138,9 @@ class Files:
 
     def _read(self, path: Path) -> dict[str, Any]:
         try:
-            return dict(json.loads(path.read_bytes()))
-        except (OSError, ValueError):
+            plain = json.loads(path.read_bytes())
+            return {name: plain[name] for name in ("about", "document")}
+        except (OSError, ValueError, KeyError, TypeError):
             raise _none(path.stem) from None
 
 
@@ -183,6 +190,17 @@ def _found(name: str, files: Files, paths: list[Path]) -> Sequence[Document]:
         raise Refusal(said, param="kvlite")
     paths.append(path)
     return documents
+
+
+@contextmanager
+def _room() -> Iterator[None]:
+    """What is uploaded is written within; raises Refusal if it cannot be."""
+    try:
+        yield
+    except OSError as error:
+        why = error.strerror or error
+        said = f"the file cannot be kept ({why}): make room on the server's disk"
+        raise Refusal(said, 507, code="storage_limit") from None
 
 
 def _none(name: str) -> Refusal:

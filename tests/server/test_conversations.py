@@ -182,6 +182,22 @@ def test_what_is_idle_outlives_a_server_that_is_killed(tiny_folder: Path, tmp_pa
     assert len([*tmp_path.iterdir()]) == 2 and not {*kept} & {*tmp_path.iterdir()}
 
 
+def test_what_could_not_be_written_is_tried_again_or_forgotten(
+    pool: Conversations, tmp_path: Path
+) -> None:
+    room, pool.keep_disk = pool.keep_disk, 1
+    asked = [Asked(pool, ids_of(300, each)) for each in range(2)]
+    assert pool.store_idle() and pool.store_idle() and not pool.store_idle()
+    assert [*tmp_path.iterdir()] == []
+    pool.keep = 0
+    asked.append(Asked(pool, ids_of(300, 2)))
+    assert len(pool.kept) == 1  # the others are nowhere
+    assert pool.store_idle()
+    pool.keep_disk = room
+    Asked(pool, ids_of(300, 3))
+    assert Asked(pool, [*asked[2].ids, *ids_of(80, 4)]).read <= 81
+
+
 def test_a_gpu_has_one_long_conversation_and_a_short_one(
     tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,5 +1,6 @@
 """Documents by upload and by name, asked about with OpenAI's client; nothing else is opened."""
 
+import errno
 import io
 from collections.abc import Iterator
 from pathlib import Path
@@ -35,6 +36,27 @@ def test_files_for_what_is_not_here_are_refused(own: Server) -> None:
         error = require_error(own.http.post("/v1/files", **form), 400, "send user_data")  # type: ignore[arg-type]
         assert error["param"] == "purpose"
     assert own.client.files.list().data == []
+
+
+def test_a_damaged_upload_hides_no_other_and_a_full_disk_is_said(
+    own: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = own.client.files.create(file=("crane.md", TEXT.encode()), purpose="user_data")
+    folder = own.models.state.files.folder
+    for number, odd in enumerate((b"{", b"[]", b"{}")):
+        (folder / f"file-{number:032x}.json").write_bytes(odd)
+    assert [each.id for each in own.client.files.list()] == [kept.id]
+    require_error(own.http.get(f"/v1/files/file-{0:032x}"), 404, "upload it")
+    there = sorted(folder.iterdir())
+
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(files.shutil, "copyfileobj", full)
+    form: Any = {"files": {"file": ("crane.md", TEXT)}}
+    error = require_error(own.http.post("/v1/files", **form), 507, "make room on the server's disk")
+    assert error["code"] == "storage_limit"
+    assert sorted(folder.iterdir()) == there
 
 
 def about(name: str) -> str:
