@@ -230,6 +230,18 @@ def test_another_system_message_begins_anew(chat: Chat, runner: kvlite.Runner) -
     assert (chat.session.talk.settings.system, seen(chat)) == ("", 0)
 
 
+def test_documents_that_wait_outlast_another_system_message(
+    chat: Chat, runner: kvlite.Runner, text: Path
+) -> None:
+    chat(f"/read {text}")
+    assert chat("/system Be brief.").endswith("Your next message is about it.")
+    chat("Who sat?")
+    (message,) = chat.session.messages
+    assert [each.name for each in message.documents] == [text.name]
+    expected = runner.conversation(system="Be brief.").stream(message.said)
+    assert chat.terminal.answers[-1] == "".join(piece.text for piece in expected)
+
+
 def test_clear_begins_anew(chat: Chat, text: Path) -> None:
     chat(f"/read {text}")
     chat("Who sat?")

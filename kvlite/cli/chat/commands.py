@@ -186,7 +186,7 @@ def _regenerate(session: Session, terminal: "ChatTerminal", argument: str) -> No
     terminal.answer(session.regenerate())
 
 
-@_command("continue", "", "goes on with an answer that was stopped, or came to --max-new-tokens")
+@_command("continue", "", "goes on with an answer that was stopped, or came to --max-tokens")
 def _continue(session: Session, terminal: "ChatTerminal", argument: str) -> None:
     terminal.answer(session.continue_answer())
 
@@ -300,8 +300,11 @@ def _system(session: Session, terminal: "ChatTerminal", argument: str) -> None:
             f"The model is told: {told_first}" if told_first else "The model is told nothing first."
         )
         return
+    waiting = session.waiting
     session.begin(system=typed.value_typed("system", argument))
     terminal.say("A new conversation, with another system message.")
+    if waiting:
+        read_documents(session, terminal, waiting)
 
 
 @_command("set", "[NAME [VALUE]]", "changes a setting, or explains it", "settings")
