@@ -230,7 +230,7 @@ class Settings:
             if values.get(name, getattr(self, name)) != getattr(self, name):
                 raise SettingError(
                     f"{name} {values[name]!r} cannot be changed once a model is loaded: "
-                    "give it to kvlite.load"
+                    f"start anew with {flag_of(name)}, or give it to kvlite.load"
                 )
         return changed
 
