@@ -172,6 +172,8 @@ def _answering(state: ServerState, handler: Handler) -> Handler:
 async def _no_such_address(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     said = f"{request.method} {request.url.path[:100]} is not here"
+    if request.url.path == "/":
+        said += ": the API is at /v1, and `kvlite app` serves a page for browsers"
     return Refusal(said, error.status_code).response()
 
 

@@ -127,7 +127,7 @@ def tool_use(
         raise Refusal(f"tool_choice {str(wanted)[:60]!r} is no tool here", param="tool_choice")
     needed = choice == "required" or wanted is not None
     if not needed and tool_form(tokenizer) is None:
-        _LOG.info("%d tools are left out, as the model's chat template has none", len(tools))
+        _LOG.info("tools are left out (%d), as the model's chat template has none", len(tools))
         return None
     form = require_form(tokenizer)
     shown = [each.plain() for each in known]
