@@ -1,12 +1,15 @@
 """`kvlite methods`: the compression methods."""
 
 import inspect
+import re
+import textwrap
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from kvlite.cli.console import output, print_json, say
 from kvlite.cli.options import AsJson
+from kvlite.cli.word_wrap import terminal_width
 
 if TYPE_CHECKING:
     from kvlite.methods import Method
@@ -62,7 +65,7 @@ def _row(method: "type[Method]") -> dict[str, Any]:
 def _explained(method: "type[Method]") -> str:
     """The docstrings of a method and of its parents with options, and the defaults."""
     texts = [
-        inspect.cleandoc(each.__doc__ or "")
+        _wrapped(inspect.cleandoc(each.__doc__ or "").replace("Attributes:", "Options:"))
         for each in method.__mro__
         if "Attributes:" in (each.__doc__ or "") or each is method
     ]
@@ -71,5 +74,23 @@ def _explained(method: "type[Method]") -> str:
     row = _row(method)
     freed = "frees memory" if row["frees_memory"] else "frees no memory by itself"
     course = f"This method {freed}; while an answer is written, the cache {row['while_answering']}."
-    source = f"Source: {method.paper}."
-    return "\n\n".join([*texts, source, course, f"Defaults: --method {written}"])
+    said = [_wrapped(each) for each in (f"Source: {method.paper}.", course)]
+    return "\n\n".join([*texts, *said, f"Defaults: --method {written}"])
+
+
+def _wrapped(text: str) -> str:
+    """A docstring's text with each paragraph, point and option wrapped for the terminal."""
+    return "\n".join(map(_filled, re.split(r"\n(?=\n|- | {4}\S)", text)))
+
+
+def _filled(item: str) -> str:
+    blank, lead = "\n" * item.startswith("\n"), "    " * item.startswith("    ")
+    hanging = lead or "  " * item.strip().startswith("- ")
+    return blank + textwrap.fill(
+        " ".join(item.split()),
+        terminal_width(),
+        initial_indent=lead,
+        subsequent_indent=lead + hanging,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )

@@ -118,8 +118,8 @@ def save(
     if "model" in values:
         values["model"] = lasting_name(values["model"])
     saved = Profiles(config_folder()).save(name, values, force=force)
-    use = "used where none is named" if name == DEFAULT else f"use it with --profile {name}"
-    say(f"Saved in {saved.path}: {use}")
+    use = "It is used where none is named." if name == DEFAULT else f"Use it with --profile {name}"
+    say(f"Saved in {saved.path}\n{use}")
 
 
 @app.command()

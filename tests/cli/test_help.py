@@ -42,6 +42,17 @@ def test_methods_in_two_columns_of_80_characters(
     assert max(map(len, done.out.splitlines())) <= 80
 
 
+def test_an_explained_method_fits_the_terminal(
+    kvlite: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    *lines, defaults = kvlite("methods", "kvx").out.splitlines()
+    assert max(map(len, lines)) <= 60
+    assert '- middle="budget" (Eq. 6): line C keeps C/(2 omega) sinks,' in lines
+    assert "    middle: which reading." in lines
+    assert defaults.startswith("Defaults: --method kvx:")
+
+
 def test_papers_of_methods(kvlite: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "200")
     rows = [line.split(maxsplit=1) for line in kvlite("methods", "--papers").out.splitlines()]

@@ -38,7 +38,7 @@ def test_what_is_given_is_saved_and_nothing_else(
     flags = ["--kv-bits=8", "--temperature", "0", "--stop", "END", "--stop", "\n", "--never-lossy"]
     done = kvlite("profile", "save", "mine", *flags)
     path = folder / "mine.toml"
-    said = f"Saved in {path}: use it with --profile mine\n"
+    said = f"Saved in {path}\nUse it with --profile mine\n"
     assert (done.code, done.out, done.err) == (0, said, "")
     values = {"kv_bits": "8", "temperature": 0.0, "stop": ["END", "\n"], "never_lossy": True}
     assert tomllib.loads(path.read_text(encoding="utf-8")) == values
