@@ -73,7 +73,7 @@ def test_a_profile_written_by_hand(profiles: Profiles) -> None:
         (b"model = '\xff'", "is not readable TOML"),
         ("stop = " + "[" * 100_000, "is not readable TOML"),
         ("top_k = " + "9" * 5000, "is not readable TOML"),
-        ("max_tokens = 5", "unknown setting 'max_tokens': there is beyond_context, budget, "),
+        ("max_tokens = 5", "unknown setting 'max_tokens': did you mean max_new_tokens?"),
         ("[model]\nname = 'x'", "model {'name': 'x'} is not text"),
         ("[mine]\ntop_k = 1", "unknown setting 'mine'"),
         ("temperature = 11", "temperature 11 is out of range: it must be between 0 and 10"),

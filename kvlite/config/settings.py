@@ -7,6 +7,7 @@ import dataclasses
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 from functools import partial
 from numbers import Integral, Real
 from typing import Any
@@ -247,9 +248,10 @@ def require_known(names: Iterable[str], where: str = "") -> None:
     """Raises SettingError, which begins with `where`, unless these are names of settings."""
     for name in names:
         if name not in OPTIONS:
-            raise SettingError(
-                f"{where}unknown setting {name!r}: there is {', '.join(sorted(OPTIONS))}"
-            )
+            near = get_close_matches(name, OPTIONS, 1, cutoff=0.75)
+            known = f"there is {', '.join(sorted(OPTIONS))}"
+            hint = f"did you mean {near[0]}?" if near else known
+            raise SettingError(f"{where}unknown setting {name!r}: {hint}")
 
 
 def checked(name: str, value: Any, called: str) -> Any:
