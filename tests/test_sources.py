@@ -91,6 +91,13 @@ def test_passages_have_all_of_a_text_once(text: str) -> None:
     assert all(text[start:end] == text[start:end].strip() for start, end in found)
 
 
+def test_passages_of_one_long_line_end_with_words() -> None:
+    text = "river stone bridge lamp " * 100
+    assert {word for start, end in spans(text) for word in text[start:end].split()} == {
+        *text.split()
+    }
+
+
 def test_passages_end_with_paragraphs() -> None:
     text = "Heading\n\nFirst, that is short.\n\nSecond."
     assert [text[start:end] for start, end in spans(text)] == [text[:30], "Second."]

@@ -114,7 +114,8 @@ def spans(text: str) -> Iterator[tuple[int, int]]:
     begun = 0
     for start, end in pairwise([0, *ends, len(text)]):
         while end - start > MOST:  # a table, or code
-            stop = max(text.rfind("\n", start + LEAST, start + MOST), 0) or start + MOST
+            breaks = (text.rfind(gap, start + LEAST, start + MOST) for gap in "\n ")
+            stop = next((at for at in breaks if at > 0), start + MOST)
             yield from _stripped(text, begun, stop)
             begun = start = stop
         ended = ends.get(end, "").strip() and "\n\n" in ends[end]  # a paragraph, no heading
