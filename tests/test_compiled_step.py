@@ -1,7 +1,12 @@
 """Steps through all layers of packed weights in one compiled call, against one layer at a time."""
 
+import sys
+from contextlib import suppress
 from copy import deepcopy
 from importlib.util import find_spec
+from itertools import count
+from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -14,7 +19,7 @@ from kvlite.model.load import LoadedModel
 from kvlite.model.packing import pack_linears
 
 from .conftest import make_tiny
-from .test_batch import WAYS, Talk, alone, read_all, same, together
+from .test_batch import WAYS, Talk, Way, alone, read_all, same, together
 
 if find_spec("numba") is None:
     pytest.skip("numba is not installed", allow_module_level=True)
@@ -113,3 +118,46 @@ def test_what_is_interrupted_can_be_done_again(
                 step.run()
     assert [step.index for step in steps] == [0, 0, 0]
     same([[step.run()] for step in steps], [[each] for each in expected])
+
+
+def test_a_token_counts_in_all_layers_or_in_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At whatever line it is interrupted behind the call, it can be done again."""
+    model, through = packed("llama"), numba_step.through
+    (read,) = read_all(model, [Way("spans", 48, recalls=True)])
+    after = deepcopy(read)
+    expected = after.step(model).run()
+    left = 0
+
+    def lengths(talk: Talk) -> list[int]:
+        return [used for used, _ in held([talk])]
+
+    def traced(*given: Any) -> Any:
+        made = through(*given)
+        sys._getframe(1).f_trace = trace
+        sys.settrace(trace)
+        return made
+
+    def trace(frame: FrameType, event: str, _: Any) -> Any:
+        nonlocal left
+        if Path(frame.f_code.co_filename).stem not in ("compiled_step", "compiled_rows"):
+            return None
+        left -= event == "line"
+        if left < 0:
+            raise KeyboardInterrupt
+        return trace
+
+    before = sys.gettrace()
+    for lines in count():
+        talk, left = deepcopy(read), lines
+        step = talk.step(model)
+        with monkeypatch.context() as patch, suppress(KeyboardInterrupt):
+            patch.setattr(numba_step, "through", traced)
+            try:
+                step.run()
+                break
+            finally:
+                sys.settrace(before)
+        assert lengths(talk) in (lengths(read), lengths(after))
+        assert step.run().equal(expected) and held([talk]) == held([after])
+        assert talk.cache.seen == read.cache.seen + 1
+    assert lines > 20

@@ -1,7 +1,9 @@
 """A layer's part of a step of several conversations on a CPU, in one compiled call: most of a small
 model's step is each conversation's own, and would be as many calls as there are of them."""
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterator, Sequence
+from itertools import chain, starmap
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
 
 # Channels of a layer's keys from which on torch's threads share the work of one conversation.
 MANY = 1 << 19
+# An attribute of something, and what it becomes.
+Change = tuple[object, str, object]
 # As `numba_rows.attend` takes it.
 RECALLING = INDEXED_AT_ONCE, CANDIDATES, SINKS, RECENT
 
@@ -93,8 +97,7 @@ def attend(
         None if sinks is None else sinks.float().view(kv_heads, -1).contiguous().numpy(),
         RECALLING,
     )
-    for step, each, brought in zip(steps, lines, came.tolist(), strict=True):
-        count(step, each, brought)
+    commit([steps], [lines], [came.tolist()], *((step, "done", _all_done(step)) for step in steps))
     return torch.from_numpy(out).view(q.shape)
 
 
@@ -129,12 +132,38 @@ _NONE_PACKED = [0] * 14
 _NO_STORE = [0] * (5 + len(_NONE_PACKED) + 6)
 
 
-def count(step: "LayerStep", line: list[int], brought: int) -> None:
-    """Let a token count that went to all that it goes to, as its line says."""
+def commit(
+    rows: Sequence[Sequence["LayerStep"]],
+    lines: Sequence[Sequence[list[int]]],
+    came: Sequence[Sequence[int]],
+    *changes: Change,
+) -> None:
+    """Let a token of each conversation count in some layers, and make other changes: all at once,
+    as no Python code runs in between that could be interrupted.
+
+    Args:
+        rows, lines, came: of each layer and conversation the step, its line, and how many entries
+            came.
+    """
+    made = [*changes, *chain.from_iterable(map(_counted, chain.from_iterable(rows)))]
+    for each, first in enumerate(rows[0]):
+        if first.recall is not None:
+            heads = [len(row[each].layer.head_groups[0].heads) for row in rows]
+            wanted = sum(own[each][-1] * some for own, some in zip(lines, heads, strict=True))
+            made += first.recall.counted(wanted, sum(brought[each] for brought in came))
+    deque(starmap(setattr, made), maxlen=0)
+
+
+def _counted(step: "LayerStep") -> Iterator[Change]:
+    """What lets a step's token count."""
     held, source = step.layer.head_groups[0], _source(step)
-    held.used += 1
-    if source is not None and step.recall is not None:
-        source.head_group.used += 1
-        source.count()
-        step.recall.count_brought(line[-1] * len(held.heads), brought)
-    step.done |= {(what, held.heads) for what in ("told", "written", "recalled")}
+    yield held, "used", held.used + 1
+    if source is not None:
+        read = source.head_group.used + 1
+        yield source.head_group, "used", read
+        yield source.index, "used", source.indexed(read)
+
+
+def _all_done(step: "LayerStep") -> set[tuple[str, tuple[int, ...]]]:
+    heads = step.layer.head_groups[0].heads
+    return {(what, heads) for what in ("told", "written", "recalled")}

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 def through_layers(model: LoadedModel, steps: Sequence["Step"]) -> bool:
     """Bring steps at the same layer through that and all after it that one call can do; whether
-    there was any. Nothing is counted before it ends, so that it can be done again."""
+    there was any. All is counted at once as it ends: before, it can be done again."""
     start, rotations = steps[0].index, [step.rotations[steps[0].index] for step in steps]
     layers: list[PackedTokenLayer] = []
     rows: list[list[LayerStep]] = []
@@ -48,11 +48,13 @@ def through_layers(model: LoadedModel, steps: Sequence["Step"]) -> bool:
         lines,
         compiled_rows.RECALLING,
     )
-    for row, own_lines, brought in zip(rows, lines, came.tolist(), strict=True):
-        for each, line, some in zip(row, own_lines, brought, strict=True):
-            compiled_rows.count(each, line, some)
-    for step, hidden in zip(steps, torch.from_numpy(out)[:, None].split(1), strict=True):
-        step.hidden, step.index = hidden, start + len(layers)
+    ends = zip(steps, torch.from_numpy(out)[:, None].split(1), strict=True)
+    changes = [
+        change
+        for step, hidden in ends
+        for change in ((step, "hidden", hidden), (step, "index", start + len(layers)))
+    ]
+    compiled_rows.commit(rows, lines, came.tolist(), *changes)
     return True
 
 

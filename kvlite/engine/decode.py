@@ -255,7 +255,7 @@ class Step:
         self.recall = recall
         self.oom_policy = oom_policy
         self.oom_actions = cache_oom_actions(model, cache, policies)
-        self.index = 0
+        self.index, self.seen = 0, cache.seen
         self.hidden = model.embed(token_ids[:, None])
         self.rotations = model.rotations(cache.seen, 1)
         self.positions = model.by_layer(_on_device(cache.seen, model.device))
@@ -338,8 +338,8 @@ class Step:
     def end(self, logits: Tensor) -> Tensor:
         """Let the token count, which went through all layers and gave these logits."""
         if self.cache.hidden is not None:
-            self.cache.hidden.write(self.cache.seen, self.hidden)
-        self.cache.seen += 1
+            self.cache.hidden.write(self.seen, self.hidden)
+        self.cache.seen = self.seen + 1
         self.cache.writing = False
         return logits
 

@@ -5,7 +5,8 @@ from typing import Any
 import numpy as np
 
 from kvlite.ops.numba_codes import multiply_packed, weigh_packed
-from kvlite.ops.numba_vectors import close_exp, highest, jitted, multiply, weigh
+from kvlite.ops.numba_jit import jitted
+from kvlite.ops.numba_vectors import close_exp, highest, multiply, weigh
 
 Array = np.ndarray
 Packed = tuple[Any, ...]

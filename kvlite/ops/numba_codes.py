@@ -7,6 +7,7 @@ import numpy as np
 from numba import types
 from numba.extending import intrinsic
 
+from kvlite.ops.numba_jit import jitted
 from kvlite.ops.numba_lanes import (
     BYTES,
     FLOATS,
@@ -17,7 +18,7 @@ from kvlite.ops.numba_lanes import (
     place,
     product_sum,
 )
-from kvlite.ops.numba_vectors import dot_rows, hadamard, jitted, multiply, weigh
+from kvlite.ops.numba_vectors import dot_rows, hadamard, multiply, weigh
 
 LARGEST = 65504.0
 # Vectors that are restored at once.

@@ -10,9 +10,10 @@ import torch
 from numba import types
 from torch import Tensor
 
+from kvlite.ops.numba_jit import jitted
 from kvlite.ops.numba_quant import in_turn
 from kvlite.ops.numba_tiles import COLUMNS, ROWS, add_tile, rounded, set_tile
-from kvlite.ops.numba_vectors import close_exp, highest, jitted
+from kvlite.ops.numba_vectors import close_exp, highest
 
 # Entries whose keys and values are packed at a time; they stay in the processor's cache, as do the
 # rows of a query head that are shared by a call, at most and, for many threads, at least.

@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 
 from kvlite.ops.blocks import BlockFormat
+from kvlite.ops.numba_jit import jitted
 from kvlite.ops.numba_linear import unpack_part
 from kvlite.ops.numba_quant import in_turn
 from kvlite.ops.numba_tiles import COLUMNS, ROWS, rounded, set_tile
-from kvlite.ops.numba_vectors import jitted
 
 
 def multiply(rows: Tensor, blocks: Tensor, form: BlockFormat, out: Tensor) -> None:

@@ -6,15 +6,19 @@ Numbers are those of `layer_ops` to rounding.
 """
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numba import carray
 
-from kvlite.ops.layer_ops import Norm
+from kvlite.ops.numba_jit import jitted
 from kvlite.ops.numba_linear import multiply, multiplying
 from kvlite.ops.numba_pointers import floats_at
 from kvlite.ops.numba_threads import board
-from kvlite.ops.numba_vectors import close_exp, jitted
+from kvlite.ops.numba_vectors import close_exp
+
+if TYPE_CHECKING:
+    from kvlite.ops.layer_ops import Norm
 
 Array = np.ndarray
 # A norm as compiled loops take it: where its weight is, of which size, 0 for no norm; its epsilon,
@@ -66,7 +70,7 @@ class LayerWeights:
         return made
 
 
-def array_norms(*norms: Norm | None) -> Array:
+def array_norms(*norms: "Norm | None") -> Array:
     """Norms as compiled loops take them."""
     return np.array(
         [

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from kvlite.ops.blocks import GROUP, Q4_0, Q4_1, Q4_K, Q5_0, Q5_1, Q5_K, Q6_K, Q8_0, BlockFormat
 from kvlite.ops.numba_group import INPUTS, WIDTH, adding
+from kvlite.ops.numba_jit import jitted, jitted_in_order
 from kvlite.ops.numba_pointers import bytes_at, floats_at
 from kvlite.ops.numba_threads import board, helpers, passing, share, work
-from kvlite.ops.numba_vectors import jitted, jitted_in_order
 
 Array = np.ndarray
 # A product as compiled loops take it: where its blocks and its bias are, if it has one.
@@ -100,7 +100,6 @@ def multiplying(address, part):
     low, whole, products, out, count, parts = _given(address)
     first, last = count * part // parts, count * (part + 1) // parts
     _multiply_columns(low, whole, products, out, first, last)
-    return 1
 
 
 @jitted

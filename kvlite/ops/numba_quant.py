@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from kvlite.ops.numba_codes import multiply_codes, weigh_codes
-from kvlite.ops.numba_vectors import jitted
+from kvlite.ops.numba_jit import jitted
 
 # Less is not worth waking a thread for, while torch's own are still looking for work.
 CHANNELS_A_THREAD = 1 << 21

@@ -6,7 +6,8 @@
 import numpy as np
 
 from kvlite.ops.numba_codes import multiply_packed, put, restore
-from kvlite.ops.numba_vectors import close_exp, dot_rows, fetch_vector, hadamard, highest, jitted
+from kvlite.ops.numba_jit import jitted
+from kvlite.ops.numba_vectors import close_exp, dot_rows, fetch_vector, hadamard, highest
 
 # Keys are on their way while those of so many entries before them are read.
 AHEAD = 8

@@ -12,11 +12,12 @@ import numpy as np
 from numba import carray, types
 
 from kvlite.ops.numba_attention import products_of_held, weighed
+from kvlite.ops.numba_jit import jitted
 from kvlite.ops.numba_pointers import bytes_at, floats_at, halves_at, places_at, words_at
 from kvlite.ops.numba_recall import candidates, exchanged, fill, wanted
 from kvlite.ops.numba_search import add, search
 from kvlite.ops.numba_threads import board, passing, share, work
-from kvlite.ops.numba_vectors import fetch_vector, jitted, multiply
+from kvlite.ops.numba_vectors import fetch_vector, multiply
 
 Array = np.ndarray
 # Of what is held, and from `SOURCE` on of the host store: where exact keys, values and positions of
@@ -104,13 +105,11 @@ def share_heads(board, attend_head, given):
 @work
 def _attend_held(address, part):
     attend_held(_given(address), part)
-    return 1
 
 
 @work
 def _attend_fetching(address, part):
     attend_fetching(_given(address), part)
-    return 1
 
 
 @jitted

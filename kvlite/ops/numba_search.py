@@ -8,7 +8,8 @@ import numpy as np
 from numba import types
 from numba.extending import intrinsic
 
-from kvlite.ops.numba_vectors import hadamard, highest, jitted
+from kvlite.ops.numba_jit import jitted
+from kvlite.ops.numba_vectors import hadamard, highest
 
 # Channels of a query are rounded to whole steps from 0 to the last, numbers of so many bits.
 LAST_STEP, STEP_BITS = 15, 4

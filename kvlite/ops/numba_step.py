@@ -3,11 +3,11 @@ CPU, in one compiled call: from Python, a small model's layers would take twice 
 
 import numpy as np
 
+from kvlite.ops.numba_jit import jitted
 from kvlite.ops.numba_layer_ops import LayerWeights, to_heads, to_hidden
 from kvlite.ops.numba_linear import multiplying
 from kvlite.ops.numba_rows import attending, no_sinks, share_heads
 from kvlite.ops.numba_threads import board
-from kvlite.ops.numba_vectors import jitted
 
 Array = np.ndarray
 

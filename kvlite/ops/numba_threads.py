@@ -13,7 +13,6 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from typing import Any
 
-import numba
 import numpy as np
 import torch
 from llvmlite import ir
@@ -22,13 +21,17 @@ from numba.core import cgutils
 from numba.core.imputils import impl_ret_borrowed
 from numba.extending import intrinsic
 
-from kvlite.ops.numba_vectors import Loop, jitted
+from kvlite.ops.numba_jit import Loop, jitted
 
 Array = np.ndarray
-# How often one looks for work before it leaves: some 200 us on a core that has nothing else to do.
-PATIENCE = 1 << 13
-# After how many looks it lets another program have its core.
-TURN = 1 << 6
+# What makes a processor wait for a moment and lets the other thread of its core work, an LLVM
+# intrinsic and its argument; and what lets another program have the core. None where there is none.
+_X86, _ARM = ("llvm.x86.sse2.pause", None), ("llvm.aarch64.isb", 15)
+_PAUSE = {"x86_64": _X86, "AMD64": _X86, "aarch64": _ARM, "arm64": _ARM}.get(platform.machine())
+_YIELD = ("sched_yield", None) if hasattr(os, "sched_yield") else None
+# After how many looks one lets another program have its core, and how often one looks for work
+# before it leaves: some 200 us on a core that has nothing else to do.
+TURN, PATIENCE = (1 << 6, 1 << 13) if _PAUSE else (1, 1 << 9)
 # A board's numbers: parts of the work that nobody has taken, the work, and what it is given; in
 # another line of the processor's cache, parts that are not done, and that failed; in others,
 # threads that help, and whether somebody's work is here.
@@ -36,7 +39,8 @@ OPEN, WORK, GIVEN, LEFT, FAILED, HELPERS, TAKEN = 16, 17, 18, 32, 33, 48, 64
 
 
 @cache
-def _board() -> tuple[Array, ThreadPoolExecutor]:
+def _board(process: int) -> tuple[Array, ThreadPoolExecutor]:
+    """Of a process: one that was forked has none of the threads that helped the other."""
     threads = ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="kvlite-help")
     return np.zeros(80, np.int64), threads
 
@@ -51,7 +55,7 @@ def board() -> Array:
     wanted = torch.get_num_threads() - 1
     if wanted < 1:
         return NOBODY
-    made, threads = _board()
+    made, threads = _board(os.getpid())
     while made[HELPERS] < wanted:
         _add(made, HELPERS, 1)
         try:
@@ -85,19 +89,20 @@ def passing(kind: Any) -> tuple[Callable[..., Any], Callable[..., Any]]:
     return address, given
 
 
+_PART = types.void(types.intp, types.intp)
+
+
 def work(loop: Loop) -> Callable[[], int]:
-    """What compiles work, of which `share` calls one part, and returns its address. It takes the
-    address of what it is given, and the part; it returns 1."""
+    """What compiles work, of which `share` does one part after the other, and returns its address.
+    It takes the address of what it is given, and the part, which can be done again."""
+    compiled: Any = jitted(loop)
 
     @cache
-    def compiled() -> Any:
-        signature, options = types.intp(types.intp, types.intp), {"nopython": True}
-        try:
-            return numba.cfunc(signature, cache=True, **options)(loop)
-        except RuntimeError:
-            return numba.cfunc(signature, **options)(loop)
+    def address() -> int:
+        made = compiled.get_compile_result(_PART)
+        return int(made.library.get_pointer_to_function(made.fndesc.llvm_func_name))
 
-    return lambda: int(compiled().address)
+    return address
 
 
 @jitted
@@ -108,13 +113,10 @@ def helpers(board):
 
 @jitted
 def share(board, work, given, parts):
-    """Do all parts of some work, given an address: in this thread, and in those that help.
-
-    Raises:
-        MemoryError: if a part failed, as nothing else makes it fail.
-    """
-    failed = 0
-    if board.size and _swap(board, TAKEN, 1) == 0:
+    """Do all parts of some work, given an address: in this thread, and in those that help. If one
+    fails, all are done again in this thread, and its error is raised here."""
+    done = False
+    if parts > 1 and board.size and _swap(board, TAKEN, 1) == 0:
         board[WORK], board[GIVEN], board[FAILED] = work, given, 0
         _write(board, LEFT, parts)
         _write(board, OPEN, parts)
@@ -123,13 +125,11 @@ def share(board, work, given, parts):
         while _read(board, LEFT) > 0:
             _rest(looks)
             looks += 1
-        failed = _read(board, FAILED)
+        done = _read(board, FAILED) == 0
         _write(board, TAKEN, 0)
-    else:
+    if not done:
         for part in range(parts):
-            failed += 1 - _call(work, given, part)
-    if failed:
-        raise MemoryError("a part of a step's work")
+            _do(work, given, part)
 
 
 @jitted
@@ -137,8 +137,8 @@ def _take(board):
     """Do parts of the work until all are taken."""
     part = _add(board, OPEN, -1)
     while part > 0:
-        if _call(board[WORK], board[GIVEN], part - 1) == 0:
-            _add(board, FAILED, 1)
+        if _fails(board[WORK], board[GIVEN], part - 1):
+            _write(board, FAILED, 1)
         _add(board, LEFT, -1)
         part = _add(board, OPEN, -1)
 
@@ -196,41 +196,51 @@ def _add(board, place, number):
     return _adding(board, place, number)
 
 
-@intrinsic
-def _call(context, work, given, part):
-    """Call a function by its address."""
-
-    def generate(context, builder, signature, arguments):
-        number = context.get_value_type(types.intp)
-        function = ir.FunctionType(number, [number, number]).as_pointer()
-        return builder.call(builder.inttoptr(arguments[0], function), arguments[1:])
-
-    return types.intp(types.intp, types.intp, types.intp), generate
-
-
-# What lets the other thread of a core work, and what lets another program have it; None where a
-# system has none.
-_PAUSE = "llvm.x86.sse2.pause" if platform.machine() in ("x86_64", "AMD64") else None
-_YIELD = "sched_yield" if hasattr(os, "sched_yield") else None
-
-
-def _calling(name: str | None, returned: ir.Type) -> Callable[..., Any]:
-    """What calls a function without arguments."""
+def _calling(raises: bool) -> Callable[..., Any]:
+    """What does a part of work at an address, and raises its error, or tells whether there is
+    one."""
 
     @intrinsic
-    def call(context):
+    def call(context, work, given, part):
         def generate(context, builder, signature, arguments):
-            if name is not None:
-                kind = ir.FunctionType(returned, [])
-                builder.call(cgutils.get_or_insert_function(builder.module, kind, name), [])
-            return context.get_dummy_value()
+            convention = context.call_conv
+            kind = convention.get_function_type(_PART.return_type, _PART.args).as_pointer()
+            function = builder.inttoptr(arguments[0], kind)
+            status, _ = convention.call_function(
+                builder, function, _PART.return_type, _PART.args, arguments[1:]
+            )
+            if raises:
+                with cgutils.if_unlikely(builder, status.is_error):
+                    convention.return_status_propagate(builder, status)
+            return status.is_error
 
-        return types.void(), generate
+        return types.boolean(types.intp, types.intp, types.intp), generate
 
     return call  # type: ignore[no-any-return]
 
 
-_pause, _give_way = _calling(_PAUSE, ir.VoidType()), _calling(_YIELD, ir.IntType(32))
+_do, _fails = _calling(True), _calling(False)
+
+
+def _telling(function: tuple[str, int | None] | None, returned: ir.Type) -> Callable[..., Any]:
+    """What calls a function of at most one number; nothing if there is no function."""
+
+    @intrinsic
+    def tell(context):
+        def generate(context, builder, signature, arguments):
+            if function is not None:
+                name, number = function
+                given = [] if number is None else [ir.Constant(ir.IntType(32), number)]
+                kind = ir.FunctionType(returned, [each.type for each in given])
+                builder.call(cgutils.get_or_insert_function(builder.module, kind, name), given)
+            return context.get_dummy_value()
+
+        return types.void(), generate
+
+    return tell  # type: ignore[no-any-return]
+
+
+_pause, _give_way = _telling(_PAUSE, ir.VoidType()), _telling(_YIELD, ir.IntType(32))
 
 
 @jitted

@@ -1,41 +1,13 @@
-"""Vectors on a CPU, compiled by numba: rotated, multiplied and weighed.
+"""Vectors on a CPU, compiled by numba: rotated, multiplied and weighed."""
 
-numba compiles these loops at their first use and keeps the result on disk.
-"""
-
-from collections.abc import Callable
 from typing import Any
 
-import numba
 import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-# Sums may be formed in any order; that numbers are finite is not assumed.
-ORDERLESS = {"reassoc", "contract", "nsz"}
-Loop = Callable[..., Any]
-
-
-def jitted(loop: Loop) -> Loop:
-    """Without the interpreter's lock, and kept on disk where there is a place for it."""
-    return _jitted(loop, ORDERLESS)
-
-
-def jitted_in_order(loop: Loop) -> Loop:
-    """As `jitted`, with sums as they are written: two loops with the same sums give the same
-    bits."""
-    return _jitted(loop, {"contract"})
-
-
-def _jitted(loop: Loop, fastmath: set[str]) -> Loop:
-    options = {"fastmath": fastmath, "nogil": True}
-    made: Loop
-    try:
-        made = numba.njit(**options, cache=True)(loop)
-    except RuntimeError:
-        made = numba.njit(**options)(loop)
-    return made
+from kvlite.ops.numba_jit import Loop, jitted
 
 
 @jitted

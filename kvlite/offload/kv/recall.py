@@ -112,11 +112,10 @@ class Recall:
             self._known += swap_in(head_group, asked, own, source, count)
         self.wanted += count * len(head_group.heads) * queries.shape[0]
 
-    def count_brought(self, wanted: int, brought: int) -> None:
-        """Count entries that a token wanted, and those that had to be brought back; over KV
-        heads."""
-        self.wanted += wanted
-        self._known += brought
+    def counted(self, wanted: int, brought: int) -> list[tuple[object, str, object]]:
+        """What attributes become with more entries that a token wanted, and had to be brought back;
+        over KV heads."""
+        return [(self, "wanted", self.wanted + wanted), (self, "_known", self._known + brought)]
 
 
 def is_ordered(source: KVHeadGroup) -> bool:

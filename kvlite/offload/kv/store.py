@@ -54,8 +54,13 @@ class HostKVLayer:
     def count(self) -> None:
         """Let what the answer added count in the index, a few entries at a time."""
         assert self.index is not None
-        if self.head_group.used - self.index.used == INDEXED_AT_ONCE:
-            self.index.used = self.head_group.used
+        self.index.used = self.indexed(self.head_group.used)
+
+    def indexed(self, entries: int) -> int:
+        """How many of so many entries count in the index."""
+        assert self.index is not None
+        known = self.index.used
+        return entries if entries - known == INDEXED_AT_ONCE else known
 
     def append(
         self,

@@ -1,0 +1,135 @@
+"""Loops compiled by numba at their first use, and kept on disk.
+
+numba keeps a function for as long as its own file stays the same, though functions of other files
+are compiled into it. So all are kept in a folder that is named after the content of all files: what
+another release compiled is never run, and is deleted.
+"""
+
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import cache
+from hashlib import sha256
+from pathlib import Path
+from tempfile import TemporaryFile
+from typing import Any
+
+import numba
+from numba.core import config
+from numba.core.caching import CompileResultCacheImpl, FunctionCache, _CacheLocator
+from platformdirs import user_cache_path
+
+# Sums may be formed in any order; that numbers are finite is not assumed.
+ORDERLESS = {"reassoc", "contract", "nsz"}
+# The files of this folder whose content is compiled.
+SOURCES = ("numba_*.py", "blocks.py")
+Loop = Callable[..., Any]
+
+
+def jitted(loop: Loop) -> Loop:
+    """Without the interpreter's lock, and kept on disk where there is a place for it."""
+    return _jitted(loop, ORDERLESS)
+
+
+def jitted_in_order(loop: Loop) -> Loop:
+    """As `jitted`, with sums as they are written: two loops with the same sums give the same
+    bits."""
+    return _jitted(loop, {"contract"})
+
+
+def _jitted(loop: Loop, fastmath: set[str]) -> Loop:
+    made: Any = numba.njit(fastmath=fastmath, nogil=True)(loop)
+    if cache_folder() is not None:
+        made._cache = _Cache(loop)
+    compiled: Loop = made
+    return compiled
+
+
+@cache
+def cache_folder() -> Path | None:
+    """Where compiled loops are kept, if any place can be written to. A new folder takes the place
+    of all older ones of this installation."""
+    name = _name()
+    for place in _places() if name else ():
+        folder = place / name
+        is_new = not folder.exists()
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            TemporaryFile(dir=folder).close()
+        except OSError:
+            continue
+        if is_new:
+            _delete_others(folder)
+        return folder
+    return None
+
+
+def _name() -> str:
+    """The name of the folder; empty if there are no files to name it after, as in an archive."""
+    found = sorted(each for one in SOURCES for each in Path(__file__).parent.glob(one))
+    content = "".join(_digest(str(each)) for each in found)
+    return (
+        content and f"kvlite-{sha256(f'{numba.__version__} {content}'.encode()).hexdigest()[:16]}"
+    )
+
+
+@cache
+def _digest(path: str) -> str:
+    return sha256(Path(path).read_bytes()).hexdigest()
+
+
+def _places() -> Iterator[Path]:
+    """Where numba keeps what it compiles of this folder's files, if it can."""
+    own = _CacheLocator.get_suitable_cache_subpath(__file__)
+    if config.CACHE_DIR:
+        yield Path(config.CACHE_DIR) / own
+    yield Path(__file__).parent / "__pycache__"
+    yield user_cache_path("numba", appauthor=False) / own
+
+
+def _delete_others(folder: Path) -> None:
+    """Delete what other releases compiled; the first ones left it beside the folder."""
+    for each in folder.parent.glob("kvlite-*"):
+        if each != folder:
+            shutil.rmtree(each, ignore_errors=True)
+    for each in folder.parent.glob("numba_*.nb[ci]"):
+        with suppress(OSError):
+            each.unlink()
+
+
+class _Locator(_CacheLocator):  # type: ignore[misc]
+    """Tells numba where a function is kept, and what it was compiled from."""
+
+    def __init__(self, loop: Loop, file: str) -> None:
+        self._py_file, self._line = file, loop.__code__.co_firstlineno
+
+    @classmethod
+    def from_function(cls, py_func: Loop, py_file: str) -> "_Locator":
+        return cls(py_func, py_file)
+
+    def get_cache_path(self) -> str:
+        return str(cache_folder())
+
+    def get_source_stamp(self) -> str:
+        return _digest(self._py_file)
+
+    def get_disambiguator(self) -> str:
+        return str(self._line)
+
+
+class _Files(CompileResultCacheImpl):  # type: ignore[misc]
+    _locator_classes = (_Locator,)
+
+
+class _Cache(FunctionCache):  # type: ignore[misc]
+    """Does without a folder that is full, or is there no longer."""
+
+    _impl_class = _Files
+
+    def load_overload(self, sig: Any, target_context: Any) -> Any:
+        with suppress(OSError):
+            return super().load_overload(sig, target_context)
+
+    def save_overload(self, sig: Any, data: Any) -> None:
+        with suppress(OSError):
+            super().save_overload(sig, data)
