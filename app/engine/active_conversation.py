@@ -4,19 +4,19 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass
 
-from kvlite.config.settings import LOADING
 from kvlite.conversation.conversation import Conversation
 from kvlite.conversation.runner import Runner
-from kvlite.conversation.session import Begin, Session
+from kvlite.conversation.session import Session
 from kvlite.engine.callbacks import ReadingBytes
 from kvlite.errors import KvliteError, SnapshotError
 from kvlite.model.layers import Layers
 from kvlite.planner.usage import Holding, Part, holding, weights_of
 from kvlite.web.work import Shown, Work
 
-from ..storage.record import Record, branches_of, keys_of, said_in
+from ..storage.record import Record, StoredMessage, keys_of, said_in
 from ..storage.store import ConversationStore
 from .accounts import account_of, look_at
+from .open_conversation import Begin, OpenConversation
 
 # Seconds for which figures are new enough.
 NEW = 0.5
@@ -51,20 +51,21 @@ class Figures:
     fallbacks: tuple[str, ...]
 
 
-@dataclass
-class ActiveConversation:
-    """A conversation in memory, whether all of it is on disk too (`kept`), and its figures, which
-    are measured at most twice a second while something is done with it; `reading_s` is how long the
-    documents of its last message were read."""
+class ActiveConversation(OpenConversation[Session]):
+    """A conversation in memory and its figures, which are measured at most twice a second while
+    something is done with it; `reading_s` is how long the documents of its last message were
+    read."""
 
-    store: ConversationStore
-    record: Record
-    session: Session
-    figures: Figures | None = None
-    kept: bool = True
-    reading_s: float = 0.0
-    _looked: float = 0.0
-    _weights: tuple[Layers, Part] | None = None
+    unwritten = (
+        "{name} is in memory only, as it cannot be written: {error}; make room on the disk, and it "
+        "is kept with its next message"
+    )
+
+    def __init__(self, store: ConversationStore, record: Record, session: Session) -> None:
+        super().__init__(store, record, session)
+        self.figures: Figures | None = None
+        self.reading_s = self._looked = 0.0
+        self._weights: tuple[Layers, Part] | None = None
 
     @property
     def talk(self) -> Conversation:
@@ -117,42 +118,13 @@ class ActiveConversation:
             account = account_of(last, before, self.session, reading_s)
             self.store.keep_account(record.id, keys_of(record.said)[-1], account)
 
-    def keep(self, name: str = "this conversation") -> None:
-        """Write it to disk without its cache. The record comes last: so the engine has all that
-        people see, whenever the program ends.
+    def _said(self) -> tuple[list[list[StoredMessage]], int]:
+        said = [said_in(self.session, each.messages) for each in self.talk.branches]
+        return said, self.talk.history.current
 
-        Raises SnapshotError if it cannot be written: then all of it stays in memory. Others may
-        read the `name` in that error."""
-        record, store = self.record, self.store
-        if store.is_gone(record.id):
-            return
-        self.kept = False
-        self._update(record)
-        try:
-            store.place(record.id).mkdir(parents=True, exist_ok=True)
-            store.whole(record.id).unlink(missing_ok=True)
-            self.talk.save(store.light(record.id), light=True)
-            with store.changing(record.id) as kept:
-                kept.name = kept.name or record.name  # it may have been renamed
-                self._update(kept)
-        except (KvliteError, OSError) as error:
-            raise SnapshotError(
-                f"{name} is in memory only, as it cannot be written: {error}; make room on the "
-                "disk, and it is kept with its next message"
-            ) from error
-        self.record, self.kept = kept, True
-
-    def _update(self, record: Record) -> None:
-        session = self.session
-        record.draft, record.changed = self.record.draft, dict(self.record.changed)
-        record.began = record.began or {
-            name: value for name, value in vars(session.given).items() if name not in LOADING
-        }
-        record.said, record.used = said_in(session, self.talk.messages), time.time()
-        record.model = session.given.model
-        record.waiting = [document.name for document in session.waiting]
-        said = [said_in(session, each.messages) for each in self.talk.branches]
-        record.branches, record.elsewhere = branches_of(said, self.talk.history.current)
+    def _write(self) -> None:
+        self.store.whole(self.record.id).unlink(missing_ok=True)
+        self.talk.save(self.store.light(self.record.id), light=True)
 
     def resume(self, runner: Runner, work: Work) -> None:
         """Go on with what was said before, from its cache on disk or by reading it again; raises

@@ -1,43 +1,50 @@
-"""What pages may have done with a conversation, whoever answers in it: a model here or a server."""
+"""A conversation that is gone on with, whoever answers in it: a model here or a server."""
 
-from collections.abc import Callable, Iterator
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from typing import Any, Protocol
+from typing import Any, ClassVar, Generic, Self, TypeVar
 
-from kvlite.config.settings import Settings
+from kvlite.config.settings import LOADING
 from kvlite.conversation.session import Session
 from kvlite.engine.callbacks import Callbacks
-from kvlite.errors import SnapshotError
+from kvlite.errors import KvliteError, SnapshotError
 from kvlite.web.server_talk import ServerTalk
 from kvlite.web.work import Shown, Work
 
-from ..storage.record import Record
+from ..storage.record import Record, StoredMessage, branches_of
 from ..storage.store import ConversationStore
 
 Begin = Callable[[Callbacks], Iterator[Any]]
 """Starts an answer, which comes in pieces."""
 
-
-Talk = Session | ServerTalk
-"""What is said, and going back in it. What cannot be done raises SettingError."""
+Talk = TypeVar("Talk", Session, ServerTalk)
 
 
-class OpenConversation(Protocol):
-    """A conversation that can be gone on with."""
+class OpenConversation(ABC, Generic[Talk]):
+    """A conversation, and what is kept of it.
 
-    record: Record
+    Attributes:
+        session: what is said in it, and going back. What cannot be done raises SettingError.
+        kept: whether all of it is on disk, too.
+    """
 
-    @property
-    def session(self) -> Talk:
-        """What is said in it."""
-        ...
+    # What becomes of it where it cannot be written: `name` and `error` are filled in.
+    unwritten: ClassVar[str]
 
-    def answer(self, work: Work, begin: Begin, reading_s: float = 0.0) -> None:
-        """Show an answer as it comes, and keep its account. Reading its documents took
-        `reading_s`."""
+    def __init__(self, store: ConversationStore, record: Record, session: Talk) -> None:
+        self.store, self.record = store, record
+        self.session: Talk = session
+        self.kept = True
 
-    def keep(self) -> None:
-        """Write it to disk; raises SnapshotError if it cannot be."""
+    @abstractmethod
+    def _said(self) -> tuple[Sequence[list[StoredMessage]], int]:
+        """What was said on each branch, and the index of the current one."""
+
+    @abstractmethod
+    def _write(self) -> None:
+        """Write what it goes on from."""
 
     def glance(self, shown: Shown) -> None:
         """Called each time that work on it shows something."""
@@ -45,54 +52,52 @@ class OpenConversation(Protocol):
     def look(self) -> None:
         """Called once that work has ended."""
 
+    def do(self, title: str, task: Callable[[Self, Work], Any], work: Work) -> Record:
+        """Work on it; it is on disk afterwards. The message that is sent with the work is its draft
+        until it is answered; `title` is shown meanwhile."""
+        self.record.draft = work.request.text or self.record.draft
+        work.on_show = self.glance
+        work.begin(title)
+        try:
+            task(self, work)
+        except BaseException:
+            if self.store.has(self.record.id):  # a message that was refused begins no conversation
+                with suppress(SnapshotError):  # the first error matters more
+                    self.keep()
+            raise
+        else:
+            self.keep()
+        finally:
+            work.on_show = None
+            self.look()
+        return self.record
 
-ConversationTask = Callable[[OpenConversation, Work], Any]
+    def keep(self, name: str = "this conversation") -> None:
+        """Write it to disk. The record comes last: so what answers has all that people see,
+        whenever the program ends.
 
+        Raises SnapshotError if it cannot be written. Others may read the `name` in that error."""
+        record, store = self.record, self.store
+        self.kept = False
+        self._update(record)
+        try:
+            with store.changing(record.id) as kept:  # in which nobody deletes it
+                store.place(record.id).mkdir(parents=True, exist_ok=True)
+                self._write()
+                kept.name = kept.name or record.name  # it may have been renamed
+                self._update(kept)
+        except (KvliteError, OSError) as error:
+            if store.is_gone(record.id):
+                return
+            raise SnapshotError(self.unwritten.format(name=name, error=error)) from error
+        self.record, self.kept = kept, True
 
-class Host(Protocol):
-    """What answers; the engine's thread calls its methods.
-
-    Attributes:
-        settings: what answers by them, and conversations begin with.
-        beside: whether it answers in several conversations at once.
-    """
-
-    settings: Settings
-    beside: bool
-
-    @property
-    def pause(self) -> float:
-        """Seconds between two looks at an answer."""
-        ...
-
-    def load(self, settings: Settings, work: Work) -> str:
-        """Answer by another model from now on; a sentence on the memory that is free now."""
-        ...
-
-    def opened(self, store: ConversationStore, id: str, work: Work) -> OpenConversation:
-        """A conversation, to work on."""
-        ...
-
-
-def work_on(
-    host: Host, store: ConversationStore, id: str, title: str, task: ConversationTask, work: Work
-) -> Record:
-    """Work on a conversation, which is open then and on disk afterwards. The message that is sent
-    with the work is its draft until it is answered; `title` is shown once it is open."""
-    now = host.opened(store, id, work)
-    now.record.draft = work.request.text or now.record.draft
-    work.on_show = now.glance
-    work.begin(title)
-    try:
-        task(now, work)
-    except BaseException:
-        if store.has(id):  # a message that was refused begins no conversation
-            with suppress(SnapshotError):  # the first error matters more
-                now.keep()
-        raise
-    else:
-        now.keep()
-    finally:
-        work.on_show = None
-        now.look()
-    return now.record
+    def _update(self, record: Record) -> None:
+        (said, current), given = self._said(), self.session.given
+        record.draft, record.changed = self.record.draft, dict(self.record.changed)
+        record.began = record.began or {
+            name: value for name, value in vars(given).items() if name not in LOADING
+        }
+        record.said, record.used, record.model = said[current], time.time(), given.model
+        record.waiting = [document.name for document in self.session.waiting]
+        record.branches, record.elsewhere = branches_of(said, current)

@@ -8,10 +8,8 @@ from typing import TYPE_CHECKING
 from kvlite.errors import KvliteError, Stopped
 from kvlite.web.work import Work, WorkRequest
 
-from .open_conversation import OpenConversation
-
 if TYPE_CHECKING:
-    from .service import Service
+    from .service import Opened, Service
 
 
 def keep_up(service: "Service", owner: str, id: str, files: Sequence[str]) -> Work | None:
@@ -52,7 +50,7 @@ def _take_back(service: "Service", owner: str, id: str, ahead: Work, files: Sequ
     def ended(work: Work) -> None:
         ahead.ended.wait()
 
-    def task(now: OpenConversation, work: Work) -> None:
+    def task(now: "Opened", work: Work) -> None:
         now.session.take_back(going, work.callbacks)
 
     request = WorkRequest(ahead=left)

@@ -8,15 +8,15 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from kvlite.config.atomic_file import replaced
-from kvlite.config.settings import LOADING, Settings
+from kvlite.config.settings import Settings
 from kvlite.errors import SettingError, SnapshotError
 from kvlite.web.openai_client import ServerAnswer, Upstream
 from kvlite.web.server_talk import Said, ServerTalk, Turn
-from kvlite.web.work import PAUSE, Shown, Work
+from kvlite.web.work import PAUSE, Work
 
-from ..storage.record import Record, StoredMessage, branches_of, first_words, keys_of
+from ..storage.record import Record, StoredMessage, first_words, keys_of
 from ..storage.store import ConversationStore
-from .open_conversation import Begin
+from .open_conversation import Begin, OpenConversation
 
 # What the page always shows, so that answers are by it whatever a server does otherwise.
 _ALWAYS = {"model", "temperature", "max_new_tokens"}
@@ -43,19 +43,22 @@ class ServerHost:
         return ServerConversation(store, record, self.settings, self._upstream)
 
 
-class ServerConversation:
+class ServerConversation(OpenConversation[ServerTalk]):
     """A conversation that a server answers, with what is kept of it."""
+
+    unwritten = (
+        "{name} cannot be written, and what was said last is lost: {error}; make room on the disk"
+    )
 
     def __init__(
         self, store: ConversationStore, record: Record, usual: Settings, upstream: Upstream
     ) -> None:
-        self.record, self._store = record, store
         try:
             settings = usual.replace({**record.began, **record.changed})
         except SettingError:  # they are another version's
             settings, record.changed = usual, {}
-        self._settings = settings
-        self.session = ServerTalk(upstream, settings, self._said(), record.changed)
+        said = _said_before(store, record)
+        super().__init__(store, record, ServerTalk(upstream, settings, said, record.changed))
 
     def answer(self, work: Work, begin: Begin, reading_s: float = 0.0) -> None:
         """Show an answer as it comes, and keep what the server says of it."""
@@ -69,68 +72,35 @@ class ServerConversation:
         said = _stored(self.session.said.turns)
         with suppress(OSError):  # the user learns of a full disk when the conversation is kept
             account = _account(answer, first_s, said[-2].text)
-            self._store.keep_account(self.record.id, keys_of(said)[-1], account)
+            self.store.keep_account(self.record.id, keys_of(said)[-1], account)
 
-    def keep(self) -> None:
-        """Write it to disk; the record comes last, as it is what people see."""
-        record, store, said = self.record, self._store, self.session.said
-        try:
-            with store.changing(record.id) as kept:  # in which nobody deletes it
-                store.place(record.id).mkdir(parents=True, exist_ok=True)
-                with replaced(store.served(record.id), private=True) as file:
-                    file.write(_SAID.dump_json(said))
-                kept.name = kept.name or record.name  # it may have been renamed
-                self._update(kept)
-        except SettingError:
-            if store.is_gone(record.id):
-                return
-            raise
-        except OSError as error:
-            raise SnapshotError(
-                f"this conversation cannot be written, and what was said last is lost: {error}; "
-                "make room on the disk"
-            ) from error
-        self.record = kept
-
-    def glance(self, shown: Shown) -> None:
-        """There are no figures of a server."""
-
-    def look(self) -> None:
-        """There are none afterwards, either."""
-
-    def _update(self, record: Record) -> None:
+    def _said(self) -> tuple[list[list[StoredMessage]], int]:
         said = self.session.said
-        record.draft, record.changed = self.record.draft, dict(self.session.changed)
-        record.began = record.began or {
-            name: value for name, value in vars(self._settings).items() if name not in LOADING
-        }
-        record.said, record.used = _stored(said.turns), time.time()
-        record.model = self._settings.model
-        record.waiting = [document.name for document in said.waiting]
-        record.branches, record.elsewhere = branches_of(
-            [_stored(turns) for turns in said.branches], said.current
+        return [_stored(turns) for turns in said.branches], said.current
+
+    def _write(self) -> None:
+        with replaced(self.store.served(self.record.id), private=True) as file:
+            file.write(_SAID.dump_json(self.session.said))
+
+
+def _said_before(store: ConversationStore, record: Record) -> Said:
+    """What was said before.
+
+    Raises:
+        SnapshotError: it cannot be read, or not gone on with here.
+    """
+    path = store.served(record.id)
+    if path.is_file():
+        try:
+            return _SAID.validate_json(path.read_bytes())
+        except (OSError, ValueError):
+            raise SnapshotError(f"{path} is damaged: what was said can still be exported") from None
+    if record.said or record.documents or record.branches:
+        raise SnapshotError(
+            f"{record.title} was had with a model here: end the app, and begin it without "
+            "--server to go on with it"
         )
-
-    def _said(self) -> Said:
-        """What was said before.
-
-        Raises:
-            SnapshotError: it cannot be read, or not gone on with here.
-        """
-        record, path = self.record, self._store.served(self.record.id)
-        if path.is_file():
-            try:
-                return _SAID.validate_json(path.read_bytes())
-            except (OSError, ValueError):
-                raise SnapshotError(
-                    f"{path} is damaged: what was said can still be exported"
-                ) from None
-        if record.said or record.documents or record.branches:
-            raise SnapshotError(
-                f"{record.title} was had with a model here: end the app, and begin it without "
-                "--server to go on with it"
-            )
-        return Said()
+    return Said()
 
 
 def _stored(turns: tuple[Turn, ...]) -> list[StoredMessage]:

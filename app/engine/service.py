@@ -5,9 +5,8 @@ Everything that needs the model is a piece of `Work` for the engine's thread.
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +20,10 @@ from kvlite.web.work import NOTHING, Task, Work, WorkRequest
 
 from ..storage.record import Record
 from ..storage.store import ConversationStore
+from .active_conversation import ActiveConversation
 from .model_host import ModelHost
-from .open_conversation import ConversationTask, Host, OpenConversation, work_on
 from .read_ahead import known, wait_for
+from .server_conversation import ServerConversation, ServerHost
 from .uploads import Uploads
 
 # How many pieces of work that have ended are remembered, and how many conversations of a user may
@@ -31,6 +31,10 @@ from .uploads import Uploads
 _ENDED, _WAITING = 100, 16
 # Seconds that work has to end when the app does, if nothing is lost with it.
 _AT_ONCE = 0.5
+
+
+Opened = ActiveConversation | ServerConversation
+ConversationTask = Callable[[Opened, Work], Any]
 
 
 class Service:
@@ -42,7 +46,7 @@ class Service:
         root: Path | None = None,
         *,
         reads_ahead: bool = True,
-        host: Host | None = None,
+        host: ServerHost | None = None,
     ) -> None:
         """Without a model yet.
 
@@ -53,7 +57,7 @@ class Service:
         """
         self.engine = Engine()
         self.model_host = ModelHost(settings)
-        self.host = host or self.model_host
+        self.host: ModelHost | ServerHost = host or self.model_host
         self.uploads = Uploads((root or data_folder()) / "app" / "uploads")
         self.reads_ahead = reads_ahead
         self._root = root
@@ -116,15 +120,6 @@ class Service:
         if self.under_way(owner, id) is not None:
             raise SettingError("an answer is on its way in this conversation: stop it, or wait")
 
-    def _require_few(self, owner: str) -> None:
-        """Raises SettingError if too many conversations of a user are answered or wait."""
-        waiting = len(self.busy(owner))
-        if waiting >= _WAITING:
-            raise SettingError(
-                f"{waiting} of your conversations wait for an answer already: wait for one of "
-                "them, or stop it"
-            )
-
     def load(self, settings: Settings) -> Work:
         """Load another model; the memory of the one there is is freed first."""
         return self.engine.submit(
@@ -156,7 +151,7 @@ class Service:
             for file in [*unread]:
                 documents.append(self.uploads.read(file, work, self.model_host, ocr=ocr))
 
-        def task(now: OpenConversation, work: Work) -> None:
+        def task(now: Opened, work: Work) -> None:
             nonlocal reading_s
             if documents:
                 names = ", ".join(document.name for document in documents)
@@ -190,7 +185,7 @@ class Service:
     def continue_answer(self, owner: str, id: str) -> Work:
         """Go on with the last answer, which was stopped or came to its length limit."""
 
-        def task(now: OpenConversation, work: Work) -> None:
+        def task(now: Opened, work: Work) -> None:
             begin = now.session.continue_answer()
             work.show(text=now.record.said[-1].text)
             now.answer(work, begin)
@@ -202,7 +197,7 @@ class Service:
         """Answer the last message again, with settings for this answer alone. If that fails, and no
         other answer is left, it becomes the draft."""
 
-        def task(now: OpenConversation, work: Work) -> None:
+        def task(now: Opened, work: Work) -> None:
             number, message = now.session.message(None)
             try:
                 now.answer(work, now.session.regenerate(**settings))
@@ -219,7 +214,7 @@ class Service:
             raise SettingError("a message cannot be empty: type something, or go back before it")
         self.model_host.require_fits(text)
 
-        def task(now: OpenConversation, work: Work) -> None:
+        def task(now: Opened, work: Work) -> None:
             now.answer(work, now.session.edit(number, text))
             now.record.draft = ""
 
@@ -229,7 +224,7 @@ class Service:
     def undo(self, owner: str, id: str) -> Work:
         """Go back before the last message, which becomes the draft."""
 
-        def task(now: OpenConversation, work: Work) -> None:
+        def task(now: Opened, work: Work) -> None:
             _, message = now.session.message(None)
             now.session.undo(work.callbacks)
             now.record.draft = message.text
@@ -244,17 +239,19 @@ class Service:
 
     def switch(self, owner: str, id: str, branch: int) -> Work:
         """Go to a branch, counted from 1."""
-
-        def task(now: OpenConversation, work: Work) -> None:
-            now.session.switch(branch, work.callbacks)
-
-        return self.work_on(owner, id, "Going to the branch", task, WorkRequest(branch=branch))
+        return self.work_on(
+            owner,
+            id,
+            "Going to the branch",
+            lambda now, work: now.session.switch(branch, work.callbacks),
+            WorkRequest(branch=branch),
+        )
 
     def check(self, owner: str, id: str) -> Work:
         """Answer the last message from everything that was read; the conversation stays as it
         is."""
 
-        def task(now: OpenConversation, work: Work) -> None:
+        def task(now: Opened, work: Work) -> None:
             for piece in now.session.check()(work.callbacks):
                 work.hear(piece)
 
@@ -275,14 +272,14 @@ class Service:
         self.require_change(owner, id, values)
         store, title = self.store(owner), "Changing settings"
 
-        def task(now: OpenConversation, work: Work) -> None:
+        def task(now: Opened, work: Work) -> None:
             now.session.change(**values)
             now.record.changed = dict(now.session.changed)
 
         def change(work: Work) -> Record:
             self.require_change(owner, id, values)  # something may have been said meanwhile
             if self.model_host.holds(store, id) is not None:
-                return work_on(self.host, store, id, title, task, work)
+                return self.host.opened(store, id, work).do(title, task, work)
             wanted = self.settings_of(owner, id).after_load(values)
             if self.model_host.runner is not None:
                 Conversation(self.model_host.runner.model, wanted)  # which checks them
@@ -358,7 +355,10 @@ class Service:
     ) -> Work:
         """Work on a conversation, which is in memory then and on disk afterwards."""
         store = self.store(owner)
-        whole = partial(work_on, self.host, store, id, title, task)
+
+        def whole(work: Work) -> Record:
+            return self.host.opened(store, id, work).do(title, task, work)
+
         return self._submit(store, id, title, whole, request, first, after)
 
     def _submit(
@@ -383,7 +383,11 @@ class Service:
         with self._lock:
             if after is None or self.under_way(*key) is not after:
                 self.require_idle(*key)
-            self._require_few(store.owner)
+            if (waiting := len(self.busy(store.owner))) >= _WAITING:
+                raise SettingError(
+                    f"{waiting} of your conversations wait for an answer already: wait for one of "
+                    "them, or stop it"
+                )
             store.require_there(id)
             is_new = not store.has(id)
             if request.text:
@@ -392,8 +396,7 @@ class Service:
                 whole, title, first, failed=failed, request=request, beside=self.host.beside
             )
             rest = {each: other for each, other in self._works.items() if each != key}
-            ended = [each for each, other in rest.items() if other.shown.ended]
-            for each in ended[: max(0, len(ended) - _ENDED)]:
+            for each in [each for each, other in rest.items() if other.shown.ended][:-_ENDED]:
                 del rest[each]
             self._works = {**rest, key: work}
         return work

@@ -14,8 +14,7 @@ from kvlite.errors import SettingError, Stopped
 from kvlite.model.source import find_model
 from kvlite.web.work import Work
 
-from .open_conversation import OpenConversation
-from .service import Service
+from .service import Opened, Service
 
 # What is proposed is kept beside the accounts of answers.
 TUNED = "tuned"
@@ -26,7 +25,7 @@ def tune(service: Service, owner: str, id: str, name: str, minutes: float) -> Wo
     worth and which to take. If it is stopped, that comes from what was measured; begun again, it
     goes on."""
 
-    def task(_: OpenConversation, work: Work) -> None:
+    def task(_: Opened, work: Work) -> None:
         now = service.model_host.active
         assert now is not None
         work.public = "settings are being tuned on a document"

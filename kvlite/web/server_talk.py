@@ -55,19 +55,25 @@ class ServerTalk:
 
     Attributes:
         said: what was said.
+        given: the settings it began with.
         changed: settings that were changed for it.
     """
 
     def __init__(
         self, upstream: Upstream, settings: Settings, said: Said, changed: Mapping[str, Any] = {}
     ) -> None:
-        self._upstream, self._settings = upstream, settings
+        self._upstream, self.given, self._settings = upstream, settings, settings
         self.said, self.changed = said, {**changed}
 
     @property
     def messages(self) -> list[Message]:
         """The user's messages, in order."""
         return [turn.message for turn in self.said.turns]
+
+    @property
+    def waiting(self) -> tuple[Document, ...]:
+        """Documents that the next message will be about."""
+        return self.said.waiting
 
     def message(self, number: int | None) -> tuple[int, Message]:
         """A message and its number, counted from 1; None stands for the last one."""
