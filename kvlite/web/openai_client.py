@@ -1,15 +1,13 @@
 """Another program answers, by OpenAI's API. Nothing of a model is imported here, so that the first
 token of a warm server comes at once."""
 
+import asyncio
 import json
 import os
 import re
-import socket
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncGenerator, Collection, Generator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
-from queue import Empty, SimpleQueue
-from threading import Event, Thread
 from typing import TYPE_CHECKING, Any
 
 from kvlite.config.settings import Settings
@@ -100,7 +98,7 @@ class OpenAIClient:
         import httpx
 
         try:
-            with self._client() as client:
+            with httpx.Client(**self._how) as client:
                 response = client.get(f"{self.url}/models", timeout=10)
         except (httpx.HTTPError, httpx.InvalidURL, UnicodeError) as error:
             raise self._unreachable(error) from None
@@ -127,7 +125,7 @@ class OpenAIClient:
         fields: dict[str, Any],
         messages: Sequence[Message],
         callbacks: Callbacks,
-    ) -> Iterator[ServerAnswer]:
+    ) -> Generator[ServerAnswer]:
         """Answer messages: the answer each time that some of it has come, and once it has ended.
         Cancelled, it ends where it is, and the server is left.
 
@@ -141,7 +139,7 @@ class OpenAIClient:
         streamed = {"stream": True, "stream_options": {"include_usage": True}}
         body = {**fields, "messages": [*messages], **streamed}
         answer = ServerAnswer(model=str(fields["model"]))
-        with self._lines("/chat/completions", body, callbacks) as lines:
+        with closing(self._lines("/chat/completions", body, callbacks)) as lines:
             for line in lines:
                 if callbacks.progress is not None and (known := _READING.match(line)):
                     callbacks.progress(int(known[1]), 100)
@@ -168,60 +166,29 @@ class OpenAIClient:
             raise self._refused(f"it sends no OpenAI chunks ({reason(error)})") from None
         return bool(text)
 
-    @contextmanager
-    def _lines(
-        self, path: str, body: dict[str, Any], callbacks: Callbacks
-    ) -> Iterator[Iterator[str]]:
-        """The lines of a stream, until it is cancelled: they are read in a thread of their own, as
-        one that waits for a server cannot look at anything else."""
-        heard = SimpleQueue[str | Exception | None]()
-        connected, left = list[socket.socket](), Event()
-
-        def connect(opened: socket.socket) -> None:
-            connected.append(opened)
-            if left.is_set():
-                _shut(connected)
-
-        def read() -> None:
+    def _lines(self, path: str, body: dict[str, Any], callbacks: Callbacks) -> Generator[str]:
+        """The lines of a stream, until it has ended or is cancelled."""
+        with asyncio.Runner() as runner:
+            lines = self._heard(path, body)
             try:
-                self._hear(path, body, connect, heard.put)
-            except Exception as error:
-                heard.put(error)
-            heard.put(None)
+                while (line := runner.run(_next(lines, callbacks))) is not None:
+                    yield line
+            finally:  # which ends the answer there
+                runner.run(lines.aclose())
 
-        Thread(target=read, name="kvlite server", daemon=True).start()
-        try:
-            yield _until(heard, callbacks)
-        finally:  # which wakes the thread, and ends the answer there
-            left.set()
-            _shut(connected)
-
-    def _hear(
-        self,
-        path: str,
-        body: dict[str, Any],
-        connect: Callable[[socket.socket], None],
-        hear: Callable[[str], None],
-    ) -> None:
+    async def _heard(self, path: str, body: dict[str, Any]) -> AsyncGenerator[str]:
         import httpx
 
-        def trace(event: str, about: dict[str, Any]) -> None:
-            if event.startswith("connection.") and event.endswith(".complete"):
-                stream = about.get("return_value")
-                connect(stream.get_extra_info("socket"))  # type: ignore[union-attr]
-
         try:
-            with (
-                self._client() as client,
-                client.stream(
-                    "POST", self.url + path, json=body, extensions={"trace": trace}
-                ) as response,
+            async with (
+                httpx.AsyncClient(**self._how) as client,
+                client.stream("POST", self.url + path, json=body) as response,
             ):
                 if response.status_code != 200:
-                    response.read()
+                    await response.aread()
                     raise self._refused(_message(response))
-                for line in response.iter_lines():
-                    hear(line)
+                async for line in response.aiter_lines():
+                    yield line
         except httpx.ReadTimeout:
             raise SettingError(
                 f"--server {self._named} has said nothing for {SILENCE:g} seconds: look whether it "
@@ -230,11 +197,12 @@ class OpenAIClient:
         except (httpx.HTTPError, httpx.InvalidURL, UnicodeError) as error:
             raise self._unreachable(error) from None
 
-    def _client(self) -> "httpx.Client":
+    @property
+    def _how(self) -> dict[str, Any]:
         import httpx
 
         timeout = httpx.Timeout(SILENCE, connect=10.0)
-        return httpx.Client(headers=self._headers, timeout=timeout, trust_env=False)
+        return {"headers": self._headers, "timeout": timeout, "trust_env": False}
 
     def _refused(self, why: str) -> SettingError:
         return SettingError(f"--server {self._named} did not answer: {why[:300]}")
@@ -261,24 +229,14 @@ class Upstream:
     given: frozenset[str]
 
 
-def _shut(connected: Sequence[socket.socket]) -> None:
-    for each in connected:
-        with suppress(OSError):
-            socket.socket.shutdown(each, socket.SHUT_RDWR)
-
-
-def _until(heard: SimpleQueue[str | Exception | None], callbacks: Callbacks) -> Iterator[str]:
-    """What is heard, until there is nothing more, or nobody wants it."""
-    while not callbacks.cancelled:
-        try:
-            said = heard.get(timeout=_BEAT)
-        except Empty:
-            continue
-        if said is None:
-            return
-        if isinstance(said, Exception):
-            raise said
-        yield said
+async def _next(lines: AsyncGenerator[str], callbacks: Callbacks) -> str | None:
+    """The next line; None if there is none, or nobody wants it any more."""
+    coming = asyncio.ensure_future(anext(lines, None))
+    while not coming.done():
+        await asyncio.wait({coming}, timeout=_BEAT)
+        if callbacks.cancelled:
+            coming.cancel()
+    return None if callbacks.cancelled else coming.result()
 
 
 def fields_of(settings: Settings, names: Collection[str]) -> dict[str, Any]:
