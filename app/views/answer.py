@@ -1,16 +1,15 @@
 """What an answer was made from, in sentences and pictures."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
 from kvlite.conversation.metrics import GenerationMetrics
 from kvlite.conversation.verify import difference
 from kvlite.errors import SnapshotError
-from kvlite.model.calibration import Calibration
 
 from ..engine.kept import KeptMap
-from .pictures import draw_heads, draw_kept
+from .kept_map import draw_kept
 
 _KEPT = (
     "A line for each layer of the model, from the beginning of the conversation to its end: the "
@@ -18,8 +17,8 @@ _KEPT = (
 )
 
 
-def answer_html(account: Mapping[str, Any], calibration: Calibration | None) -> str:
-    """The account of an answer, with a picture of the model's heads if it has a calibration."""
+def answer_html(account: Mapping[str, Any]) -> str:
+    """The account of an answer."""
     if not account:
         return '<p class="quiet">Click on an answer to see what it was made from.</p>'
     asked = account.get("question")  # which accounts of earlier versions lack
@@ -30,7 +29,7 @@ def answer_html(account: Mapping[str, Any], calibration: Calibration | None) -> 
         for name, value in facts
     )
     told = f"<ul>{''.join(f'<li>{escape(each)}</li>' for each in account['told'])}</ul>"
-    details = "".join(_details(account, calibration))
+    details = _kept(account["kept"]) if account.get("kept") else ""
     if facts:
         told, details = f"<table>{rows}</table>", told + details
     if details:
@@ -55,20 +54,13 @@ def _source(source: Mapping[str, Any]) -> str:
     )
 
 
-def _details(account: Mapping[str, Any], calibration: Calibration | None) -> Iterator[str]:
-    if kept := account.get("kept"):
-        try:
-            picture = draw_kept(KeptMap.from_json(kept))
-        except SnapshotError as error:
-            yield f"<p>{escape(str(error))}</p>"
-        else:
-            yield f"<p>{_KEPT}</p>{_figure('What each layer holds', picture)}"
-    if calibration is not None:
-        yield _figure("Effective rank of the model's heads (UNComp)", draw_heads(calibration))
-
-
-def _figure(caption: str, svg: str) -> str:
-    return f"<figure><figcaption>{escape(caption)}</figcaption>{svg}</figure>"
+def _kept(kept: Any) -> str:
+    try:
+        picture = draw_kept(KeptMap.from_json(kept))
+    except SnapshotError as error:
+        return f"<p>{escape(str(error))}</p>"
+    caption = "<figcaption>What each layer holds</figcaption>"
+    return f"<p>{_KEPT}</p><figure>{caption}{picture}</figure>"
 
 
 def difference_html(former: str, exact: str, metrics: GenerationMetrics) -> str:

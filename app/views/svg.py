@@ -1,4 +1,4 @@
-"""SVG elements and text that the pictures share.
+"""SVG elements and text.
 
 Colors are blue and orange, which color-blind people can tell apart, at varying opacity; text and
 lines take the page's color. So pictures suit light and dark pages, and a page may set
@@ -8,7 +8,6 @@ lines take the page's color. So pictures suit light and dark pages, and a page m
 from collections.abc import Iterable, Sequence
 from html import escape
 from itertools import groupby
-from unicodedata import category
 
 WIDTH = 440
 HELD, BACK = "var(--kvlite-held, #3d85c6)", "var(--kvlite-back, #e8820c)"
@@ -18,13 +17,6 @@ TRACK = 0.09
 # Up to how many per cent each opacity stands for.
 STEPS = (10, 25, 50, 75, 99, 100)
 STRENGTHS = (0.3, 0.44, 0.58, 0.72, 0.86, 1)
-
-
-def shown(text: str) -> str:
-    """Text with control, format and unassigned characters replaced: XML forbids some, and others
-    hide or reverse what stands beside them."""
-    hidden = ("Cc", "Cf", "Cs", "Co", "Cn")
-    return "".join("\ufffd" if category(each) in hidden else each for each in text)
 
 
 def element(name: str, content: str = "", **attributes: object) -> str:
@@ -37,12 +29,12 @@ def element(name: str, content: str = "", **attributes: object) -> str:
 
 def title(text: str) -> str:
     """A tooltip."""
-    return element("title", escape(shown(text)))
+    return element("title", escape(text))
 
 
 def label(x: float, y: float, text: str, **attributes: object) -> str:
     """A line of text whose baseline starts at a point."""
-    return element("text", escape(shown(text)), x=number(x), y=number(y), **attributes)
+    return element("text", escape(text), x=number(x), y=number(y), **attributes)
 
 
 def small(x: float, y: float, text: str, anchor: str = "start") -> str:
@@ -79,11 +71,11 @@ def picture(name: str, told: str, height: float, content: Iterable[str]) -> str:
     """A whole picture, as wide as the page lets it; `told` is what it shows, for screen readers."""
     return element(
         "svg",
-        title(name) + element("desc", escape(shown(told))) + "".join(content),
+        title(name) + element("desc", escape(told)) + "".join(content),
         xmlns="http://www.w3.org/2000/svg",
         viewBox=f"0 0 {WIDTH} {number(height)}",
         role="img",
-        aria_label=shown(f"{name}. {told}"),
+        aria_label=f"{name}. {told}",
         font_family="system-ui, sans-serif",
         font_size=12,
         fill="currentColor",

@@ -2,21 +2,21 @@
 
 from dataclasses import replace
 
-from ...engine.kept import KeptMap
+from ..engine.kept import KeptMap
 from . import svg
 
+_NAME = "What the cache holds"
 LEFT, PLOT, SIDE = 30, 328, 372
 # Runs of equal cells in the whole map: more would make the picture too large for a page.
 MOST_RUNS = 9000
 
 
-def draw_kept(kept: KeptMap, name: str = "What the cache holds") -> str:
+def draw_kept(kept: KeptMap) -> str:
     """SVG of a row for each layer, the first on top, with positions from left to right and a bar of
     how much the layer holds. Layers with a sliding window have a mark."""
     if not kept.bins:
-        return svg.picture(
-            name, "Nothing was read yet.", 24, [svg.label(0, 16, "Nothing was read yet.")]
-        )
+        said = "Nothing was read yet."
+        return svg.picture(_NAME, said, 24, [svg.label(0, 16, said)])
     said, kept = told(kept), _coarse_enough(kept)
     count = len(kept.layers)
     height = max(4, min(12, 320 // count))
@@ -34,7 +34,7 @@ def draw_kept(kept: KeptMap, name: str = "What the cache holds") -> str:
         svg.small(SIDE, bottom + 13, "0", "middle"),
         svg.small(svg.WIDTH, bottom + 13, svg.percent(scale), "end"),
     ]
-    return svg.picture(name, said, bottom + 33, content)
+    return svg.picture(_NAME, said, bottom + 33, content)
 
 
 def told(kept: KeptMap) -> str:
