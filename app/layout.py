@@ -13,7 +13,7 @@ from .priorities import PRIORITIES, about, priority_of
 from .samples import EXAMPLES
 from .tuning_section import TuningSection
 from .views.listing import ACTIONS, MENU_HTML
-from .web.scripts import LISTED
+from .web.gradio_patches import script
 
 # Characters that may be pasted before gradio makes a document of them.
 _PASTE = 2_000
@@ -112,7 +112,7 @@ class Parts:
         # What the list's script fills in and clicks: the row, its new name, and what to do.
         hidden: dict[str, Any] = {"visible": "hidden"}
         self.listed = gr.Textbox(elem_id="listed", **hidden)
-        self.listed.change(None, [self.listed], [listing], js=LISTED)
+        self.listed.change(None, [self.listed], [listing], js=script("list"))
         self.row = gr.Textbox(elem_id="row", **hidden)
         self.row_name = gr.Textbox(elem_id="row-name", **hidden)
         self.row_do = {

@@ -16,24 +16,7 @@ from .settings_events import SettingsEvents
 from .sidebar_events import SidebarEvents
 from .tabs import owner_of
 from .views.live import live_html
-from .web.scripts import (
-    ADDRESSED,
-    ARRIVED,
-    BESIDE,
-    CHOSEN,
-    COPIED,
-    DROPPED,
-    KEPT_UP,
-    NAMED,
-    NARROW,
-    NEW,
-    OPENED,
-    REFUSED,
-    SAVE_AS_FILE,
-    TITLED,
-    TUNED,
-    UNFOLDED,
-)
+from .web.gradio_patches import script
 from .web.validation import ValidatedPage
 
 _QUIET: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
@@ -88,32 +71,36 @@ class _Wiring:
         if models.here:
             self._model_here(models)
         self._memory(live)
-        for script in (NARROW, UNFOLDED, OPENED, COPIED, DROPPED):
-            page.load(None, None, None, js=script)
-        for script in (NAMED, KEPT_UP):
-            parts.box.change(None, [parts.box], None, js=script)
-        parts.refused.change(None, [parts.refused, parts.box], [parts.box], js=REFUSED)
+        page.load(None, None, None, js=script("narrow"))
+        for name in ("name", "keepUp"):
+            parts.box.change(None, [parts.box], None, js=script(name))
+        parts.refused.change(None, [parts.refused, parts.box], [parts.box], js=script("refuse"))
         chosen_in = MODELS_TAB if models.here else SETTINGS_TAB
         parts.model.click(lambda: gr.Tabs(selected=chosen_in), None, [parts.side], **_AT_ONCE)
         for button in (parts.model, parts.tune):
-            button.click(None, None, None, js=BESIDE)
-        gr.on([parts.here.change, parts.name.change], None, [parts.here, parts.name], js=TITLED)
+            button.click(None, None, None, js=script("showSide"))
+        gr.on(
+            [parts.here.change, parts.name.change],
+            None,
+            [parts.here, parts.name],
+            js=script("title"),
+        )
 
     def _conversation(self) -> None:
         parts, events, here = self.parts, self.events, self.parts.here
         kept = [parts.kept_here, parts.search]
-        loaded = self.page.load(events.load, kept, parts.view, js=ADDRESSED, **_WORK)
+        loaded = self.page.load(events.load, kept, parts.view, js=script("address"), **_WORK)
         self._follow(loaded)
         loaded.then(
             **self.fill_controls
             | {"fn": self.settings_events.loaded, "inputs": [here, parts.filled]}
         )
         shown = [here, parts.start]
-        asked = [*shown, parts.search]
+        asked, arrived = [*shown, parts.search], script("arrive")
         for event, act, inputs, js in (
-            (parts.box.submit, events.say, [*asked, parts.box], ARRIVED),
-            (parts.keep_up.click, events.read_ahead, [*asked, parts.box], ARRIVED),
-            (parts.chat.example_select, events.try_sample, asked, ARRIVED),
+            (parts.box.submit, events.say, [*asked, parts.box], arrived),
+            (parts.keep_up.click, events.read_ahead, [*asked, parts.box], arrived),
+            (parts.chat.example_select, events.try_sample, asked, arrived),
             (parts.chat.retry, events.regenerate, shown, None),
             (parts.go_on.click, events.continue_answer, shown, None),
             (parts.chat.undo, events.undo, shown, None),
@@ -161,16 +148,16 @@ class _Wiring:
         parts, sidebar_events = self.parts, self.sidebar_events
         here, search, row, do = parts.here, parts.search, parts.row, parts.row_do
         self.page.load(**self.list_conversations)
-        for event, act, chosen, script in (
-            (parts.new.click, self.events.show, here, NEW),
-            (do["open"].click, self.events.show, row, CHOSEN),
-            (do["restore"].click, self.events.restore, row, CHOSEN),
+        for event, act, chosen, name in (
+            (parts.new.click, self.events.show, here, "begin"),
+            (do["open"].click, self.events.show, row, "choose"),
+            (do["restore"].click, self.events.restore, row, "choose"),
         ):
             shown = event(
                 act,
                 [chosen, search, here, parts.box],
                 parts.view,
-                js=script,
+                js=script(name),
                 trigger_mode="multiple",
                 **_AT_ONCE,
             )
@@ -193,7 +180,7 @@ class _Wiring:
             (do["json"], sidebar_events.as_json),
         ):
             saved = button.click(text, [row], exported, **_WORK)
-            saved.then(None, exported, exported, js=SAVE_AS_FILE)
+            saved.then(None, exported, exported, js=script("save"))
 
     def _settings(self) -> None:
         parts, events, ordered = self.parts, self.settings_events, self.parts.ordered
@@ -240,9 +227,11 @@ class _Wiring:
             None,
             [parts.side, parts.tunes],
             **_AT_ONCE,
-        ).then(None, None, None, js=TUNED)
+        ).then(None, None, None, js=script("showTuning"))
         self._begins(tuning.begin.click, self.events.tune, [here, parts.start, *tuning.asked])
-        tuning.begin.click(None, None, None, js=NARROW)  # beside it the page shows how far it is
+        tuning.begin.click(
+            None, None, None, js=script("narrow")
+        )  # beside it the page shows how far it is
         tuned = tuning.use.click(events.use_tuned, [parts.here], [tuning.used], **_WORK)
         tuned.then(events.profiles, None, [parts.profiles], **_AT_ONCE).then(**self.fill_controls)
 

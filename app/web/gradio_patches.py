@@ -7,7 +7,7 @@ import gradio as gr
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 _HEAD = b"<head>"
-_SCRIPTS = ("frames.js", "labels.js", "leaving.js", "list.js", "stream.js")
+_SCRIPTS = ("frames.js", "labels.js", "leaving.js", "list.js", "stream.js", "page.js")
 # Seconds between two looks of the queue at what is asked, and at how far that is.
 _LISTEN, _REPORT = 0.02, 0.1
 
@@ -17,6 +17,11 @@ def poll_queue_slowly(page: gr.Blocks) -> None:
     thousand times."""
     page._queue.sleep_when_free = _LISTEN
     page._queue.progress_update_sleep_when_free = _REPORT
+
+
+def script(name: str) -> str:
+    """What has the browser call a function of `page.js`."""
+    return f"(...given) => kvlite.{name}(...given)"
 
 
 class ScriptInjector:

@@ -19,7 +19,7 @@ from tests.app.conftest import SLOW, Server, Visitor, waited
 FOLDER = Path(kvlite_app.web.gradio_patches.__file__).parent
 SCRIPT, *OTHERS = (
     (FOLDER / name).read_text()
-    for name in ("frames.js", "labels.js", "leaving.js", "list.js", "stream.js")
+    for name in ("frames.js", "labels.js", "leaving.js", "list.js", "stream.js", "page.js")
 )
 LEAVING, STREAM = OTHERS[1], OTHERS[3]
 PAGE = "<html><head><title>kvlite</title></head><p>a &lt;head&gt;</p></html>"
