@@ -5,21 +5,79 @@ import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
+from dataclasses import dataclass
 from typing import Any
 from uuid import uuid4
 
 from kvlite import __version__
 from kvlite.model.tool_calls import Call
 from kvlite.server.chances import chat_logprobs
-from kvlite.server.fields import Chat
+from kvlite.server.fields import Chat, ResponseRequest
 from kvlite.server.files import with_documents
-from kvlite.server.messages import plain_messages
+from kvlite.server.messages import Plain, plain_messages
 from kvlite.server.refusals import Refusal
 from kvlite.server.served_model import Ask, ServedModel, Token
-from kvlite.server.tools import Reader, TextReader, ToolUse, call_id, read_whole, tool_use
+from kvlite.server.tools import Reader, ToolUse, call_id, read_whole, reader_of, tool_use
 from kvlite.server.usage import Choice, Usage, gathered, message_ids
 
 _TOP, _FINGERPRINT = 20, f"kvlite-{__version__}"
+
+
+async def asked(
+    model: ServedModel, request: Chat | ResponseRequest, messages: Sequence[Plain], top: int | None
+) -> tuple[Ask, ToolUse | None]:
+    """What is asked of a model, and what it may call.
+
+    Args:
+        top: as of `Ask`.
+
+    Raises:
+        Refusal, KvliteError: it cannot be answered.
+    """
+    runner = model.ready()
+    settings = await asyncio.to_thread(request.settings, runner.settings)
+    several = request.parallel_tool_calls is not False
+    use = tool_use(runner.tokenizer, request.tools, request.tool_choice, several=several)
+    shown: Sequence[dict[str, Any]] = ()
+    if use is not None:
+        shown, schema = use.shown, settings.get("schema", "")
+        settings["schema"] = await asyncio.to_thread(use.grammar, schema)
+    told, lent = await asyncio.to_thread(
+        with_documents, messages, request.documents, model.state.files
+    )
+    ids = await message_ids(model, told, shown)
+    return Ask(ids, settings, request.choices, top, lent=lent), use
+
+
+@dataclass(frozen=True)
+class Part:
+    """What came with one token of an answer: its text, calls, and why the answer ended if it
+    did."""
+
+    token: Token
+    text: str
+    calls: list[Call]
+    reason: str | None
+
+
+async def parts_of(
+    model: ServedModel, ask: Ask, use: ToolUse | None, usage: Usage
+) -> AsyncGenerator[Part | str]:
+    """An answer as it comes, counted in `usage`; and sentences for those who wait."""
+    readers = dict[int, Reader]()
+    async with aclosing(model.answer(ask)) as tokens:
+        async for token in tokens:
+            if token.piece is None:
+                yield token.waiting
+                continue
+            usage.add(token)
+            reader = readers.setdefault(token.choice, reader_of(use))
+            reason = usage.reason(token)
+            text, calls = reader.push(token.piece.token_id, token.piece.text)
+            if reason is not None:
+                rest, more = reader.flush()
+                text, calls = text + rest, calls + more
+            yield Part(token, text, calls, reason)
 
 
 class ChatAnswer:
@@ -40,20 +98,9 @@ class ChatAnswer:
             Refusal, KvliteError: it cannot be answered.
         """
         request.require_here()
-        runner = model.ready()
-        settings = await asyncio.to_thread(request.settings, runner.settings)
-        several = request.parallel_tool_calls is not False
-        use = tool_use(runner.tokenizer, request.tools, request.tool_choice, several=several)
-        shown: Sequence[dict[str, Any]] = ()
-        if use is not None:
-            shown, schema = use.shown, settings.get("schema", "")
-            settings["schema"] = await asyncio.to_thread(use.grammar, schema)
-        top = _top(request)
-        messages, lent = await asyncio.to_thread(
-            with_documents, plain_messages(request.messages), request.documents, model.state.files
-        )
-        ids = await message_ids(model, messages, shown)
-        return cls(model, request, Ask(ids, settings, request.choices, top, lent=lent), use)
+        messages = plain_messages(request.messages)
+        ask, use = await asked(model, request, messages, _top(request))
+        return cls(model, request, ask, use)
 
     async def whole(self) -> dict[str, Any]:
         """The completion object."""
@@ -69,30 +116,25 @@ class ChatAnswer:
 
     async def stream(self) -> AsyncGenerator[dict[str, Any] | str]:
         """Chunks, and sentences for those who wait."""
-        usage = Usage(self.model.names[0], len(self.ask.ids))
-        readers, made = dict[int, Reader](), Counter[int]()
-        async with aclosing(self.model.answer(self.ask)) as tokens:
-            async for token in tokens:
-                if token.piece is None:
-                    yield token.waiting
+        usage, made = Usage(self.model.names[0], len(self.ask.ids)), Counter[int]()
+        begun = set[int]()
+        async with aclosing(parts_of(self.model, self.ask, self._use, usage)) as parts:
+            async for part in parts:
+                if isinstance(part, str):
+                    yield part
                     continue
-                usage.add(token)
-                index, reason, found = token.choice, usage.reason(token), self._logprobs(token)
-                if index not in readers:
-                    readers[index] = self._reader()
+                index, found = part.token.choice, self._logprobs(part.token)
+                if index not in begun:
+                    begun.add(index)
                     yield self._chunk(index, {"role": "assistant", "content": ""})
-                text, calls = readers[index].push(token.piece.token_id, token.piece.text)
-                if reason is not None:
-                    rest, more = readers[index].flush()
-                    text, calls = text + rest, calls + more
-                if text or found is not None:
-                    yield self._chunk(index, {"content": text}, logprobs=found)
-                for call in calls:
-                    for part in _call_parts(made[index], call):
-                        yield self._chunk(index, {"tool_calls": [part]})
+                if part.text or found is not None:
+                    yield self._chunk(index, {"content": part.text}, logprobs=found)
+                for call in part.calls:
+                    for delta in _call_parts(made[index], call):
+                        yield self._chunk(index, {"tool_calls": [delta]})
                     made[index] += 1
-                if reason is not None:
-                    yield self._chunk(index, {}, _reason(reason, made[index]))
+                if part.reason is not None:
+                    yield self._chunk(index, {}, _reason(part.reason, made[index]))
         if self.request.with_usage:
             yield self._chunks([], usage.plain())
 
@@ -100,16 +142,13 @@ class ChatAnswer:
         found = None
         if self.ask.top is not None:
             found = chat_logprobs(self._tokenizer, self.model.shown_chances(choice.tokens))
-        text, calls = read_whole(self._reader(), choice.pieces)
+        text, calls = read_whole(reader_of(self._use), choice.pieces)
         message: dict[str, Any] = {"role": "assistant", "content": text}
         message |= {"refusal": None, "annotations": []}
         if calls:
             message |= {"content": text or None, "tool_calls": [_call(*each) for each in calls]}
         reason = _reason(choice.reason, len(calls))
         return {"index": index, "message": message, "logprobs": found, "finish_reason": reason}
-
-    def _reader(self) -> Reader:
-        return TextReader() if self._use is None else self._use.reader()
 
     def _logprobs(self, token: Token) -> dict[str, Any] | None:
         shown = self.model.shown_chances([token])

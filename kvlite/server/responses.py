@@ -1,6 +1,5 @@
 """`/v1/responses`: chat in the newer of OpenAI's two ways; what was said is kept."""
 
-import asyncio
 import time
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Iterator, Sequence
@@ -9,13 +8,13 @@ from typing import Any
 from uuid import uuid4
 
 from kvlite.model.tool_calls import Call
+from kvlite.server.chat import asked, parts_of
 from kvlite.server.fields import ResponseRequest
-from kvlite.server.files import with_documents
 from kvlite.server.messages import Item, Plain, joined
 from kvlite.server.refusals import Refusal
 from kvlite.server.served_model import Ask, ServedModel
-from kvlite.server.tools import Reader, TextReader, ToolUse, call_id, read_whole, tool_use
-from kvlite.server.usage import Usage, gathered, message_ids
+from kvlite.server.tools import ToolUse, call_id, read_whole, reader_of
+from kvlite.server.usage import Usage, gathered
 
 # Responses whose messages are remembered, and characters of all of them.
 _RESPONSES, _CHARACTERS = 1000, 64 << 20
@@ -69,7 +68,7 @@ class ResponseAnswer:
     ) -> None:
         self.model, self.request, self.ask = model, request, ask
         self._said, self._messages = said, own
-        self._reader: Reader = TextReader() if use is None else use.reader()
+        self._use = use
         self._id, self._item = f"resp_{uuid4().hex}", f"msg_{uuid4().hex}"
         self._created, self._number = int(time.time()), -1
 
@@ -83,30 +82,18 @@ class ResponseAnswer:
             Refusal, KvliteError: it cannot be answered.
         """
         request.require_here()
-        settings = await asyncio.to_thread(request.settings, model.ready().settings)
         if request.choices > 1:
             raise Refusal("a response is one answer: leave n out", param="n")
-        several, tokenizer = request.parallel_tool_calls is not False, model.ready().tokenizer
-        use = tool_use(tokenizer, request.tools, request.tool_choice, several=several)
-        shown: Sequence[dict[str, Any]] = ()
-        if use is not None:
-            shown, schema = use.shown, settings.get("schema", "")
-            settings["schema"] = await asyncio.to_thread(use.grammar, schema)
         own = joined([*said.of(request.previous_response_id), *request.messages()])
         told = [{"role": "system", "content": request.instructions or ""}]
-        messages, lent = await asyncio.to_thread(
-            with_documents,
-            [*(told if request.instructions else []), *own],
-            request.documents,
-            model.state.files,
-        )
-        ids = await message_ids(model, messages, shown)
-        return cls(model, request, Ask(ids, settings, lent=lent), said, own, use)
+        messages = [*(told if request.instructions else []), *own]
+        ask, use = await asked(model, request, messages, None)
+        return cls(model, request, ask, said, own, use)
 
     async def whole(self) -> dict[str, Any]:
         """The response object."""
         (choice,), usage = await gathered(self.model, self.ask)
-        text, calls = read_whole(self._reader, choice.pieces)
+        text, calls = read_whole(reader_of(self._use), choice.pieces)
         items = [_call_item(*each) for each in calls]
         self._keep(text, items)
         if text or not items:
@@ -117,24 +104,19 @@ class ResponseAnswer:
         """Events, and sentences for those who wait."""
         usage = Usage(self.model.names[0], len(self.ask.ids))
         text, reason, items, begun = "", None, list[dict[str, Any]](), False
-        async with aclosing(self.model.answer(self.ask)) as tokens:
-            async for token in tokens:
-                if token.piece is None:
-                    yield token.waiting
+        async with aclosing(parts_of(self.model, self.ask, self._use, usage)) as parts:
+            async for part in parts:
+                if isinstance(part, str):
+                    yield part
                     continue
                 if not begun:
                     begun, empty = True, self._response("in_progress", [], None)
                     yield self._event("created", response=empty)
                     yield self._event("in_progress", response=empty)
-                usage.add(token)
-                reason = usage.reason(token)
-                more, calls = self._reader.push(token.piece.token_id, token.piece.text)
-                if reason is not None:
-                    rest, last = self._reader.flush()
-                    more, calls = more + rest, calls + last
-                for event in self._coming(text, more, items, calls):
+                reason = part.reason
+                for event in self._coming(text, part.text, items, part.calls):
                     yield event
-                text += more
+                text += part.text
         self._keep(text, items)
         if not items:
             for event in (*([] if text else self._text_begins()), *self._text_ends(text)):

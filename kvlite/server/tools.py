@@ -94,9 +94,10 @@ class ToolUse:
         )
         return followed(rules, "tools: the parameters", "tools")
 
-    def reader(self) -> CallReader:
-        """A reader of one answer."""
-        return CallReader(self.form, self.tokenizer)
+
+def reader_of(use: ToolUse | None) -> Reader:
+    """A reader of one answer."""
+    return TextReader() if use is None else CallReader(use.form, use.tokenizer)
 
 
 def tool_use(
