@@ -15,7 +15,9 @@ from numpy.typing import NDArray
 from kvlite.cache import KVCache, LayerCache
 from kvlite.errors import SnapshotError
 
-BINS = 240
+# Equal parts of what was seen, and cells of the whole map: with more its picture would be too large
+# for a page.
+BINS, CELLS = 240, 9000
 
 Bits = NDArray[np.uint8]
 Counts = NDArray[np.int64]
@@ -153,9 +155,11 @@ def _bits(layer: LayerCache, seen: int) -> Bits:
 
 
 def kept_map(before: Look | None, after: Look, bins: int = BINS) -> KeptMap:
-    """What each layer holds of equal parts of what was seen, `bins` at most; `before` is None where
-    nothing came back. Raises ValueError if the looks are not at one cache, one after the other."""
+    """What each layer holds of equal parts of what was seen, `bins` at most, or fewer where there
+    are many layers; `before` is None where nothing came back. Raises ValueError if the looks are
+    not at one cache, one after the other."""
     before = before or after
+    bins = min(bins, CELLS // (2 * max(1, len(after.heads))))
     edges = _edges(after.seen, min(bins, after.seen))
     counted = zip(after.windows, after.heads, _counts(before, after), strict=True)
     layers = []

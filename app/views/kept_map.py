@@ -1,14 +1,10 @@
 """A map of what each layer holds of each part of what was read."""
 
-from dataclasses import replace
-
 from ..engine.kept import KeptMap
 from . import svg
 
 _NAME = "What the cache holds"
 LEFT, PLOT, SIDE = 30, 328, 372
-# Runs of equal cells in the whole map: more would make the picture too large for a page.
-MOST_RUNS = 9000
 
 
 def draw_kept(kept: KeptMap) -> str:
@@ -17,7 +13,6 @@ def draw_kept(kept: KeptMap) -> str:
     if not kept.bins:
         said = "Nothing was read yet."
         return svg.picture(_NAME, said, 24, [svg.label(0, 16, said)])
-    said, kept = told(kept), _coarse_enough(kept)
     count = len(kept.layers)
     height = max(4, min(12, 320 // count))
     legend, top = _legend(kept)
@@ -34,7 +29,7 @@ def draw_kept(kept: KeptMap) -> str:
         svg.small(SIDE, bottom + 13, "0", "middle"),
         svg.small(svg.WIDTH, bottom + 13, svg.percent(scale), "end"),
     ]
-    return svg.picture(_NAME, said, bottom + 33, content)
+    return svg.picture(_NAME, told(kept), bottom + 33, content)
 
 
 def told(kept: KeptMap) -> str:
@@ -140,28 +135,3 @@ def _positions(kept: KeptMap, top: float, bottom: float) -> str:
     if 0 < kept.read < kept.seen:
         parts.append(_answer_begins(LEFT + PLOT * kept.read / kept.seen, top - 3, bottom + 3))
     return "".join(parts)
-
-
-def _coarse_enough(kept: KeptMap) -> KeptMap:
-    """The map with its bins merged in pairs until it is small enough to draw."""
-    while _run_count(kept) > MOST_RUNS and kept.bins > 1:
-        layers = (
-            replace(layer, held=_halved(layer.held), back=_halved(layer.back))
-            for layer in kept.layers
-        )
-        kept = replace(kept, layers=tuple(layers))
-    return kept
-
-
-def _run_count(kept: KeptMap) -> int:
-    rows = (cells for layer in kept.layers for cells in (layer.held, layer.back))
-    return sum(len(svg.runs([svg.step(each) for each in cells])) for cells in rows)
-
-
-def _halved(cells: tuple[int, ...]) -> tuple[int, ...]:
-    """The mean of each pair; only equal cells stay 0 or 100."""
-    halved = []
-    for pair in (cells[at : at + 2] for at in range(0, len(cells), 2)):
-        mean = round(sum(pair) / len(pair))
-        halved.append(mean if len({*pair}) == 1 else min(99, max(1, mean)))
-    return tuple(halved)
