@@ -11,16 +11,13 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from kvlite.web.sending import parts_of
+from kvlite.web.sending import Bodies, TooMuch, parts_of
 
 from .routes import user_of
 
 _LOG = logging.getLogger(__name__)
 
-# Bytes of whatever is sent that is no document, and of all of that at once.
-LONGEST, TOGETHER = 32 << 20, 128 << 20
-# Lists, mappings and commas in it: each becomes an object many times its size.
-_PARTS = 1_000_000
+_TOO_MUCH = {413: "This is too long.", 503: "Too much is sent at once: try again."}
 # Tabs of a user's that are remembered, and characters of what a tab is known by.
 _TABS, _NAME = 1_000, 100
 _HEARTBEAT, _CALL = "/gradio_api/heartbeat/", "/gradio_api/call/"
@@ -78,39 +75,26 @@ class BodyFilter:
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
         self.sessions = Sessions()
-        self._held = 0
+        self._bodies = Bodies()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer as the app does, or refuse."""
         if scope["type"] != "http" or is_upload(scope):
             await self.app(scope, receive, send)
             return
-        body = bytearray()
         try:
-            refused = await self._read(scope, receive, body)
-            answer = refused or self._refusal(scope, bytes(body))
-            again = receive if _looks(scope) else sent_again(bytes(body), receive)
-            await (answer or _answering(self.app))(scope, again, send)
+            if _looks(scope):
+                await self._answer(scope, b"")(scope, receive, send)
+                return
+            async with self._bodies.read(scope, receive) as body:
+                await self._answer(scope, body)(scope, sent_again(body, receive), send)
+        except TooMuch as error:
+            await _refused(_TOO_MUCH[error.status], error.status)(scope, receive, send)
         except ClientDisconnect:
             return
-        finally:
-            self._held -= len(body)
 
-    async def _read(
-        self, scope: Scope, receive: Receive, body: bytearray
-    ) -> PlainTextResponse | None:
-        """Read what is sent; why it is refused, if it is."""
-        if _looks(scope):
-            return None
-        async for part in parts_of(scope, receive):
-            body += part
-            self._held += len(part)
-            if len(body) > LONGEST:
-                return _refused("This is too long.", 413)
-            if self._held > TOGETHER:
-                return _refused("Too much is sent at once: try again.", 503)
-        too_many = sum(map(body.count, (b"[", b"{", b","))) > _PARTS
-        return _refused("This is too long.", 413) if too_many else None
+    def _answer(self, scope: Scope, body: bytes) -> ASGIApp:
+        return self._refusal(scope, body) or _answering(self.app)
 
     def _refusal(self, scope: Scope, body: bytes) -> PlainTextResponse | None:
         """Why a request is refused, if it is."""

@@ -6,19 +6,19 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
-from starlette.requests import ClientDisconnect
+from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from kvlite.server.config import ServerConfig
 from kvlite.server.refusals import Refusal
 from kvlite.web.hosts import LOOPBACK
 from kvlite.web.origins import is_own
-from kvlite.web.sending import parts_of
+from kvlite.web.sending import LONGEST, Bodies, TooMuch
 
-# Bytes of a request, and of all that are being read.
-LONGEST, TOGETHER = 32 << 20, 128 << 20
-# Lists, mappings and commas in it: each becomes an object many times its size.
-_PARTS = 2_000_000
+_TOO_MUCH = {
+    413: f"a request has at most {LONGEST:,} bytes",
+    503: "too much is sent at once: try again",
+}
 
 
 class Guard:
@@ -71,45 +71,18 @@ class Guard:
         return sum(hmac.compare_digest(key, own) for own in self._keys) > 0
 
 
-class Bodies:
-    """Reads what is sent, as JSON, and never more than there is room for."""
+async def object_of(bodies: Bodies, request: Request) -> dict[str, Any]:
+    """What a request says.
 
-    def __init__(self) -> None:
-        self._held = 0
-
-    async def read(self, scope: Scope, receive: Receive) -> dict[str, Any]:
-        """What a request says.
-
-        Raises:
-            Refusal: it is too long, or no JSON object in UTF-8.
-            ClientDisconnect: whoever sends it has gone, or sends no more.
-        """
-        length = Headers(scope=scope).get("content-length", "")
-        if length.isdigit() and (len(length) > 18 or int(length) > LONGEST):
-            raise _too_long()
-        body = bytearray()
-        try:
-            async for part in parts_of(scope, receive):
-                body += part
-                self._held += len(part)
-                if len(body) > LONGEST:
-                    raise _too_long()
-                if self._held > TOGETHER:
-                    raise Refusal("too much is sent at once: try again", 503)
-            return _object(bytes(body))
-        finally:
-            self._held -= len(body)
-
-
-def _too_long() -> Refusal:
-    return Refusal(f"a request has at most {LONGEST:,} bytes", 413)
-
-
-def _object(body: bytes) -> dict[str, Any]:
-    if sum(map(body.count, (b"[", b"{", b","))) > _PARTS:
-        raise _too_long()
+    Raises:
+        Refusal: it is too long, or no JSON object in UTF-8.
+        ClientDisconnect: whoever sends it has gone, or sends no more.
+    """
     try:
-        plain = json.loads(body.decode(), parse_constant=_no_number)
+        async with bodies.read(request.scope, request.receive) as body:
+            plain = json.loads(body.decode(), parse_constant=_no_number)
+    except TooMuch as error:
+        raise Refusal(_TOO_MUCH[error.status], error.status) from None
     except UnicodeDecodeError as error:
         raise Refusal(f"the body is not UTF-8 (byte {error.start}): encode it so") from None
     except (ValueError, RecursionError) as error:

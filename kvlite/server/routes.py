@@ -20,12 +20,13 @@ from kvlite.errors import KvliteError, Stopped
 from kvlite.server.chat import ChatAnswer
 from kvlite.server.completions import CompletionAnswer
 from kvlite.server.fields import Chat, Completion, Detokenizing, ResponseRequest, Tokenizing, parsed
-from kvlite.server.guard import Bodies, Guard
+from kvlite.server.guard import Guard, object_of
 from kvlite.server.models import Models
 from kvlite.server.refusals import Refusal, refusal_of
 from kvlite.server.responses import ResponseAnswer, SaidBefore
 from kvlite.server.state import ServerState
 from kvlite.server.tokens import text_of, tokens_of
+from kvlite.web.sending import Bodies
 
 _LOG = logging.getLogger("kvlite.server")
 _T = TypeVar("_T")
@@ -113,7 +114,7 @@ class Api:
 
     async def _fields(self, kind: type[_Fields], request: Request) -> _Fields:
         """What a request says, checked."""
-        return parsed(kind, await self.bodies.read(request.scope, request.receive))
+        return parsed(kind, await object_of(self.bodies, request))
 
 
 def make_app(models: Models) -> Starlette:

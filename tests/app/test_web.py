@@ -9,7 +9,6 @@ from starlette.middleware import Middleware
 
 from kvlite.web import sending
 from kvlite.web.origins import SameOrigin
-from kvlite_app.web import bodies
 from kvlite_app.web.bodies import BodyFilter
 from kvlite_app.web.guard import SecurityHeaders, ServerConfig
 from kvlite_app.web.routes import Routes
@@ -220,11 +219,11 @@ def test_what_is_no_json_is_refused_before_gradio_stumbles(kind: str, body: byte
 
 def test_more_than_anyone_types_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     web = visitor(Middleware(BodyFilter))
-    many = json.dumps({"data": [{}] * 700_000})
+    many = json.dumps({"data": [{}] * 1_100_000})
     assert web.post(RUN, content=many, headers=JSON).status_code == 413  # 50 times as large, read
-    monkeypatch.setattr(bodies, "LONGEST", 10)
+    monkeypatch.setattr(sending, "LONGEST", 10)
     assert web.post(RUN, content="a" * 11).status_code == 413
-    monkeypatch.setattr(bodies, "TOGETHER", 5)
+    monkeypatch.setattr(sending, "TOGETHER", 5)
     assert web.post(RUN, content="a" * 9).status_code == 503
     assert web.post(RUN, content="{}", headers=JSON).status_code == 200  # nothing is held any more
 

@@ -13,8 +13,8 @@ import pytest
 from kvlite.config.settings import Settings
 from kvlite.errors import SettingError
 from kvlite.server.config import ServerConfig
-from kvlite.server.guard import LONGEST
 from kvlite.server.refusals import in_fields, refusal_of
+from kvlite.web.sending import LONGEST
 from tests.server.conftest import Server, said, serving
 
 HI: list[Any] = said("Hi")
