@@ -3,16 +3,53 @@
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
+from kvlite.config.settings import Settings
 from kvlite.server.config import ServerConfig
-from kvlite.server.http_server import HttpServer, listen
-from kvlite.server.lent_model import LentModel
-from kvlite.web.work import Work
+from kvlite.server.models import Models, names_of
+from kvlite.server.serve import HttpServer, listen
+from kvlite.server.served_model import ServedModel
+from kvlite.server.state import ServerState
+from kvlite.web.engine_thread import Engine
+from kvlite.web.work import Task, Work
 
 from .engine.service import Service
 
 # Seconds that open requests have to end.
 _PATIENCE = 10.0
+
+
+class LentModel(Models):
+    """The page's model. Its own methods are called by the engine's thread."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        config: ServerConfig,
+        engine: Engine,
+        loading: Work,
+        make_way: Task,
+    ) -> None:
+        """Which `loading` loads; `make_way` frees what the page's conversation takes."""
+        own = replace(config, one_model=True, unload_after=0)
+        super().__init__(settings, ServerState(own, engine, make_way))
+        self.current.loading = loading
+
+    def expect(self, settings: Settings, loading: Work) -> None:
+        """Let the model go, as the page loads another one."""
+        self.current.release()
+        self.first = self.current = ServedModel(names_of(settings.model), settings, self.state)
+        self.current.loading = loading
+
+    def set_aside(self) -> None:
+        """Make way for the page's conversation, where there is room for one alone."""
+        model = self.current
+        if model.conversations is not None and model.conversations.runner.planned_for_one:
+            model.conversations.set_aside()
+
+    def close(self) -> None:
+        """The app ends the engine, and keeps what was read."""
 
 
 class OpenAIServer:

@@ -25,7 +25,7 @@ from ..storage.store import ConversationStore
 from .active_conversation import ActiveConversation
 
 if TYPE_CHECKING:
-    from kvlite.server.lent_model import LentModel
+    from ..openai_server import LentModel
 
 # Characters of a text while there is no model.
 _LONGEST = 4_000_000

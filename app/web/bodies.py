@@ -24,11 +24,8 @@ _HEARTBEAT, _CALL = "/gradio_api/heartbeat/", "/gradio_api/call/"
 
 
 async def body_of(scope: Scope, receive: Receive, most: int) -> bytes | None:
-    """What is sent; None if it is longer.
-
-    Raises:
-        ClientDisconnect: whoever sends it has gone, or sends no more.
-    """
+    """What is sent; None if it is longer. Raises ClientDisconnect if whoever sends it has gone, or
+    sends no more."""
     body = bytearray()
     async for part in parts_of(scope, receive):
         body += part

@@ -9,8 +9,7 @@ from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from kvlite.errors import SettingError
-from kvlite.web.hosts import LOOPBACK, is_loopback
-from kvlite.web.origins import SameOrigin
+from kvlite.web.origins import LOOPBACK, is_loopback
 
 from .bodies import BodyFilter
 from .logins import Logins
@@ -35,13 +34,11 @@ _HEADERS = (
 
 def parse_auth(pairs: Sequence[str], variable: str = "") -> list[tuple[str, str]]:
     """Users and their passwords, as written: `name:password`. Spaces around a name are none of it.
+    Raises SettingError if one has no name or no password, or a name comes twice, or a password has
+    a space around it.
 
     Args:
         variable: what KVLITE_AUTH holds, one more of them.
-
-    Raises:
-        SettingError: one has no name or no password, or a name comes twice, or a password
-            has a space around it.
     """
     called = [(f"--auth number {number}", pair) for number, pair in enumerate(pairs, 1)]
     found: dict[str, str] = {}
@@ -103,7 +100,7 @@ class ServerConfig:
         guards = [Middleware(SecurityHeaders)]
         if self.is_private:
             guards.append(Middleware(TrustedHostMiddleware, allowed_hosts=[*LOOPBACK, self.host]))
-        guards += [Middleware(SameOrigin), Middleware(Routes, locked=bool(self.auth))]
+        guards.append(Middleware(Routes, locked=bool(self.auth)))
         return [*guards, Middleware(Logins), Middleware(BodyFilter)]
 
 

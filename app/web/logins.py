@@ -47,11 +47,8 @@ class Attempts:
 
     @asynccontextmanager
     async def turn(self, address: str, name: str) -> AsyncIterator[None]:
-        """The time to try a password, one after another from an address for a name.
-
-        Raises:
-            TooManyWaiting: too many wait already.
-        """
+        """The time to try a password, one after another from an address for a name. Raises
+        TooManyWaiting if too many wait already."""
         key = address, name
         of_address = sum(many for (each, _), many in self._waiting.items() if each == address)
         if self._waiting[key] >= _LINE or of_address >= _LINES or self._waiting.total() >= _WAITING:

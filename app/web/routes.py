@@ -10,6 +10,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from kvlite.web.origins import is_own
+
 _API = "/gradio_api"
 _LOOKS, _SENDS = ("GET", "HEAD"), ("POST",)
 # Told to anybody: the page that asks for a password, and what it is made of.
@@ -37,7 +39,8 @@ _OWN_UNDER = {
 
 
 class Routes:
-    """Answers at the routes that there are, all but a few of them once someone has logged in."""
+    """Answers this app's own pages, and programs, at the routes that there are: all but a few of
+    them once someone has logged in."""
 
     def __init__(self, app: ASGIApp, locked: bool) -> None:
         """Before an app.
@@ -55,7 +58,9 @@ class Routes:
             path, method = scope["path"].rstrip("/") or "/", scope["method"]
             is_open = path.startswith(_OPEN_UNDER)
             methods = _OPEN.get(path) or (_LOOKS if is_open else _methods(path))
-            if not methods:
+            if not is_own(scope):
+                answer = PlainTextResponse("This is another page's request.", status_code=403)
+            elif not methods:
                 answer = PlainTextResponse("There is nothing here.", status_code=404)
             elif method not in methods:
                 allowed = {"Allow": ", ".join(methods)}

@@ -87,7 +87,7 @@ class Uploading:
             yield part
 
     async def _require_room(self, owner: str) -> None:
-        """Raises NoRoom if there is none for a user."""
+        """Raises UploadsFull if there is none for a user."""
         if await asyncio.to_thread(self.uploads.room, owner) <= 0:
             raise UploadsFull
 

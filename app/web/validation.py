@@ -67,11 +67,8 @@ def refused(sentence: str) -> gr.Error:
 
 
 def _plain(value: Any) -> Any:
-    """A value as it was sent, halves of characters made whole.
-
-    Raises:
-        gr.Error: there is a number in it that nobody can mean.
-    """
+    """A value as it was sent, halves of characters made whole. Raises gr.Error if there is a number
+    in it that nobody can mean."""
     if isinstance(value, str):
         return value if value.isascii() else value.encode("utf-8", "replace").decode()
     if isinstance(value, dict):
@@ -84,11 +81,7 @@ def _plain(value: Any) -> Any:
 
 
 def _of_kind(value: Any, name: str, kinds: tuple[Any, ...]) -> Any:
-    """A value for a parameter that is annotated so.
-
-    Raises:
-        gr.Error: it is of another kind.
-    """
+    """A value for a parameter that is annotated so. Raises gr.Error if it is of another kind."""
     if value is None and str in kinds and NoneType not in kinds:
         return ""
     known = tuple(kind for kind in kinds if kind in _KINDS)

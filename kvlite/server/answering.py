@@ -66,7 +66,7 @@ class Answering:
 
     def submit(self, answer: Answer, may_begin: Callable[[], bool]) -> Work:
         """Have a request answered; the work ends with it. Args are those of `Request`."""
-        request = Request(Work(_nothing, "Reading"), answer, may_begin)
+        request = Request(Work(lambda work: None, "Reading"), answer, may_begin)
         with self._lock:
             self.waiting.append(request)
             begins, self._running, self._changed = not self._running, True, True
@@ -185,7 +185,3 @@ class Answering:
                 each.steps.close()
             each.work.abandon()
             each.work.do()
-
-
-def _nothing(work: Work) -> None:
-    """A work whose parts are done one by one ends with nothing."""

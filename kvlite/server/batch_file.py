@@ -17,11 +17,8 @@ _URL = "/v1/chat/completions"
 
 
 def tasks_of_requests(rows: Iterable[Named], usual: Settings) -> list[Task]:
-    """The tasks in rows with custom_id, url and body; the body's model is not looked at.
-
-    Raises:
-        SettingError: one is no chat completion, or wants what is not here.
-    """
+    """The tasks in rows with custom_id, url and body; the body's model is not looked at. Raises
+    SettingError if one is no chat completion, or wants what is not here."""
     made: list[Task] = []
     seen: dict[str, str] = {}
     for where, row in rows:

@@ -47,12 +47,9 @@ def chances(logits: Tensor, token_id: int, top: int) -> Chances:
 def prompt_chances(
     model: LoadedModel, token_ids: Sequence[int], top: int, callbacks: Callbacks
 ) -> Iterator[Chances]:
-    """Those of every token of a prompt, each after all before it.
-
-    Raises:
-        Stopped: it was cancelled.
-        OutOfMemory: there is not enough for the hidden states of all tokens and a layer.
-    """
+    """Those of every token of a prompt, each after all before it. Raises Stopped if it was
+    cancelled, and OutOfMemory if there is not enough for the hidden states of all tokens and a
+    layer."""
     yield Chances(Chance(token_ids[0], None), ())
     if len(token_ids) == 1:
         return

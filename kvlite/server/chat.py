@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
@@ -24,15 +24,17 @@ _TOP, _FINGERPRINT = 20, f"kvlite-{__version__}"
 
 
 async def asked(
-    model: ServedModel, request: Chat | ResponseRequest, messages: Sequence[Plain], top: int | None
+    model: ServedModel,
+    request: Chat | ResponseRequest,
+    messages: Callable[[], Sequence[Plain]],
+    top: int | None,
 ) -> tuple[Ask, ToolUse | None]:
-    """What is asked of a model, and what it may call.
+    """What is asked of a model, and what it may call. Raises Refusal or KvliteError if it cannot be
+    answered.
 
     Args:
+        messages: returns those of the request, once its settings are known to be sound.
         top: as of `Ask`.
-
-    Raises:
-        Refusal, KvliteError: it cannot be answered.
     """
     runner = model.ready()
     settings = await asyncio.to_thread(request.settings, runner.settings)
@@ -43,7 +45,7 @@ async def asked(
         shown, schema = use.shown, settings.get("schema", "")
         settings["schema"] = await asyncio.to_thread(use.grammar, schema)
     told, lent = await asyncio.to_thread(
-        with_documents, messages, request.documents, model.state.files
+        with_documents, messages(), request.documents, model.state.files
     )
     ids = await message_ids(model, told, shown)
     return Ask(ids, settings, request.choices, top, lent=lent), use
@@ -92,14 +94,12 @@ class ChatAnswer:
 
     @classmethod
     async def of(cls, model: ServedModel, request: Chat) -> "ChatAnswer":
-        """For a request, which is checked and encoded.
-
-        Raises:
-            Refusal, KvliteError: it cannot be answered.
-        """
+        """For a request, which is checked and encoded. Raises Refusal or KvliteError if it cannot
+        be answered."""
         request.require_here()
-        messages = plain_messages(request.messages)
-        ask, use = await asked(model, request, messages, _top(request))
+        ask, use = await asked(
+            model, request, lambda: plain_messages(request.messages), _top(request)
+        )
         return cls(model, request, ask, use)
 
     async def whole(self) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvlite.errors import SettingError
-from kvlite.web.hosts import is_loopback
+from kvlite.web.origins import is_loopback
 
 # Settings that a request may change under `kvlite`.
 OWN = (

@@ -174,7 +174,7 @@ class Conversations:
         if now.talk is not None:
             now.nbytes = held_bytes(now.talk)
         idle = (each for each in self.kept if each is not now and not each.busy)
-        others = sorted(idle, key=_recent)
+        others = sorted(idle, key=lambda each: -each.used)
         short, places = SHORT_ONES - 1, len(others)
         total = now.nbytes + sum(each.nbytes for each in self.kept if each.busy and each is not now)
         if self.runner.planned_for_one:
@@ -288,7 +288,7 @@ class Conversations:
 
     def set_aside(self) -> None:
         """Leave memory: what is long goes to disk, the last used first, as far as there is room."""
-        for each in sorted([*self.kept], key=_recent):
+        for each in sorted(self.kept, key=lambda each: -each.used):
             if each.is_short:
                 self._drop(each)
             elif each.talk is not None:
@@ -321,7 +321,3 @@ def _goes_on(same: int, kept: Kept) -> bool:
     """Whether a prompt that has `same` tokens in common with a conversation goes on with it: it
     loses less than that."""
     return same >= _FEW and 2 * same >= len(kept.ids)
-
-
-def _recent(kept: Kept) -> int:
-    return -kept.used

@@ -1,5 +1,6 @@
 """What requests say: fields of OpenAI's that mean something here, checked. Others are ignored."""
 
+import json
 from collections.abc import Mapping
 from typing import Annotated, Any, TypeVar
 
@@ -8,8 +9,8 @@ from pydantic import BaseModel, Field, ValidationError
 from kvlite.config.settings import OPTIONS, Settings, checked
 from kvlite.errors import SettingError
 from kvlite.methods.engine_config import require_meaning
+from kvlite.model.grammar import JSON
 from kvlite.server.config import OWN
-from kvlite.server.formats import schema_of
 from kvlite.server.messages import Fields, Item, Message, Plain, joined
 from kvlite.server.refusals import Refusal
 
@@ -93,23 +94,18 @@ class Sampled(Named):
     @property
     def documents(self) -> list[str]:
         """Documents that the first message is about: ids of uploads, or names in the library.
-
-        Raises:
-            Refusal: they are no list of names.
-        """
+        Raises Refusal if they are no list of names."""
         names = (self.kvlite or {}).get("documents") or []
         if not isinstance(names, list) or not all(isinstance(each, str) for each in names):
             raise Refusal("kvlite.documents is no list of names", param="kvlite")
         return names
 
     def settings(self, usual: Settings, least: int = 1) -> dict[str, Any]:
-        """The settings of this request that differ from the usual ones.
+        """The settings of this request that differ from the usual ones. Raises Refusal if one is
+        out of range, or is not here.
 
         Args:
             least: the fewest tokens an answer may have; with none there is no answer.
-
-        Raises:
-            Refusal: one is out of range, or is not here.
         """
         if not 1 <= self.choices <= _CHOICES:
             raise Refusal(f"n {self.choices} is not between 1 and {_CHOICES}", param="n")
@@ -122,12 +118,14 @@ class Sampled(Named):
         if self.longest is not None and (self.longest or least):
             found["max_new_tokens"] = self.longest
         given = {"max_new_tokens": self.length_field}
-        values = {name: _checked(name, each, given.get(name, name)) for name, each in found.items()}
+        values = {
+            name: checked_field(name, each, given.get(name, name)) for name, each in found.items()
+        }
         if any(stops):
             values["stop"] = tuple(stops)
         if self.logit_bias:
             pairs = tuple(f"{token}:{bias}" for token, bias in self.logit_bias.items())
-            values["logit_bias"] = _checked("logit_bias", pairs, "logit_bias")
+            values["logit_bias"] = checked_field("logit_bias", pairs, "logit_bias")
         if followed := self.followed:
             values["schema"] = followed
         own = {name: value for name, value in (self.kvlite or {}).items() if name != "documents"}
@@ -199,11 +197,8 @@ class ResponseRequest(Sampled):
                 raise Refusal(f"{name} is not supported: leave it out", param=name)
 
     def messages(self) -> list[Plain]:
-        """The messages for the chat template.
-
-        Raises:
-            Refusal: there is none, or one has something other than text.
-        """
+        """The messages for the chat template. Raises Refusal if there is none, or one has something
+        other than text."""
         if not self.input:
             raise Refusal("input is empty: say something", param="input")
         if isinstance(self.input, str):
@@ -228,11 +223,7 @@ class Completion(Sampled):
             raise Refusal("best_of is not supported: leave it out, or ask for n", param="best_of")
 
     def prompts(self) -> list[str | list[int]]:
-        """Each as a text or as token ids.
-
-        Raises:
-            Refusal: there is none.
-        """
+        """Each as a text or as token ids. Raises Refusal if there is none."""
         prompt = self.prompt
         if not prompt:
             raise Refusal("prompt is empty: send some text, or token ids", param="prompt")
@@ -260,11 +251,7 @@ class Detokenizing(Named):
 
 
 def parsed(kind: type[_Model], plain: Mapping[str, Any]) -> _Model:
-    """A request's fields.
-
-    Raises:
-        Refusal: one is missing, or of the wrong type.
-    """
+    """A request's fields. Raises Refusal if one is missing, or of the wrong type."""
     try:
         return kind.model_validate(plain)
     except ValidationError as error:
@@ -274,14 +261,38 @@ def parsed(kind: type[_Model], plain: Mapping[str, Any]) -> _Model:
         raise Refusal(f"{name[:100]}: {first['msg']}", param=str(first["loc"][0])) from None
 
 
-def _checked(name: str, value: Any, field: str) -> Any:
-    """A setting that came in a field. Raises Refusal if it cannot be."""
+def checked_field(name: str, value: Any, field: str, param: str = "") -> Any:
+    """A setting that came in a field, or in a part of one, `param`. Raises Refusal if it cannot
+    be."""
     try:
         value = checked(name, value, field)
         require_meaning(name, value, field)
     except SettingError as error:
-        raise Refusal(str(error), param=field.partition(".")[0]) from None
+        raise Refusal(str(error), param=param or field.partition(".")[0]) from None
     return value
+
+
+def schema_of(form: Mapping[str, Any] | None, param: str) -> str:
+    """The setting `schema` of a request; "" for plain text. Raises Refusal if the schema is
+    missing, or cannot be followed.
+
+    Args:
+        form: with a `type`, and a `schema` of its own or under `json_schema`.
+        param: the field that it is.
+    """
+    kind = (form or {}).get("type", "text")
+    if form is None or kind == "text":
+        return ""
+    if kind == "json_object":
+        return JSON
+    if kind != "json_schema":
+        said = f"{param} {str(kind)[:40]!r} is not supported: send text, json_object or json_schema"
+        raise Refusal(said, param=param)
+    named = form.get("json_schema") or form
+    schema = named.get("schema") if isinstance(named, Mapping) else None
+    if not isinstance(schema, Mapping):
+        raise Refusal(f"{param} has no schema: send a JSON Schema as an object", param=param)
+    return str(checked_field("schema", json.dumps(schema), f"{param}: the schema", param))
 
 
 def _own(given: Mapping[str, Any], usual: Settings) -> dict[str, Any]:
@@ -294,7 +305,7 @@ def _own(given: Mapping[str, Any], usual: Settings) -> dict[str, Any]:
             )
     assert {*OWN} <= {*OPTIONS}
     values = {
-        name: _checked(name, value, f"kvlite.{name}")
+        name: checked_field(name, value, f"kvlite.{name}")
         for name, value in given.items()
         if value is not None
     }

@@ -51,12 +51,9 @@ class Files:
 
     async def add(self, request: Request, limit: int, *, ocr: bool) -> dict[str, Any]:
         """Keep the document that a request sends; at most `limit` characters could fit the model.
-        `ocr` is that of `read_document`.
-
-        Raises:
-            Refusal: it is too large, no form with a file, or there is no room.
-            DocumentError, ContextError: it cannot be read as a document, or is too long.
-        """
+        `ocr` is that of `read_document`. Raises Refusal if it is too large, no form with a file, or
+        there is no room, and DocumentError or ContextError if it cannot be read as a document, or
+        is too long."""
         if request.headers.get("content-length", "").isdigit():
             _require_small(int(request.headers["content-length"]))
         kept = list[int]()
@@ -148,13 +145,11 @@ def with_documents(
     messages: Sequence[Plain], names: Sequence[str], files: Files
 ) -> tuple[list[Plain], list[Path]]:
     """Messages with the documents that they name, and files of the library that have read them.
+    Raises Refusal if one is not there, or there are too many.
 
     Args:
         messages: each may have ids of `documents`, which it is about.
         names: ids, or names in the library, of what the first message of the user is about.
-
-    Raises:
-        Refusal: one is not there, or there are too many.
     """
     made, paths, first = list[Plain](), list[Path](), True
     for each in messages:

@@ -11,8 +11,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from kvlite.server.config import ServerConfig
 from kvlite.server.refusals import Refusal
-from kvlite.web.hosts import LOOPBACK
-from kvlite.web.origins import is_own
+from kvlite.web.origins import LOOPBACK, is_own
 from kvlite.web.sending import LONGEST, Bodies, TooMuch
 
 _TOO_MUCH = {
@@ -72,12 +71,8 @@ class Guard:
 
 
 async def object_of(bodies: Bodies, request: Request) -> dict[str, Any]:
-    """What a request says.
-
-    Raises:
-        Refusal: it is too long, or no JSON object in UTF-8.
-        ClientDisconnect: whoever sends it has gone, or sends no more.
-    """
+    """What a request says. Raises Refusal if it is too long, or no JSON object in UTF-8, and
+    ClientDisconnect if whoever sends it has gone, or sends no more."""
     try:
         async with bodies.read(request.scope, request.receive) as body:
             plain = json.loads(body.decode(), parse_constant=_no_number)

@@ -75,11 +75,8 @@ Content = str | list[TextPart] | None
 
 
 def text_of(content: Content, where: str, param: str) -> str:
-    """The text of a message, or of what a tool came to.
-
-    Raises:
-        Refusal: it has something other than text.
-    """
+    """The text of a message, or of what a tool came to. Raises Refusal if it has something other
+    than text."""
     if not isinstance(content, list):
         return content or ""
     for part in content:
@@ -105,13 +102,10 @@ class Message(Fields):
     name: str | None = None
 
     def plain(self, number: int, within: str = "messages") -> Plain:
-        """For the chat template.
+        """For the chat template. Raises Refusal if it has something other than text, or nothing.
 
         Args:
             within: the field of the request that lists it.
-
-        Raises:
-            Refusal: it has something other than text, or nothing.
         """
         where = f"{within}[{number}]"
         if self.role == "function":
@@ -160,11 +154,8 @@ class Item(Fields):
 
 
 def plain_messages(messages: Sequence[Message]) -> list[Plain]:
-    """A request's messages for the chat template.
-
-    Raises:
-        Refusal: there is none, or one has something other than text.
-    """
+    """A request's messages for the chat template. Raises Refusal if there is none, or one has
+    something other than text."""
     if not messages:
         raise Refusal("messages is empty: say something", param="messages")
     return joined([each.plain(number) for number, each in enumerate(messages)])

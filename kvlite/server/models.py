@@ -48,12 +48,9 @@ class Models:
 
     @asynccontextmanager
     async def using(self, name: str | None) -> AsyncIterator[ServedModel]:
-        """A model, which stays loaded meanwhile; it is loaded if it is not.
-
-        Raises:
-            Refusal: there is none of this name, or another is in use.
-            KvliteError: it does not fit this machine, or cannot be loaded.
-        """
+        """A model, which stays loaded meanwhile; it is loaded if it is not. Raises Refusal if there
+        is none of this name, or another is in use, and KvliteError if it does not fit this machine,
+        or cannot be loaded."""
         model = await self._named(name)
         if model.loading is None:
             await self._require_fit(model)
@@ -69,11 +66,7 @@ class Models:
 
     async def about(self, name: str | None = None) -> list[dict[str, Any]]:
         """Every model that can be used, or one, as `/v1/models` has it; at once, whatever is being
-        done.
-
-        Raises:
-            Refusal: there is none of this name.
-        """
+        done. Raises Refusal if there is none of this name."""
         if name is not None:
             return [self._about(await self._named(name))]
         others = [self._of(each) for each in await self._others() if not each.flaw]
@@ -165,12 +158,8 @@ class Models:
         return {**about, "max_model_len": longest, "meta": {"n_ctx": longest, **meta}}
 
     async def _require_fit(self, model: ServedModel) -> None:
-        """Refuse a model that does not fit even once the other one is gone.
-
-        Raises:
-            SettingError: with the numbers.
-            Refusal: it cannot be run.
-        """
+        """Refuse a model that does not fit even once the other one is gone. Raises SettingError
+        with the numbers, and Refusal if it cannot be run."""
         freed = self.current.held_bytes
         try:
             plan = await asyncio.to_thread(plan_here, model.settings, FEW, freed)

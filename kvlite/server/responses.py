@@ -33,11 +33,8 @@ class SaidBefore:
         self._characters = 0
 
     def of(self, response: str | None) -> Messages:
-        """What was said up to a response; nothing before the first.
-
-        Raises:
-            Refusal: it is not known.
-        """
+        """What was said up to a response; nothing before the first. Raises Refusal if it is not
+        known."""
         if response is None:
             return []
         if response not in self._said:
@@ -76,17 +73,18 @@ class ResponseAnswer:
     async def of(
         cls, model: ServedModel, request: ResponseRequest, said: SaidBefore
     ) -> "ResponseAnswer":
-        """For a request, which is checked and encoded.
-
-        Raises:
-            Refusal, KvliteError: it cannot be answered.
-        """
+        """For a request, which is checked and encoded. Raises Refusal or KvliteError if it cannot
+        be answered."""
         request.require_here()
         if request.choices > 1:
             raise Refusal("a response is one answer: leave n out", param="n")
-        own = joined([*said.of(request.previous_response_id), *request.messages()])
-        told = [{"role": "system", "content": request.instructions or ""}]
-        messages = [*(told if request.instructions else []), *own]
+        own = list[Plain]()
+
+        def messages() -> Messages:
+            own.extend(joined([*said.of(request.previous_response_id), *request.messages()]))
+            told = [{"role": "system", "content": request.instructions or ""}]
+            return [*(told if request.instructions else []), *own]
+
         ask, use = await asked(model, request, messages, None)
         return cls(model, request, ask, said, own, use)
 

@@ -17,15 +17,16 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response, Strea
 from starlette.routing import Route
 
 from kvlite.errors import KvliteError, Stopped
+from kvlite.model.chat_template import chat_tokens
 from kvlite.server.chat import ChatAnswer
 from kvlite.server.completions import CompletionAnswer
 from kvlite.server.fields import Chat, Completion, Detokenizing, ResponseRequest, Tokenizing, parsed
 from kvlite.server.guard import Guard, object_of
+from kvlite.server.messages import plain_messages
 from kvlite.server.models import Models
 from kvlite.server.refusals import Refusal, refusal_of
 from kvlite.server.responses import ResponseAnswer, SaidBefore
 from kvlite.server.state import ServerState
-from kvlite.server.tokens import text_of, tokens_of
 from kvlite.web.sending import Bodies
 
 _LOG = logging.getLogger("kvlite.server")
@@ -101,16 +102,35 @@ class Api:
         return PlainTextResponse(found.text)
 
     async def tokenize(self, request: Request) -> Response:
-        """The tokens of a text or a chat."""
+        """The tokens of a text, or of a chat in its template."""
         fields = await self._fields(Tokenizing, request)
         async with self.models.using(fields.model) as model:
-            return JSONResponse(await tokens_of(model, fields))
+            runner = model.ready()
+            if fields.messages is not None:
+                messages = plain_messages(fields.messages)
+                text = "".join(each["content"] for each in messages)
+                encode = partial(chat_tokens, runner.tokenizer, messages)
+            else:
+                text = (fields.content if fields.prompt is None else fields.prompt) or ""
+                given = (fields.add_special_tokens, fields.add_special)
+                special = next((each for each in given if each is not None), True)
+                encode = partial(runner.tokenizer.encode, text, add_special_tokens=special)
+            model.require_short(len(text))
+            ids = await asyncio.to_thread(encode)
+            most = runner.shape.max_context
+            return JSONResponse({"tokens": ids, "count": len(ids), "max_model_len": most})
 
     async def detokenize(self, request: Request) -> Response:
         """The text of tokens."""
         fields = await self._fields(Detokenizing, request)
         async with self.models.using(fields.model) as model:
-            return JSONResponse(await text_of(model, fields))
+            runner = model.ready()
+            wrong = [each for each in fields.tokens if not 0 <= each < runner.shape.vocab]
+            if wrong:
+                said = f"token {wrong[0]} is not in this model's vocabulary"
+                raise Refusal(said, param="tokens")
+            text = await asyncio.to_thread(runner.tokenizer.decode, fields.tokens)
+            return JSONResponse({"prompt": text, "content": text})
 
     async def _fields(self, kind: type[_Fields], request: Request) -> _Fields:
         """What a request says, checked."""
@@ -227,11 +247,8 @@ def _event(chunk: dict[str, Any] | str) -> str:
 
 
 async def _unless_gone(answer: Awaitable[_T], request: Request) -> _T:
-    """An answer, which is given up once nobody waits for it.
-
-    Raises:
-        ClientDisconnect: nobody does.
-    """
+    """An answer, which is given up once nobody waits for it. Raises ClientDisconnect if nobody
+    does."""
     made = asyncio.ensure_future(answer)
     gone = asyncio.ensure_future(_gone(request))
     try:

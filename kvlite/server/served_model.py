@@ -114,11 +114,7 @@ class ServedModel:
         return self.state.engine.submit(self._unload, f"Unloading {self.names[0]}")
 
     def ready(self) -> Runner:
-        """The model.
-
-        Raises:
-            Refusal: it is not loaded yet, or could not be.
-        """
+        """The model. Raises Refusal if it is not loaded yet, or could not be."""
         if (runner := self.runner) is not None:
             return runner
         if self.loading is not None and self.loading.shown.error:
@@ -161,11 +157,8 @@ class ServedModel:
             raise too_long(characters // 4, runner.shape.max_context)
 
     async def answer(self, ask: Ask) -> AsyncGenerator[Token]:
-        """The answers, as they come. Whoever stops listening stops them.
-
-        Raises:
-            KvliteError, Refusal: as `Conversations.answer`, `ready` and `require_up`.
-        """
+        """The answers, as they come. Whoever stops listening stops them. Raises KvliteError or
+        Refusal as `Conversations.answer`, `ready` and `require_up`."""
         self.ready()
         self.state.require_up()
         loop, queue = asyncio.get_running_loop(), asyncio.Queue[Token | None]()

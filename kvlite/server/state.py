@@ -39,11 +39,7 @@ class ServerState:
 
     @asynccontextmanager
     async def until_end(self) -> AsyncIterator[None]:
-        """What is awaited within is given up when the server ends.
-
-        Raises:
-            Refusal: it does.
-        """
+        """What is awaited within is given up when the server ends. Raises Refusal if it does."""
         self.require_up()
         try:
             async with asyncio.timeout(None) as wait:

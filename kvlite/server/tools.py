@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from kvlite.model.grammar import JSON, schema_rule
 from kvlite.model.tool_calls import Call, CallReader, Tool, ToolForm, calls_grammar, tool_form
-from kvlite.server.formats import followed
+from kvlite.server.fields import checked_field
 from kvlite.server.messages import Fields
 from kvlite.server.refusals import Refusal
 
@@ -77,10 +77,7 @@ class ToolUse:
 
     def grammar(self, schema: str) -> str:
         """The setting `schema` of an answer that else must follow `schema` ("" for any text).
-
-        Raises:
-            Refusal: the arguments of one of the tools cannot be held to its schema.
-        """
+        Raises Refusal if the arguments of one of the tools cannot be held to its schema."""
         text = ""
         if schema:
             text = schema_rule({"type": "object"} if schema == JSON else json.loads(schema))
@@ -92,7 +89,7 @@ class ToolUse:
             needed=self.needed,
             several=self.several,
         )
-        return followed(rules, "tools: the parameters", "tools")
+        return str(checked_field("schema", rules, "tools: the parameters", "tools"))
 
 
 def reader_of(use: ToolUse | None) -> Reader:
@@ -104,16 +101,13 @@ def tool_use(
     tokenizer: Any, tools: Sequence[Any] | None, choice: Any, *, several: bool
 ) -> ToolUse | None:
     """What a request lets the model call; None if nothing, or if it may and this model cannot: many
-    programs send tools with everything that is said.
+    programs send tools with everything that is said. Raises Refusal if a tool is no function, one
+    is not there, or one must be called and this model has none.
 
     Args:
         tools: functions, in either of OpenAI's two ways.
         choice: auto, required, none, or a function, in either way.
         several: whether one answer may make several calls.
-
-    Raises:
-        Refusal: a tool is no function, one is not there, or one must be called and this model has
-            none.
     """
     if not tools or choice == "none":
         if choice not in (None, "none", "auto"):
@@ -136,11 +130,7 @@ def tool_use(
 
 
 def require_form(tokenizer: Any) -> ToolForm:
-    """How the model writes calls.
-
-    Raises:
-        Refusal: it does not, or in a way that is not known.
-    """
+    """How the model writes calls. Raises Refusal if it does not, or in a way that is not known."""
     form = tool_form(tokenizer)
     if form is None:
         said = (

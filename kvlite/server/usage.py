@@ -71,11 +71,8 @@ class Usage:
         self.generated += other.generated
 
     def reason(self, token: Token) -> str | None:
-        """Why an answer ended with this token, in OpenAI's words; None if it goes on.
-
-        Raises:
-            Refusal: memory ran out.
-        """
+        """Why an answer ended with this token, in OpenAI's words; None if it goes on. Raises
+        Refusal if memory ran out."""
         assert token.piece is not None
         reason = token.piece.metrics.finish_reason
         if reason == "memory":
@@ -125,11 +122,8 @@ async def gathered(model: ServedModel, ask: Ask) -> tuple[list[Choice], Usage]:
 
 
 async def prompt_ids(model: ServedModel, encode: Callable[[], list[int]], text: str) -> list[int]:
-    """What `encode` returns, in a thread of its own, if it fits.
-
-    Raises:
-        ContextError: `text` cannot fit the model, which is known before all of it is tokenized.
-    """
+    """What `encode` returns, in a thread of its own, if it fits. Raises ContextError if `text`
+    cannot fit the model, which is known before all of it is tokenized."""
     model.require_short(len(text))
     runner = model.ready()
     most = runner.shape.max_context

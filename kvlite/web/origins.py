@@ -1,38 +1,42 @@
-"""Whose page a request comes from."""
+"""Which hosts only this machine reaches, and whose page a request comes from."""
 
+import ipaddress
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
-from starlette.responses import PlainTextResponse
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Scope
 
 _LOOKS = ("GET", "HEAD")
+# What a request to this machine may call it.
+LOOPBACK = ("127.0.0.1", "localhost", "[::1]", "::1")
 
 
-class SameOrigin:
-    """Refuses what a browser sends for a page of elsewhere, which could act for whoever is logged
-    in: send files, end an answer, log out. Programs, and what is typed, come through.
+def plain_host(host: str) -> str:
+    """A host as a socket takes it."""
+    host = host.strip().lower()
+    return host[1:-1] if host.startswith("[") and host.endswith("]") else host
 
-    A browser says itself whether a page is the app's own (`Sec-Fetch-Site`), whatever stands
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches a host, as people write one: `LOCALHOST`, `[::1]`."""
+    host = plain_host(host)
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def is_own(scope: Scope) -> bool:
+    """Whether a request comes from a program, or from a page of this very server. A page of
+    elsewhere could act for whoever is logged in: send files, end an answer, log out.
+
+    A browser says itself whether a page is the server's own (`Sec-Fetch-Site`), whatever stands
     between; where it does not, as for an address without https, the page's host must be the one
     that is asked. What a proxy says of that (`X-Forwarded-Host`) anybody may say, and counts for
     nothing: behind one, have it pass `Host` on.
     """
-
-    def __init__(self, app: ASGIApp) -> None:
-        self.app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer as the app does, or refuse."""
-        if scope["type"] == "http" and not is_own(scope):
-            refused = PlainTextResponse("This is another page's request.", status_code=403)
-            await refused(scope, receive, send)
-            return
-        await self.app(scope, receive, send)
-
-
-def is_own(scope: Scope) -> bool:
-    """Whether a request comes from a program, or from a page of this very server."""
     sent = Headers(scope=scope)
     site, origin, referer = (sent.get(each) for each in ("sec-fetch-site", "origin", "referer"))
     # A link from elsewhere leads to the page; it does nothing there.

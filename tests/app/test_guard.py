@@ -3,11 +3,11 @@
 import pytest
 
 from kvlite.errors import SettingError
-from kvlite.web.hosts import is_loopback
+from kvlite.web.origins import is_loopback
 from kvlite_app.web.guard import ServerConfig, parse_auth
 
 LOCAL = ["127.0.0.1", "localhost", "::1", "127.8.8.8", "LOCALHOST", "[::1]", " localhost "]
-EVERYWHERE = ["SameOrigin", "Routes", "Logins", "BodyFilter"]
+EVERYWHERE = ["Routes", "Logins", "BodyFilter"]
 REMOTE = ["0.0.0.0", "192.168.1.7", "::", "example.org", "10.0.0.1"]
 
 

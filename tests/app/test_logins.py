@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from starlette.middleware import Middleware
 
-from kvlite.web.origins import SameOrigin
 from kvlite_app.web.logins import Attempts, Logins, TooManyWaiting, address_of
+from kvlite_app.web.routes import Routes
 from tests.app.conftest import awaited
 from tests.app.small_app import SmallApp, logged_in, visitor
 
@@ -138,7 +138,7 @@ def test_a_network_is_one_address(host: str, known: str) -> None:
 
 
 def test_an_address_alone_logs_nobody_out() -> None:
-    ann: Any = logged_in(SmallApp([Middleware(SameOrigin), Middleware(Logins)]), "ann")
+    ann: Any = logged_in(SmallApp([Middleware(Routes, locked=False), Middleware(Logins)]), "ann")
     asked = ann.get("/logout")
     assert "<button>" in asked.text  # not what the app says
     assert asked.headers["referrer-policy"] == "same-origin"

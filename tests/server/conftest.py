@@ -15,8 +15,8 @@ import pytest
 
 from kvlite.config.settings import Settings
 from kvlite.server.config import ServerConfig
-from kvlite.server.http_server import HttpServer
 from kvlite.server.models import Models
+from kvlite.server.serve import HttpServer
 from kvlite.server.served_model import ServedModel
 from kvlite.server.state import ServerState
 

@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from kvlite.config.settings import Settings
-from kvlite.server import answering, conversations, http_server
+from kvlite.server import answering, conversations, serve
 from kvlite.server.config import ServerConfig
 from tests.server.conftest import Server, said, serving
 from tests.server.test_refusing import require_error, tuple_of
@@ -84,7 +84,7 @@ def test_clients_that_send_no_more_or_read_nothing_do_not_hold_it(
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(http_server, "_PATIENCE", 0.2)
+    monkeypatch.setattr(serve, "_PATIENCE", 0.2)
     scores = {"prompt": [5] * 1000, "echo": True, "logprobs": 20, "n": 16}  # 10 MB
     body = json.dumps({**scores, "stream": True}).encode()
     head = f"HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
