@@ -10,6 +10,7 @@ from kvlite.cli.options import ApiKey, keys_of, with_resolved
 from kvlite.cli.screen import console
 from kvlite.cli.server_chat import Server, upstream_of
 from kvlite.config.resolve import Resolved
+from kvlite.errors import SettingError
 
 
 @with_resolved
@@ -69,9 +70,8 @@ def app(
 
       kvlite app --host 0.0.0.0 --auth ann:secret --auth ben:other
     """
-    from kvlite.errors import SettingError
     from kvlite.server.config import ServerConfig as ApiConfig
-    from kvlite.web.hosts import plain_host
+    from kvlite.web.origins import plain_host
     from kvlite_app.web.guard import ServerConfig, parse_auth
 
     users = parse_auth(auth or (), os.environ.get("KVLITE_AUTH", ""))

@@ -12,10 +12,11 @@ from kvlite.cli.first_start import with_first_model
 from kvlite.cli.opening import FromLibrary, documents_to_send, open_files, require_files
 from kvlite.cli.options import AsJson, Quiet, with_resolved
 from kvlite.cli.screen import at_terminal, console, lines_said, print_answer, reading
-from kvlite.cli.server_chat import Server, ask_server
+from kvlite.cli.server_chat import Server, answer_lines, talk_with
 from kvlite.config.resolve import Resolved
 from kvlite.engine.callbacks import Callbacks
 from kvlite.errors import KvliteError, SettingError, Stopped, sentence
+from kvlite.model.chat_template import all_of
 
 if TYPE_CHECKING:
     from kvlite.conversation.conversation import Conversation
@@ -84,22 +85,23 @@ def ask(
     files, questions = sorted_out(words or ())
     how = Printing(console(quiet), resolved, as_json=as_json, sources=sources)
     if server:
-        code = _ask_server(server, files, questions, how)
-    else:
-        code = _ask_here(files, questions, how, library=library)
-    if code:
+        _ask_server(server, files, questions, how)
+    elif code := _ask_here(files, questions, how, library=library):
         raise typer.Exit(code)
 
 
-def _ask_server(server: str, files: Sequence[str], questions: Sequence[str], how: Printing) -> int:
+def _ask_server(server: str, files: Sequence[str], questions: Sequence[str], how: Printing) -> None:
     settings = how.resolved.settings
     for flag, given in (("--sources", how.sources), ("--draft", bool(settings.draft))):
         if given:
             raise SettingError(f"{flag} needs the model here: leave out {flag}, or --server")
     read = documents_to_send(files, how.screen, ocr=settings.ocr)
-    asked = iter(questions) if questions else lines_said(how.screen, _HINT)
-    all_answered = ask_server(server, read, asked, how.resolved, how.screen, as_json=how.as_json)
-    return 0 if all_answered else BAD_INPUT
+    for each in read:
+        if each.note:
+            how.screen.print(f"Note: {each.note}", style="yellow")
+    asked = questions or lines_said(how.screen, _HINT)
+    talk = talk_with(server, how.resolved, read)
+    answer_lines(talk, asked, how.resolved, how.screen, as_json=how.as_json, apart=True)
 
 
 def _ask_here(
@@ -124,8 +126,6 @@ def _ask_here(
             made = _answer(talk, questions[0], how)
             return INTERRUPTED if made.finish_reason == "interrupted" else _code(made)
         if found is None:
-            from kvlite.model.chat_template import all_of
-
             with reading(how.screen) as (_, callbacks):
                 talk.read_ahead(all_of(documents), callbacks=callbacks)
     except Stopped:
@@ -135,11 +135,8 @@ def _ask_here(
 
 
 def _answer_all(talk: "Conversation", how: Printing) -> int:
-    """Answer questions until there are no more. Returns the exit code.
-
-    Raises:
-        SettingError: there was none.
-    """
+    """Answer questions until there are no more. Returns the exit code. Raises SettingError if there
+    was none."""
     asked, code = "", 0
     for asked in lines_said(how.screen, _HINT):
         try:

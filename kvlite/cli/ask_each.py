@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from rich.console import Console
+
 from kvlite.cli import BAD_INPUT, INTERRUPTED
 from kvlite.cli.console import print_json, write
 from kvlite.cli.screen import print_account, reading, sources_json
@@ -13,10 +15,9 @@ from kvlite.cli.word_wrap import word_wrapped
 from kvlite.config.resolve import Resolved
 from kvlite.documents.names import is_written_like_a_file, may_be_file
 from kvlite.errors import KvliteError, SettingError, sentence
+from kvlite.model.chat_template import asked_of, question_about
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from kvlite.conversation.conversation import Conversation
     from kvlite.conversation.metrics import FinishReason, Piece
 
@@ -27,11 +28,8 @@ def sorted_out(words: Sequence[str]) -> tuple[list[str], list[str]]:
     """The files, which come first, and the questions; none if these come one after another.
 
     A word that names a file is one. What may be a misspelt name is never taken for a question, but
-    for a last word that is not written like a file's name.
-
-    Raises:
-        SettingError: there is no file, a question is empty, or it may be a file's name.
-    """
+    for a last word that is not written like a file's name. Raises SettingError if there is no file,
+    a question is empty, or it may be a file's name."""
     there = [at for at, word in enumerate(words) if word.strip() == "-" or os.path.isfile(word)]
     count = there[-1] + 1 if there else min(1, len(words))
     while count < len(words) - 1 and may_be_file(words[count]):
@@ -56,8 +54,6 @@ def sorted_out(words: Sequence[str]) -> tuple[list[str], list[str]]:
 
 def said_about(talk: "Conversation", asked: str) -> str:
     """A question as the model reads it: with the documents, the first time."""
-    from kvlite.model.chat_template import asked_of, question_about
-
     if not talk.documents:
         return asked
     return (asked_of if talk.messages else question_about)(talk.documents, asked)
@@ -72,7 +68,7 @@ class Printing:
         sources: whether to print all passages that answers came from.
     """
 
-    screen: "Console"
+    screen: Console
     resolved: Resolved
     as_json: bool
     sources: bool

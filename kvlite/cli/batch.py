@@ -10,6 +10,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from kvlite.cli import BAD_INPUT, INTERRUPTED
@@ -23,11 +24,11 @@ from kvlite.errors import SettingError
 from kvlite.jobs.output import Written, job_of, publish, record_of, writing
 from kvlite.jobs.rows import READERS, is_batch_file, pyarrow
 from kvlite.jobs.tasks import Task, questions_in, tasks_in
-from kvlite.model.source import require_model
+from kvlite.model.files import fingerprint
+from kvlite.model.source import find_model, require_model
 
 if TYPE_CHECKING:
     import torch
-    from rich.console import Console
 
     from kvlite.jobs.answer import BatchAnswer
 
@@ -172,13 +173,10 @@ def _engine(
     tasks: Sequence[Task],
     ray: str,
     devices: "Sequence[torch.device]",
-    screen: "Console",
+    screen: Console,
 ) -> Iterator[tuple[str, Answers]]:
     """The model's fingerprint, and what answers tasks with it: here, on several devices, or on a
     cluster."""
-    from kvlite.model.files import fingerprint
-    from kvlite.model.source import find_model
-
     if ray:
         from kvlite.jobs.cluster import answered_on_cluster, connected
 
@@ -203,7 +201,7 @@ def _engine(
 class _Progress:
     """Rows done, how many an hour, and the time left; nothing where nobody watches."""
 
-    def __init__(self, screen: "Console", total: int, done: int) -> None:
+    def __init__(self, screen: Console, total: int, done: int) -> None:
         columns = (
             TextColumn("Answering"),
             BarColumn(),
@@ -295,7 +293,7 @@ class Summary:
             "rows_per_hour": 3600 * self.answered / seconds,
         }
 
-    def print(self, screen: "Console", out: str, *, as_json: bool) -> None:
+    def print(self, screen: Console, out: str, *, as_json: bool) -> None:
         """Say how it went."""
         made = self.to_json()
         if as_json:

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.table import Table
 
 from kvlite.cli.console import output, print_json
 from kvlite.cli.opening import require_files, require_out
@@ -12,6 +13,7 @@ from kvlite.cli.options import AsJson, with_model
 from kvlite.cli.screen import console, reading_bar
 from kvlite.config.paths import data_folder, require_writable
 from kvlite.config.settings import Settings
+from kvlite.documents import read_document
 
 if TYPE_CHECKING:
     from kvlite.model.calibration import Calibration
@@ -50,7 +52,6 @@ def calibrate(
     from kvlite.bench.calibrate import pieces_of
     from kvlite.bench.prose import bundled_prose
     from kvlite.conversation.runner import open_runner
-    from kvlite.documents import read_document
     from kvlite.model.calibration import calibration_path
 
     prose = read_document(text).text if text else bundled_prose()
@@ -71,8 +72,6 @@ def calibrate(
 
 
 def _show(found: "Calibration", path: Path) -> None:
-    from rich.table import Table
-
     from kvlite.methods.rank import layer_groups
 
     table = Table("layer", "group", "effective rank", "of its KV heads", "attention to the ends")

@@ -3,6 +3,8 @@
 import os
 from typing import Any
 
+from rich.table import Column, Table
+
 from kvlite.cli.console import output, print_json
 from kvlite.cli.options import AsJson, as_text, with_origins
 from kvlite.cli.screen import console
@@ -44,8 +46,6 @@ def config(
         }
         print_json(plain)
         return
-    from rich.table import Column, Table
-
     table = Table("setting", Column("value", overflow="fold"), Column("from", overflow="fold"))
     for name, origin in resolved.origins.items():
         value = as_text(getattr(resolved.settings, name))

@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
+from rich.table import Table
+from rich.text import Text
 
 from kvlite.cli.console import output, print_json
 from kvlite.cli.options import AsJson
@@ -27,9 +29,9 @@ from kvlite.config.paths import (
 from kvlite.config.threads import processor_share
 from kvlite.config.units import readable
 from kvlite.errors import sentence
+from kvlite.memory import nvml
 
 if TYPE_CHECKING:
-    from kvlite.memory.nvml import Card
     from kvlite.memory.speeds import Speeds
 
 # Less than this is not enough to convert or download a model.
@@ -81,7 +83,10 @@ def doctor(
     speeds: dict[str, Speeds | str] = {}
     with screen.status("Looking at this machine"):
         checks = list(checks_of_this_machine())
-    for device in [] if quick else _devices():
+    import torch
+
+    devices = ["cpu", *(f"cuda:{index}" for index in range(torch.cuda.device_count()))]
+    for device in [] if quick else devices:
         with screen.status(f"Measuring {device}"):
             speeds[device] = _measured(device)
     if as_json:
@@ -98,9 +103,7 @@ def doctor(
 
 def checks_of_this_machine() -> Iterator[Check]:
     """Everything but speeds, in the order in which it is shown."""
-    from kvlite.memory.nvml import cards
-
-    found = cards()
+    found = nvml.cards()
     yield _python()
     yield from _cards(found)
     yield _torch(found)
@@ -111,19 +114,15 @@ def checks_of_this_machine() -> Iterator[Check]:
 
 
 def _python() -> Check:
-    from kvlite.memory.nvml import in_wsl
-
-    system = "WSL" if in_wsl() else platform.system()
+    system = "WSL" if nvml.in_wsl() else platform.system()
     return Check("Python", "ok", f"{platform.python_version()} on {system} {platform.machine()}")
 
 
-def _cards(found: "list[Card]") -> Iterator[Check]:
-    from kvlite.memory.nvml import in_wsl
-
+def _cards(found: list[nvml.Card]) -> Iterator[Check]:
     if not found:
         about = "no NVIDIA card, or no driver for it: the processor computes"
         remedy = "if this machine has one, install NVIDIA's driver: nvidia-smi then lists it" + (
-            " (in Windows, not in WSL)" if in_wsl() else ""
+            " (in Windows, not in WSL)" if nvml.in_wsl() else ""
         )
         yield Check("card", "note", about, remedy)
     for card in found:
@@ -136,7 +135,7 @@ def _cards(found: "list[Card]") -> Iterator[Check]:
         yield Check("driver", "ok", about)
 
 
-def _torch(found: "list[Card]") -> Check:
+def _torch(found: list[nvml.Card]) -> Check:
     import torch
 
     built = f"CUDA {torch.version.cuda}" if torch.version.cuda else "the processor alone"
@@ -230,12 +229,6 @@ def _size(folder: Path) -> int:
     return total
 
 
-def _devices() -> list[str]:
-    import torch
-
-    return ["cpu", *(f"cuda:{index}" for index in range(torch.cuda.device_count()))]
-
-
 def _measured(device: str) -> "Speeds | str":
     """A device's speeds, or in a sentence why there are none."""
     import torch
@@ -249,9 +242,6 @@ def _measured(device: str) -> "Speeds | str":
 
 
 def _show(checks: list[Check], speeds: "dict[str, Speeds | str]") -> None:
-    from rich.table import Table
-    from rich.text import Text
-
     table = Table.grid(padding=(0, 2, 0, 0))
     styles = {"ok": "green", "note": "yellow", "problem": "bold red"}
     for check in checks:

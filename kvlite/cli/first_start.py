@@ -5,6 +5,8 @@ from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING
 
+from rich.console import Console
+
 from kvlite.cli.pull import pulled
 from kvlite.cli.screen import at_terminal, stop_on_interrupt
 from kvlite.config.paths import SUFFIX, config_folder, data_folder
@@ -14,24 +16,19 @@ from kvlite.config.units import readable
 from kvlite.memory.nvml import cards
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from kvlite.planner.fitting import Proposal
 
 _COUNT = 3
 
 
-def with_first_model(resolved: Resolved, screen: "Console", files: Sequence[str] = ()) -> Resolved:
+def with_first_model(resolved: Resolved, screen: Console, files: Sequence[str] = ()) -> Resolved:
     """Settings with a model that fits the card, if nobody chose one, this machine has a card, and
     somebody at the terminal takes one of those that are proposed: it is downloaded, and the model
-    of the profile `default` from then on. That is asked once.
+    of the profile `default` from then on. That is asked once. Raises KvliteError if the model could
+    not be downloaded, and Stopped by Ctrl-C; it is asked again the next time.
 
     Args:
         files: that a command is to open; a saved conversation names its model.
-
-    Raises:
-        KvliteError: the model could not be downloaded; it is asked again the next time.
-        Stopped: by Ctrl-C.
     """
     asked = data_folder() / "models-proposed"
     chosen = resolved.origins["model"].kind != "default"
@@ -65,7 +62,7 @@ def with_first_model(resolved: Resolved, screen: "Console", files: Sequence[str]
     return _with_model(resolved, name, screen)
 
 
-def _number(count: int, screen: "Console") -> int:
+def _number(count: int, screen: Console) -> int:
     """The number that is typed; 0 for none."""
     from rich.prompt import IntPrompt
 
@@ -79,7 +76,7 @@ def _number(count: int, screen: "Console") -> int:
         return 0
 
 
-def _proposed(resolved: Resolved, screen: "Console") -> "list[Proposal]":
+def _proposed(resolved: Resolved, screen: Console) -> "list[Proposal]":
     """The largest that fit; none where torch cannot use the card."""
     from kvlite.planner.fitting import proposals
 
@@ -88,7 +85,7 @@ def _proposed(resolved: Resolved, screen: "Console") -> "list[Proposal]":
     return [each for each in found if each.plan.room.kind == "cuda"]
 
 
-def _with_model(resolved: Resolved, name: str, screen: "Console") -> Resolved:
+def _with_model(resolved: Resolved, name: str, screen: Console) -> Resolved:
     """Settings with a model, which is kept in the profile `default` unless another is in use."""
     profile = resolved.profile
     if profile is None or profile.name == DEFAULT:

@@ -4,15 +4,16 @@ import time
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.table import Column, Table
 
 from kvlite.cli.console import output, print_json
 from kvlite.cli.options import AsJson
 from kvlite.cli.screen import console
+from kvlite.config.settings import Settings
 from kvlite.config.units import readable
+from kvlite.conversation import library
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from kvlite.conversation.library import Entry
 
 app = typer.Typer(
@@ -65,8 +66,6 @@ def remove(
     as_json: AsJson = False,
 ) -> None:
     """Remove entries; none of them if one does not exist."""
-    from kvlite.conversation import library
-
     for name in names:
         library.entry_path(name)
     freed = sum(map(library.remove, dict.fromkeys(names)))
@@ -85,8 +84,6 @@ def limit(
 ) -> None:
     """Limit how much all entries may take, or show the limit. The documents that were not used
     for longest are removed first; conversations stay until you remove them."""
-    from kvlite.conversation import library
-
     removed = library.set_limit(size) if size else []
     most = library.limit()
     if as_json:
@@ -129,10 +126,7 @@ def _stamp(seconds: float) -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
 
 
-def _table(found: "list[Entry]") -> "Table":
-    from rich.table import Column, Table
-
-    from kvlite.config.settings import Settings
+def _table(found: "list[Entry]") -> Table:
     from kvlite.conversation.library import ago
 
     table = Table(Column("name", overflow="fold"), "size", "tokens", "model", "method", "last used")

@@ -6,6 +6,7 @@ import textwrap
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.table import Table
 
 from kvlite.cli.console import output, print_json, say
 from kvlite.cli.options import AsJson
@@ -41,8 +42,6 @@ def methods(
     if name:
         say(_explained(chosen[0]))
         return
-    from rich.table import Table
-
     listed = Table.grid("name", "about", padding=(0, 2, 0, 0))
     for method in chosen:
         listed.add_row(method.name, method.paper if papers else method.summary)

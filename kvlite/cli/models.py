@@ -4,6 +4,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.table import Column, Table
 
 from kvlite.cli.console import output, print_json
 from kvlite.cli.opening import uncollected
@@ -111,8 +112,6 @@ def _plain(model: "LocalModel", fit: "Fit") -> dict[str, Any]:
 
 
 def _table(rows: "list[tuple[LocalModel, Fit]]", tokens: int) -> Any:
-    from rich.table import Column, Table
-
     table = Table(
         Column("model", overflow="fold"), "in", "size", "kind", "context", f"{tokens:,} tokens"
     )

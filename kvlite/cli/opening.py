@@ -9,21 +9,24 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.console import Console
 
 from kvlite.cli.screen import reading_bar
 from kvlite.config.paths import SUFFIX
 from kvlite.config.settings import Settings
 from kvlite.config.units import readable
+from kvlite.conversation import library
+from kvlite.documents import Document, read_document, require_readable
 from kvlite.engine.callbacks import Callbacks
 from kvlite.errors import SettingError, SnapshotError
+from kvlite.model.chat_template import all_of, question_about, tokens_of
+from kvlite.model.source import folder_here, require_model
+from kvlite.model.text_limit import text_limit_of
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from kvlite.conversation.conversation import Conversation
     from kvlite.conversation.runner import Runner
     from kvlite.conversation.snapshot import Snapshot
-    from kvlite.documents import Document
 
 # Bytes of a file above which it is worth looking up how much text fits the model.
 _LARGE = 1 << 20
@@ -35,16 +38,10 @@ FromLibrary = Annotated[
 
 def require_files(files: Sequence[str], settings: Settings) -> None:
     """Check that files can be read and that there can be such a model, before libraries are
-    imported that take seconds.
-
-    Raises:
-        DocumentError, SnapshotError: a file is not there, or cannot be read.
-        SettingError: a .kv file is named together with others.
-        ModelError: no model can have this name.
-    """
+    imported that take seconds. Raises DocumentError or SnapshotError if a file is not there, or
+    cannot be read; SettingError if a .kv file is named together with others; ModelError if no model
+    can have this name."""
     from kvlite.conversation.file_info import about
-    from kvlite.documents import require_readable
-    from kvlite.model.source import require_model
 
     saved = _named_file(files)
     if saved is not None:
@@ -66,38 +63,23 @@ def require_out(out: str) -> None:
         raise SettingError(f"--out {out} is a folder: name a file")
 
 
-def documents_of(files: Sequence[str], settings: Settings, screen: "Console") -> "list[Document]":
-    """Read files as documents for the settings' model, under a progress bar.
-
-    Raises:
-        ContextError: a document cannot fit the model.
-        DocumentError: a file cannot be read.
-    """
-    limit = _text_limit(files, settings.model)
-    return _read(files, screen, limit=limit, ocr=settings.ocr)
+def documents_of(files: Sequence[str], settings: Settings, screen: Console) -> list[Document]:
+    """Read files as documents for the settings' model, under a progress bar. Raises ContextError if
+    a document cannot fit the model, and DocumentError if a file cannot be read."""
+    return _read(files, screen, _text_limit(files, settings.model), ocr=settings.ocr)
 
 
-def documents_to_send(files: Sequence[str], screen: "Console", *, ocr: bool) -> "list[Document]":
-    """Read files as documents for a server, whose model is not known here.
-
-    Raises:
-        SettingError: one is a saved conversation.
-        DocumentError: a file cannot be read.
-    """
-    from kvlite.documents import require_readable
-
+def documents_to_send(files: Sequence[str], screen: Console, *, ocr: bool) -> list[Document]:
+    """Read files as documents for a server, whose model is not known here. Raises SettingError if
+    one is a saved conversation, and DocumentError if a file cannot be read."""
     if (saved := _named_file(files)) is not None:
         raise SettingError(f"{saved} is opened by kvlite itself: leave --server out")
     for file in files:
         require_readable(file)
-    return _read(files, screen, limit=None, ocr=ocr)
+    return _read(files, screen, None, ocr=ocr)
 
 
-def _read(
-    files: Sequence[str], screen: "Console", *, limit: int | None, ocr: bool
-) -> "list[Document]":
-    from kvlite.documents import read_document
-
+def _read(files: Sequence[str], screen: Console, limit: int | None, *, ocr: bool) -> list[Document]:
     found = []
     for file in files:
         with reading_bar(screen, f"Opening {Path(file).name}") as bar:
@@ -110,28 +92,20 @@ def _text_limit(files: Sequence[str], model: str) -> int | None:
     on this machine yet."""
     if all(file != "-" and Path(file).stat().st_size < _LARGE for file in files):
         return None
-    from kvlite.model.source import folder_here
-    from kvlite.model.text_limit import text_limit_of
-
     folder = folder_here(model)
     return None if folder is None else text_limit_of(folder)
 
 
-def load_for(settings: Settings, text: str, screen: "Console") -> "Runner":
+def load_for(settings: Settings, text: str, screen: Console) -> "Runner":
     """Load the model, planned so that a text fits ("" if it is not known yet), and print what the
     plan changed."""
-    from kvlite.model.chat_template import tokens_of
-
-    return _load(settings, partial(tokens_of, text=text) if text else None, screen)
-
-
-def _load(settings: Settings, reads: Callable[..., int] | None, screen: "Console") -> "Runner":
     from kvlite.conversation.runner import open_runner
 
+    reads = partial(tokens_of, text=text) if text else None
     return load_by(partial(open_runner, settings, reads=reads), screen)
 
 
-def load_by(opens: "Callable[..., Runner]", screen: "Console") -> "Runner":
+def load_by(opens: "Callable[..., Runner]", screen: Console) -> "Runner":
     """Load the model as `opens` does, given `notify`, and print what the plan changed."""
     with screen.status("Loading the model") as status:
         runner = opens(notify=status.update)
@@ -141,11 +115,8 @@ def load_by(opens: "Callable[..., Runner]", screen: "Console") -> "Runner":
 
 
 def _named_file(files: Sequence[str]) -> Path | None:
-    """The .kv file that is named; None if documents are.
-
-    Raises:
-        SettingError: it is named together with others.
-    """
+    """The .kv file that is named; None if documents are. Raises SettingError if it is named
+    together with others."""
     saved = [file for file in files if file.lower().endswith(SUFFIX)]
     if saved and len(files) > 1:
         raise SettingError(f"{saved[0]} is opened by itself: leave the other files out")
@@ -153,7 +124,7 @@ def _named_file(files: Sequence[str]) -> Path | None:
 
 
 def open_files(
-    files: Sequence[str], settings: Settings, question: str, screen: "Console", *, library: bool
+    files: Sequence[str], settings: Settings, question: str, screen: Console, *, library: bool
 ) -> "tuple[Runner, Conversation | None, list[Document]]":
     """Open documents or a .kv file, and the model.
 
@@ -168,8 +139,6 @@ def open_files(
     if saved is not None:
         return *_open_saved(saved, settings, question, screen), []
     documents = documents_of(files, settings, screen)
-    from kvlite.model.chat_template import all_of, question_about
-
     said = question_about(documents, question) if question else all_of(documents)
     runner = load_for(settings, said, screen)
     found = _from_library(runner, documents, screen) if library and documents else None
@@ -177,12 +146,12 @@ def open_files(
 
 
 def _open_saved(
-    path: Path, settings: Settings, question: str, screen: "Console"
+    path: Path, settings: Settings, question: str, screen: Console
 ) -> "tuple[Runner, Conversation]":
     """A saved conversation and its model; settings that are not the defaults override the saved
     ones."""
+    from kvlite.conversation.runner import open_runner
     from kvlite.conversation.snapshot import Snapshot
-    from kvlite.model.chat_template import tokens_of
 
     given = {
         each.name: getattr(settings, each.name)
@@ -198,18 +167,18 @@ def _open_saved(
         def reads(tokenizer: Any, max_context: int) -> int:
             return tokens_of(tokenizer, question, max_context) + again
 
-        runner = _load(settings.replace({**own, **given}), reads, screen)
+        chosen = settings.replace({**own, **given})
+        runner = load_by(partial(open_runner, chosen, reads=reads), screen)
         late = {name: given[name] for name in given if name not in own}
         chosen = saved.settings(runner.settings).replace(late)
         return runner, _opened(runner, saved, chosen, screen)
 
 
 def _from_library(
-    runner: "Runner", documents: Sequence["Document"], screen: "Console"
+    runner: "Runner", documents: Sequence[Document], screen: Console
 ) -> "Conversation | None":
     """The library's conversation about these documents; None if there is none, or if it cannot be
     opened, which is printed."""
-    from kvlite.conversation import library
     from kvlite.conversation.snapshot import Snapshot
 
     entry = library.matching(runner.model, documents, runner.settings)
@@ -231,7 +200,7 @@ def _from_library(
 
 
 def _opened(
-    runner: "Runner", saved: "Snapshot", settings: Settings, screen: "Console"
+    runner: "Runner", saved: "Snapshot", settings: Settings, screen: Console
 ) -> "Conversation":
     from kvlite.conversation.conversation import Conversation
 

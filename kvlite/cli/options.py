@@ -37,11 +37,6 @@ ApiKey = Annotated[
 _keyword = partial(inspect.Parameter, kind=inspect.Parameter.KEYWORD_ONLY)
 
 
-def with_given(command: Command) -> Command:
-    """Give a command a flag for every setting; its first parameter is the given values by name."""
-    return _with_flags(command, OPTIONS)
-
-
 def with_origins(command: Command, names: Collection[str] = OPTIONS) -> Command:
     """Give a command --profile and a flag for each of these settings; its first parameter is
     `Resolved`."""
@@ -51,7 +46,7 @@ def with_origins(command: Command, names: Collection[str] = OPTIONS) -> Command:
         chosen = Profiles(config_folder()).chosen(profile, os.environ)
         command(resolve(given, os.environ, chosen, names), **values)
 
-    return _with_flags(resolved, names, _profile())
+    return with_flags(resolved, names, _profile())
 
 
 def with_resolved(command: Command, names: Collection[str] = OPTIONS) -> Command:
@@ -115,7 +110,9 @@ def as_text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
-def _with_flags(command: Command, names: Collection[str], *more: inspect.Parameter) -> Command:
+def with_flags(
+    command: Command, names: Collection[str] = OPTIONS, *more: inspect.Parameter
+) -> Command:
     """The command with flags, and more parameters, in place of its first parameter, which gets the
     values of the flags that were given. It may have a `typer_context` of its own."""
     own = list(inspect.signature(command).parameters.values())[1:]

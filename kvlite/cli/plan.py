@@ -3,13 +3,16 @@
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.table import Table
 
 from kvlite.cli.console import output, print_json
 from kvlite.cli.opening import documents_of, uncollected
 from kvlite.cli.options import AsJson, with_settings
 from kvlite.cli.screen import console
 from kvlite.config.settings import Settings
+from kvlite.documents import require_readable
 from kvlite.errors import SettingError
+from kvlite.model.chat_template import all_of
 from kvlite.model.source import config_here
 
 if TYPE_CHECKING:
@@ -62,13 +65,10 @@ def plan(
     if named:
         settings = settings.replace({"model": named})
     if doc is not None:
-        from kvlite.documents import require_readable
-
         require_readable(doc)
     screen = console()
     config_here(settings.model)
     with uncollected():
-        from kvlite.model.chat_template import all_of
         from kvlite.planner.candidates import open_planner
         from kvlite.planner.max_context import reaches
 
@@ -104,8 +104,6 @@ def _show(made: "Plan", asked: int, most: int) -> None:
 
 
 def _show_fitting(rows: "list[MaxContext]") -> None:
-    from rich.table import Table
-
     table = Table("weights", "method", "KV bits", "longest text that fits")
     for row in rows:
         table.add_row(row.weights, row.method, row.kv_bits, row.shown)

@@ -5,14 +5,16 @@ from collections.abc import Mapping
 from typing import Annotated, Any
 
 import typer
+from rich.table import Column, Table
 
 from kvlite.cli.console import output, print_json, say
-from kvlite.cli.options import AsJson, as_flags, as_text, with_given
+from kvlite.cli.options import AsJson, as_flags, as_text, with_flags
 from kvlite.cli.screen import console
 from kvlite.config.paths import config_folder
 from kvlite.config.profiles import DEFAULT, Profiles
 from kvlite.config.settings import Settings, flag_of
 from kvlite.errors import SettingError
+from kvlite.model.source import lasting_name
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -43,8 +45,6 @@ def listing(as_json: AsJson = False) -> None:
         flaws = {str(path): flaw for path, flaw in broken.items()}
         print_json({"folder": str(profiles.folder), "profiles": rows, "broken": flaws})
         return
-    from rich.table import Column, Table
-
     screen = output()
     if good:
         table = Table("profile", Column("settings", overflow="fold"))
@@ -74,8 +74,6 @@ def show(name: _Name, as_json: AsJson = False) -> None:
     if as_json:
         print_json(found.to_json())
         return
-    from rich.table import Column, Table
-
     table = Table("setting", Column("value", overflow="fold"))
     for each, value in found.values.items():
         table.add_row(each, as_text(value))
@@ -85,7 +83,7 @@ def show(name: _Name, as_json: AsJson = False) -> None:
 
 
 @app.command()
-@with_given
+@with_flags
 def save(
     given: Mapping[str, Any],
     name: _Name,
@@ -110,7 +108,6 @@ def save(
         raise SettingError("there is nothing to save: give settings, such as --kv-bits 8")
     settings = Settings().replace(given)
     from kvlite.methods.engine_config import require_meaning
-    from kvlite.model.source import lasting_name
 
     values = {each: getattr(settings, each) for each in given}
     for each, value in values.items():

@@ -1,11 +1,10 @@
 """`kvlite pull`: getting a model."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, Any
 
 import typer
+from rich.console import Console
 
 from kvlite.cli.console import print_json
 from kvlite.cli.models import CONTEXT, with_device
@@ -15,11 +14,6 @@ from kvlite.cli.screen import at_terminal, console, reading_bar, stop_on_interru
 from kvlite.config.settings import Settings
 from kvlite.config.units import readable
 from kvlite.errors import ModelError
-
-if TYPE_CHECKING:
-    from rich.console import Console
-
-    from kvlite.planner.fitting import Fit
 
 
 @with_device
@@ -56,51 +50,26 @@ def pull(
     screen = console()
     got = pulled(settings, model, tokens, screen, file=file, agrees=agrees)
     if as_json:
-        print_json(
-            {
-                "model": got.name,
-                "bytes": got.nbytes,
-                "downloaded_bytes": got.downloaded,
-                "folder": str(got.folder),
-                "context": tokens,
-                "fits": got.fit.to_json(),
-            }
-        )
+        print_json(got | {"context": tokens})
         return
-    screen.print(f'Here now: kvlite ask report.pdf "What does it conclude?" --model {got.name}')
-
-
-@dataclass(frozen=True)
-class Pulled:
-    """A model that is here now.
-
-    Attributes:
-        name: what `--model` takes.
-        nbytes, downloaded: bytes of its files, and of those that were not here.
-    """
-
-    name: str
-    folder: Path
-    nbytes: int
-    downloaded: int
-    fit: "Fit"
+    screen.print(f'Here now: kvlite ask report.pdf "What does it conclude?" --model {got["model"]}')
 
 
 def pulled(
     settings: Settings,
     model: str,
     tokens: int,
-    screen: "Console",
+    screen: Console,
     *,
     file: str | None = None,
     agrees: Callable[[], bool] = lambda: True,
-) -> Pulled:
-    """Get a model, under a progress bar; `agrees` is asked once it was said how large it is.
+) -> dict[str, Any]:
+    """Get a model, under a progress bar; `agrees` is asked once it was said how large it is. Raises
+    ModelError if there is no such model, it cannot be planned for, or it came damaged; Stopped by
+    Ctrl-C; typer.Exit if nobody agreed.
 
-    Raises:
-        ModelError: there is no such model, it cannot be planned for, or it came damaged.
-        Stopped: by Ctrl-C.
-        typer.Exit: nobody agreed.
+    Returns:
+        What there is now, as JSON has it; `model` is what `--model` takes.
     """
     from kvlite.model.pulling import wanted_of
     from kvlite.planner.fitting import fit_of
@@ -127,4 +96,10 @@ def pulled(
     if fit is None:
         fit = fit_of(settings, name, tokens)
         screen.print(f"{fit.line()}.")
-    return Pulled(name, path.parent if wanted.file else path, size, missing, fit)
+    return {
+        "model": name,
+        "bytes": size,
+        "downloaded_bytes": missing,
+        "folder": str(path.parent if wanted.file else path),
+        "fits": fit.to_json(),
+    }

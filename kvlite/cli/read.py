@@ -6,6 +6,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.console import Console
 
 from kvlite.cli import INTERRUPTED
 from kvlite.cli.console import print_json
@@ -15,11 +16,11 @@ from kvlite.cli.screen import console, reading, reading_bar
 from kvlite.config.paths import SUFFIX, require_writable
 from kvlite.config.settings import Settings
 from kvlite.config.units import readable
+from kvlite.conversation import library
 from kvlite.errors import SettingError, SnapshotError, Stopped
+from kvlite.model.chat_template import all_of
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from kvlite.conversation.conversation import Conversation
 
 
@@ -58,8 +59,6 @@ def read(
             "what is in a .kv file was read already: ask about it with `kvlite ask FILE.kv`"
         )
     require_files(files, settings)
-    from kvlite.conversation import library
-
     if target is not None:
         _require_replaceable(target, out, [Path(file).name for file in files])
     elif name:
@@ -68,8 +67,6 @@ def read(
     library.limit()
     screen = console(quiet)
     documents = documents_of(files, settings, screen)
-    from kvlite.model.chat_template import all_of
-
     said = all_of(documents)
     talk = load_for(settings, said, screen).conversation()
     talk.documents = tuple(documents)
@@ -109,12 +106,9 @@ def read(
         screen.print(f"Removed {gone} from the library, to keep to its limit.")
 
 
-def _read(talk: "Conversation", said: str, screen: "Console") -> None:
-    """Read documents so that nothing of them is lost.
-
-    Raises:
-        SettingError: the settings would drop something.
-    """
+def _read(talk: "Conversation", said: str, screen: Console) -> None:
+    """Read documents so that nothing of them is lost. Raises SettingError if the settings would
+    drop something."""
     try:
         with reading(screen) as (_, callbacks):
             whole = talk.read_ahead(said, callbacks=callbacks)

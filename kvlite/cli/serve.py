@@ -9,6 +9,8 @@ from kvlite.cli.options import ApiKey, keys_of, with_resolved
 from kvlite.cli.screen import console
 from kvlite.config.resolve import Resolved
 from kvlite.config.units import size_or_auto
+from kvlite.errors import SettingError
+from kvlite.model.source import require_model
 
 # The longest answer where neither the request nor a setting says more; the model may end it before.
 _LONGEST = 2048
@@ -59,9 +61,8 @@ def serve(
       curl http://127.0.0.1:8000/v1/chat/completions -H 'Content-Type: application/json'
       -d '{"messages": [{"role": "user", "content": "Hello"}]}'
     """
-    from kvlite.model.source import require_model
     from kvlite.server.config import ServerConfig
-    from kvlite.web.hosts import plain_host
+    from kvlite.web.origins import plain_host
 
     settings = resolved.settings if name is None else resolved.settings.replace({"model": name})
     if resolved.origins["max_new_tokens"].kind == "default":
@@ -78,8 +79,6 @@ def serve(
 
 
 def _size(flag: str, text: str) -> int:
-    from kvlite.errors import SettingError
-
     size = size_or_auto(flag, text, "4GiB, 500MB")
     if size is None:
         raise SettingError(f"{flag} has no auto: give 4GiB, 500MB")

@@ -1,22 +1,19 @@
 """`--server`: another program answers, by OpenAI's API. No model is loaded here."""
 
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Annotated, Any
 
 import typer
+from rich.console import Console
 
-from kvlite.cli import INTERRUPTED
+from kvlite.cli import BAD_INPUT, INTERRUPTED
 from kvlite.cli.console import print_json, write
 from kvlite.cli.screen import reading
 from kvlite.config.resolve import Resolved
-from kvlite.errors import KvliteError, Stopped
+from kvlite.documents import Document
+from kvlite.errors import KvliteError, Stopped, sentence
 from kvlite.web.openai_client import OpenAIClient, ServerAnswer, Upstream, fields_of
 from kvlite.web.server_talk import Begin, Said, ServerTalk
-
-if TYPE_CHECKING:
-    from rich.console import Console
-
-    from kvlite.documents import Document
 
 Server = Annotated[
     str,
@@ -30,13 +27,10 @@ Server = Annotated[
 ]
 
 
-def talk_with(url: str, resolved: Resolved, documents: "Sequence[Document]") -> ServerTalk:
+def talk_with(url: str, resolved: Resolved, documents: Sequence[Document]) -> ServerTalk:
     """A conversation by the settings that were given, with --model or the server's first; the first
-    message is about the documents.
-
-    Raises:
-        SettingError: nothing that has models answers there; or it is to be told what it cannot be.
-    """
+    message is about the documents. Raises SettingError if nothing that has models answers there; or
+    it is to be told what it cannot be."""
     client, settings = OpenAIClient(url), resolved.settings
     fields_of(settings, resolved.given)
     if "model" not in resolved.given:
@@ -46,11 +40,8 @@ def talk_with(url: str, resolved: Resolved, documents: "Sequence[Document]") -> 
 
 
 def upstream_of(url: str, resolved: Resolved) -> Upstream:
-    """A server that answers what others ask, once it is known that it does.
-
-    Raises:
-        SettingError: nothing that has models answers there; or it is to be told what it cannot be.
-    """
+    """A server that answers what others ask, once it is known that it does. Raises SettingError if
+    nothing that has models answers there; or it is to be told what it cannot be."""
     client = OpenAIClient(url)
     models = client.models()
     named = [resolved.settings.model] if "model" in resolved.given else []
@@ -59,7 +50,7 @@ def upstream_of(url: str, resolved: Resolved) -> Upstream:
     return Upstream(client, found, resolved.given)
 
 
-def print_served(begin: Begin, screen: "Console", *, as_json: bool) -> ServerAnswer:
+def print_served(begin: Begin, screen: Console, *, as_json: bool) -> ServerAnswer:
     """Print an answer as it comes, and what it cost; say so if it was stopped before it came."""
     answer, shown = ServerAnswer(), 0
     try:
@@ -85,34 +76,39 @@ def _plain(answer: ServerAnswer) -> dict[str, Any]:
     return {"finish_reason": answer.finish_reason, "model": answer.model, "usage": usage}
 
 
-def ask_server(
-    url: str,
-    documents: "Sequence[Document]",
-    questions: Iterator[str],
+def answer_lines(
+    talk: ServerTalk,
+    lines: Iterable[str],
     resolved: Resolved,
-    screen: "Console",
+    screen: Console,
     *,
     as_json: bool,
+    apart: bool = False,
+    typed: Callable[[str], Begin | None] | None = None,
 ) -> bool:
-    """Print what a server answers to each question about documents, as if it alone were asked;
-    whether all were answered.
+    """Print what a server answers to each line. Whether there was one. Raises typer.Exit if unless
+    somebody types, an answer was interrupted, or something was refused.
 
-    Raises:
-        typer.Exit: it was interrupted.
+    Args:
+        apart: whether each is answered as if it alone were said.
+        typed: how an answer to a line begins, if it does, where somebody types them.
     """
-    for each in documents:
-        if each.note:
-            screen.print(f"Note: {each.note}", style="yellow")
-    talk, well = talk_with(url, resolved, documents), True
-    begin = talk.said
-    for question in questions:
-        talk.said = begin
+    begun, said, failed = talk.said, False, False
+    for line in lines:
+        said = True
+        if apart:
+            talk.said = begun
         try:
-            answer = print_served(talk.say(question), screen, as_json=as_json)
+            begin = typed(line) if typed else talk.say(line.strip())
+            if begin is None:
+                continue
+            answer = print_served(begin, screen, as_json=as_json)
         except KvliteError as error:
-            screen.print(f"kvlite: {error}")
-            well = False
+            screen.print(f"kvlite: {sentence(resolved.noted(error))}")
+            failed = typed is None
             continue
-        if answer.finish_reason == "interrupted":
+        if answer.finish_reason == "interrupted" and typed is None:
             raise typer.Exit(INTERRUPTED)
-    return well
+    if failed:
+        raise typer.Exit(BAD_INPUT)
+    return said

@@ -90,11 +90,8 @@ class OpenAIClient:
         self._headers = {"Authorization": f"Bearer {key}"} if key else {}
 
     def models(self) -> list[str]:
-        """What its models are called; none if it does not say.
-
-        Raises:
-            SettingError: nothing answers there, or not to this key.
-        """
+        """What its models are called; none if it does not say. Raises SettingError if nothing
+        answers there, or not to this key."""
         import httpx
 
         try:
@@ -110,11 +107,7 @@ class OpenAIClient:
             return []
 
     def first_model(self) -> str:
-        """The server's first model.
-
-        Raises:
-            SettingError: as `models`, or the server does not say.
-        """
+        """The server's first model. Raises SettingError as `models`, or if it does not say."""
         found = self.models()
         if not found:
             raise self._refused("it has no /models: name one (--model)")
@@ -127,14 +120,12 @@ class OpenAIClient:
         callbacks: Callbacks,
     ) -> Generator[ServerAnswer]:
         """Answer messages: the answer each time that some of it has come, and once it has ended.
-        Cancelled, it ends where it is, and the server is left.
+        Cancelled, it ends where it is, and the server is left. Raises SettingError if the server
+        refuses it, or cannot be reached.
 
         Args:
             fields: of the request; they name the model.
             callbacks: told how much of the messages the server has read, where it says so.
-
-        Raises:
-            SettingError: the server refuses it, or cannot be reached.
         """
         streamed = {"stream": True, "stream_options": {"include_usage": True}}
         body = {**fields, "messages": [*messages], **streamed}
@@ -240,11 +231,8 @@ async def _next(lines: AsyncGenerator[str], callbacks: Callbacks) -> str | None:
 
 
 def fields_of(settings: Settings, names: Collection[str]) -> dict[str, Any]:
-    """These of the settings, as fields of a request.
-
-    Raises:
-        SettingError: one of them cannot be said to a server.
-    """
+    """These of the settings, as fields of a request. Raises SettingError if one of them cannot be
+    said to a server."""
     made = {to: getattr(settings, name) for name, to in FIELDS.items() if name in names}
     if "model" in names:
         made["model"] = settings.model

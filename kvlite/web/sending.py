@@ -17,11 +17,8 @@ _PARTS = 2_000_000
 
 
 async def parts_of(scope: Scope, receive: Receive) -> AsyncIterator[bytes]:
-    """What is sent, as it comes.
-
-    Raises:
-        ClientDisconnect: whoever sends it has gone, or sends no more.
-    """
+    """What is sent, as it comes. Raises ClientDisconnect if whoever sends it has gone, or sends no
+    more."""
     parts = Request(scope, receive).stream()
     while True:
         try:
@@ -48,12 +45,8 @@ class Bodies:
 
     @asynccontextmanager
     async def read(self, scope: Scope, receive: Receive) -> AsyncIterator[bytes]:
-        """All that is sent, which counts until the block ends.
-
-        Raises:
-            TooMuch: there is no room for it.
-            ClientDisconnect: as `parts_of`.
-        """
+        """All that is sent, which counts until the block ends. Raises TooMuch if there is no room
+        for it, and ClientDisconnect as `parts_of`."""
         length = Headers(scope=scope).get("content-length", "")
         if length.isdigit() and (len(length) > 18 or int(length) > LONGEST):
             raise TooMuch(413)

@@ -108,7 +108,7 @@ def test_settings_that_fit_no_model_are_refused_at_once(
     def read_document(*_: object, **__: object) -> None:
         raise AssertionError("a document would be read")
 
-    monkeypatch.setattr("kvlite.documents.read_document", read_document)
+    monkeypatch.setattr("kvlite.cli.opening.read_document", read_document)
     refused(["ask", text, "What?", *flags.split()], *named)
     refused(["chat", text, *flags.split()], *named)
 

@@ -71,7 +71,7 @@ def test_a_chat_goes_on_with_its_documents(
 def test_at_a_terminal_it_goes_back(
     foreign: Foreign, kvlite: Run, text: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in ("screen", "chat.served", "chat.command"):
+    for module in ("screen", "chat.command"):
         monkeypatch.setattr(f"kvlite.cli.{module}.at_terminal", lambda: True)
     typed = (
         *("/undo", "/quit", "One", "/edit 2", "Two", "/edit", " more", "/undo", "/undo 1", "Three"),

@@ -9,11 +9,13 @@ from time import monotonic
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.table import Column, Table
 
 from kvlite.cli import INTERRUPTED
 from kvlite.cli.console import output, print_json
 from kvlite.cli.screen import console, reading_bar
 from kvlite.config.settings import Settings
+from kvlite.model.source import find_model
 
 if TYPE_CHECKING:
     from kvlite.bench.folder import RunFolder
@@ -47,7 +49,6 @@ def run(
     from kvlite.bench.task import measure
     from kvlite.conversation.runner import open_runner
     from kvlite.model.devices import choose_devices
-    from kvlite.model.source import find_model
 
     screen, settings = console(), task.settings(settings)
     choose_devices(settings.device)
@@ -115,8 +116,6 @@ def _report(
 
 
 def _print_table(lines: "Sequence[Cells]", machine: Mapping[str, str]) -> None:
-    from rich.table import Column, Table
-
     caption = ", ".join(f"{name} {value}" for name, value in machine.items())
     # Narrow terminals fold what they have no room for, and leave nothing out.
     columns = [Column(name, overflow="fold") for name in lines[0]]

@@ -1,30 +1,46 @@
 """`kvlite chat`: a conversation at a terminal, or line by line."""
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.console import Console
 
 from kvlite import __version__
 from kvlite.cli import BAD_INPUT, INTERRUPTED
+from kvlite.cli.chat.typed import command_in, number
 from kvlite.cli.console import output
 from kvlite.cli.first_start import with_first_model
-from kvlite.cli.opening import FromLibrary, open_files, require_files
+from kvlite.cli.opening import FromLibrary, documents_to_send, open_files, require_files
 from kvlite.cli.options import AsJson, Quiet, with_resolved
-from kvlite.cli.screen import at_terminal, console, guarded, print_answer, reading, unechoed
-from kvlite.cli.server_chat import Server
+from kvlite.cli.screen import (
+    at_terminal,
+    console,
+    guarded,
+    line_typed,
+    lines_said,
+    print_answer,
+    reading,
+    unechoed,
+)
+from kvlite.cli.server_chat import Server, answer_lines, talk_with
 from kvlite.config.resolve import Resolved
+from kvlite.documents import Document
+from kvlite.engine.callbacks import NO_CALLBACKS
 from kvlite.errors import KvliteError, SettingError, Stopped, sentence
+from kvlite.web.server_talk import Begin, ServerTalk
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from kvlite.conversation.session import Session
-    from kvlite.documents import Document
 
+_HINT = (
+    "Say something, one message a line. /undo forgets the last one, /edit [N] changes one and "
+    "answers it. Ctrl-D quits."
+)
 _USAGE = 'say something: echo "What is a cache?" | kvlite chat'
 
 
@@ -66,11 +82,7 @@ def chat(
     if "-" in (files or ()):
         raise SettingError(f"standard input is the conversation, no document: {_USAGE}")
     if server:
-        from kvlite.cli.chat.served import served
-
-        said = served(server, files or (), resolved, console(quiet), as_json=as_json)
-        if not said and not at_terminal():
-            raise SettingError(f"standard input has no message: {_USAGE}")
+        _served(server, files or (), resolved, console(quiet), as_json=as_json)
         return
     typed = at_terminal()
     require_files(files or (), resolved.settings)
@@ -92,10 +104,46 @@ def chat(
         _piped(session, screen, documents, resolved, as_json=as_json)
 
 
+def _served(
+    url: str, files: Sequence[str], resolved: Resolved, screen: Console, *, as_json: bool
+) -> None:
+    """Let a server answer every line; documents go with the first."""
+    documents = documents_to_send(files, screen, ocr=resolved.settings.ocr)
+    talk, lines = talk_with(url, resolved, documents), lines_said(screen, _HINT)
+    typed = partial(_entered, talk, screen) if at_terminal() else None
+    said = answer_lines(talk, lines, resolved, screen, as_json=as_json, typed=typed)
+    if not said and typed is None:
+        raise SettingError(f"standard input has no message: {_USAGE}")
+
+
+def _entered(talk: ServerTalk, screen: Console, line: str) -> Begin | None:
+    """The answer to what was typed, or None if nothing is to be answered. Raises SettingError if
+    there is no such command or message."""
+    name, argument = command_in(line) or ("", "")
+    if not name:
+        return talk.say(line.strip())
+    if name == "undo" and not argument:
+        _, message = talk.message(None)
+        talk.undo(NO_CALLBACKS)
+        screen.print(f"Forgotten: {message.text}", style="dim")
+        return None
+    if name != "edit":
+        raise SettingError(
+            f"there is no command {line.strip()} with --server: /undo and /edit [N] are there (a "
+            "space before the slash makes it a message)"
+        )
+    at, message = talk.message(number(argument))
+    text = (line_typed(message.text) or "").strip()
+    if text in ("", message.text):
+        screen.print("Nothing was changed.", style="dim")
+        return None
+    return talk.edit(at, text)
+
+
 def _typed(
     session: "Session",
-    screen: "Console",
-    documents: "list[Document]",
+    screen: Console,
+    documents: list[Document],
     resolved: Resolved,
     *,
     as_json: bool,
@@ -137,8 +185,8 @@ def _typed(
 
 def _piped(
     session: "Session",
-    screen: "Console",
-    documents: "list[Document]",
+    screen: Console,
+    documents: list[Document],
     resolved: Resolved,
     *,
     as_json: bool,

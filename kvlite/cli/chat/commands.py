@@ -78,11 +78,8 @@ def _command(name: str, takes: str, help: str, completes: str = "") -> Callable[
 
 
 def command_named(name: str) -> Command:
-    """The command of this name, or of another name that it has.
-
-    Raises:
-        SettingError: there is none; the message names the nearest.
-    """
+    """The command of this name, or of another name that it has. Raises SettingError if there is
+    none; the message names the nearest."""
     known = {command.name: command for command in COMMANDS}
     wanted = _ALSO.get(name, name)
     if wanted in known:
@@ -97,13 +94,9 @@ def command_named(name: str) -> Command:
 
 
 def enter(session: Session, terminal: "ChatTerminal", text: str) -> None:
-    """Run the command that was typed, or answer the message; ignore an empty line.
-
-    Raises:
-        Quit: the user leaves.
-        Stopped: Ctrl-C, while something was read.
-        KvliteError, OSError: it cannot be done, and nothing has changed.
-    """
+    """Run the command that was typed, or answer the message; ignore an empty line. Raises Quit if
+    the user leaves, Stopped by Ctrl-C while something is read, and KvliteError or OSError if it
+    cannot be done, and nothing has changed."""
     found = typed.command_in(text)
     if found is not None:
         name, argument = found

@@ -58,15 +58,12 @@ class Prompt:
         return self._session.default_buffer.text
 
     def read(self, prefill: str = "", hint: str = "") -> str:
-        """Ask for a message.
+        """Ask for a message. Raises EOFError at Ctrl-D, and KeyboardInterrupt at Ctrl-C; the text
+        so far is in `typed`.
 
         Args:
             prefill: text to begin with.
             hint: shown while the line is empty.
-
-        Raises:
-            EOFError: Ctrl-D.
-            KeyboardInterrupt: Ctrl-C; `typed` has the text so far.
         """
         shown = FormattedText([("class:placeholder", hint)])
         return self._session.prompt(

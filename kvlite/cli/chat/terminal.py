@@ -64,11 +64,8 @@ class ChatTerminal:
         self.screen.clear()
 
     def read(self, hint: str = "") -> str:
-        """Ask for the next message or command.
-
-        Raises:
-            EOFError: the user leaves: Ctrl-D, or Ctrl-C twice where nothing is typed.
-        """
+        """Ask for the next message or command. Raises EOFError if the user leaves: Ctrl-D, or
+        Ctrl-C twice where nothing is typed."""
         pressed = False
         while True:
             try:
@@ -88,11 +85,7 @@ class ChatTerminal:
             return ""
 
     def work(self, title: str, work: Callable[[Callbacks], T]) -> T:
-        """Do something slow under a progress bar.
-
-        Raises:
-            Stopped: by Ctrl-C.
-        """
+        """Do something slow under a progress bar. Raises Stopped by Ctrl-C."""
         with unechoed(), reading(self.screen, title) as (_, callbacks):
             return work(callbacks)
 
@@ -108,11 +101,7 @@ class ChatTerminal:
 
     def answer(self, begin: Begin) -> GenerationMetrics:
         """Show an answer while it comes, then what it was made from. Ctrl-C ends it and keeps the
-        part that was written.
-
-        Raises:
-            Stopped: by Ctrl-C, before the first token.
-        """
+        part that was written. Raises Stopped by Ctrl-C, before the first token."""
         apart = self.as_json or not sys.stdout.isatty()
         if not self.quiet and not apart:
             self.screen.print()

@@ -51,11 +51,8 @@ def shown_name(name: str) -> str:
 
 
 def option_named(typed: str) -> str:
-    """The name of the setting that was typed, as a flag or as in Python.
-
-    Raises:
-        SettingError: there is none.
-    """
+    """The name of the setting that was typed, as a flag or as in Python. Raises SettingError if
+    there is none."""
     wanted = typed.removeprefix("--").replace("_", "-").lower()
     names = {name.replace("_", "-"): name for name in OPTIONS}
     names |= {shown_name(name): name for name in OPTIONS}
@@ -68,10 +65,7 @@ def option_named(typed: str) -> str:
 
 def value_typed(name: str, text: str) -> Any:
     """A setting's value, written as in an environment variable, or `none` where it may be empty.
-
-    Raises:
-        SettingError: the text has the wrong type or is out of range.
-    """
+    Raises SettingError if the text has the wrong type or is out of range."""
     default = OPTIONS[name].default
     if text == _NONE and default in (None, (), ""):
         return default
@@ -100,11 +94,8 @@ def explained(name: str) -> str:
 
 
 def files(argument: str) -> list[str]:
-    """File names: one with spaces as it is, or several, quoted where they have some.
-
-    Raises:
-        SettingError: there is none, or a quotation mark is not closed.
-    """
+    """File names: one with spaces as it is, or several, quoted where they have some. Raises
+    SettingError if there is none, or a quotation mark is not closed."""
     if argument and Path(argument).expanduser().is_file():
         return [str(Path(argument).expanduser())]
     try:
@@ -119,11 +110,8 @@ def files(argument: str) -> list[str]:
 
 
 def number(argument: str) -> int | None:
-    """A number from 1 on; None if nothing was typed.
-
-    Raises:
-        SettingError: something else was typed.
-    """
+    """A number from 1 on; None if nothing was typed. Raises SettingError if something else was
+    typed."""
     if not argument:
         return None
     if not argument.isascii() or not argument.isdecimal() or len(argument) > 9:

@@ -11,15 +11,15 @@ from rich.table import Table
 from rich.text import Text
 
 from kvlite.config.units import readable
+from kvlite.conversation.message import Message
+from kvlite.documents import Document
 from kvlite.planner.usage import FREE, Place, holding, places
 from kvlite.printable import harmless
 
 if TYPE_CHECKING:
     from kvlite.conversation.history import BranchView
-    from kvlite.conversation.message import Message
     from kvlite.conversation.session import Session
     from kvlite.conversation.verify import Run
-    from kvlite.documents import Document
     from kvlite.planner.plan import Plan
 
 # The marks of a bar's parts, and of what is free; those of terminals that have ASCII only.
@@ -240,7 +240,7 @@ def listed(rows: Sequence[tuple[str, str]], width: int) -> RenderableType:
     return Group(*stacked)
 
 
-def numbered(messages: "Sequence[Message]", width: int) -> Table:
+def numbered(messages: Sequence[Message], width: int) -> Table:
     """A user's messages, a line each."""
     abouts = [f"[{names(each.documents)}] " if each.documents else "" for each in messages]
     lines = [about + each.text for about, each in zip(abouts, messages, strict=True)]
@@ -267,12 +267,12 @@ def _lines(rows: Iterable[tuple[int | str, str]], width: int) -> Table:
     return table
 
 
-def counted(messages: "Sequence[Message]") -> str:
+def counted(messages: Sequence[Message]) -> str:
     """How many messages, in words."""
     return f"{len(messages)} message{'' if len(messages) == 1 else 's'}"
 
 
-def names(documents: "Sequence[Document]") -> str:
+def names(documents: Sequence[Document]) -> str:
     """The documents' names."""
     return ", ".join(document.name for document in documents)
 
