@@ -102,7 +102,7 @@ class ConversationView:
         if refill:
             box |= self._unanswered(record)
         return (
-            self._here()
+            {parts.here: self.id, parts.kept_here: self.id}
             | self.messages(shown)
             | self._around(record, shown)
             | {
@@ -118,7 +118,9 @@ class ConversationView:
         many messages are shown."""
         parts, work = self.parts, self.under_way
         box = _AHEAD if work is not None and work.request.ahead is not None else _BUSY
-        return self._here() | {
+        return {
+            parts.here: self.id,
+            parts.kept_here: self.id,
             parts.listed: listing_of(self.service, self.owner, self.query),
             parts.chat: self.history.messages,
             parts.start: self.start,
@@ -208,10 +210,3 @@ class ConversationView:
         refused = work.request.text if work and work.failure is not None else ""
         text = record.draft or refused
         return {"value": {"text": text, "files": files}} if text or files else {}
-
-    def _here(self) -> Updates:
-        parts = self.parts
-        return {
-            parts.here: self.id,
-            parts.kept_here: self.id,
-        }

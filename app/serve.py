@@ -52,7 +52,11 @@ def serve(
     another app has the same conversations open.
     """
     server_config.require_password()
-    api = None if api_config is None else _openai_server(api_config)
+    api = None
+    if api_config is not None:
+        from .openai_server import OpenAIServer
+
+        api = OpenAIServer(api_config)
     os.environ.update(_QUIET)
     for name in ("NO_PROXY", "no_proxy"):  # gradio sends itself a request to see that it is up
         others = os.environ.get(name, "")
@@ -120,12 +124,6 @@ def _serve(
         logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
         page.server.config.timeout_graceful_shutdown = 0
         page.close(verbose=False)
-
-
-def _openai_server(config: ApiConfig) -> "OpenAIServer":
-    from .openai_server import OpenAIServer
-
-    return OpenAIServer(config)
 
 
 def _page(service: Any, server_config: ServerConfig, upstream: Upstream | None) -> Any:

@@ -17,7 +17,7 @@ from kvlite.errors import SnapshotError
 
 # Equal parts of what was seen, and cells of the whole map: with more its picture would be too large
 # for a page.
-BINS, CELLS = 240, 9000
+BINS, CELLS = 240, 6000
 
 Bits = NDArray[np.uint8]
 Counts = NDArray[np.int64]

@@ -14,13 +14,11 @@ if TYPE_CHECKING:
 
 def keep_up(service: "Service", owner: str, id: str, files: Sequence[str]) -> Work | None:
     """Read the files that are in the box, and forget those that were taken out of it. If one could
-    not be read, none of those that came with it was, and its error stays in sight.
+    not be read, none of those that came with it was, and its error stays in sight. Raises
+    KvliteError as `Service.say`.
 
     Returns:
         What does so; None if there is nothing to do, or an answer is on its way.
-
-    Raises:
-        KvliteError: as `Service.say`.
     """
     ahead, busy = service.ahead.get((owner, id)), service.under_way(owner, id)
     if busy is not None and busy is not ahead:
@@ -60,11 +58,8 @@ def _take_back(service: "Service", owner: str, id: str, ahead: Work, files: Sequ
 
 
 def known(ahead: Work | None, files: Sequence[str]) -> tuple[str, ...]:
-    """Those of a message's files that were read ahead, or are being read.
-
-    Raises:
-        KvliteError: one of them could not be read.
-    """
+    """Those of a message's files that were read ahead, or are being read. Raises KvliteError if one
+    of them could not be read."""
     if ahead is None or isinstance(ahead.failure, Stopped):
         return ()
     found = tuple(each for each in ahead.request.ahead or () if each in files)
@@ -81,14 +76,12 @@ def refusal(work: Work | None) -> KvliteError | None:
 
 
 def wait_for(ahead: Work, work: Work) -> float:
-    """Wait until documents are read, and show how far they are as what is done first.
+    """Wait until documents are read, and show how far they are as what is done first. Raises
+    Stopped if `work` was cancelled, which ends their reading, and KvliteError if they cannot be
+    read.
 
     Returns:
         The seconds that took.
-
-    Raises:
-        Stopped: `work` was cancelled, which ends their reading.
-        KvliteError: they cannot be read.
     """
     begun = time.monotonic()
     for shown in ahead.follow():

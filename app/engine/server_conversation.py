@@ -84,11 +84,7 @@ class ServerConversation(OpenConversation[ServerTalk]):
 
 
 def _said_before(store: ConversationStore, record: Record) -> Said:
-    """What was said before.
-
-    Raises:
-        SnapshotError: it cannot be read, or not gone on with here.
-    """
+    """What was said before. Raises SnapshotError if it cannot be read, or not gone on with here."""
     path = store.served(record.id)
     if path.is_file():
         try:

@@ -40,14 +40,12 @@ class Actor(Engine):
 
 @contextmanager
 def connected(address: str) -> Iterator[None]:
-    """Connect to a cluster.
+    """Connect to a cluster. Raises SettingError if Ray is not installed, or there is no such
+    cluster.
 
     Args:
         address: host:port of its head, `auto` for the one that this machine is in, or `local` for
             one that begins here and ends with the job.
-
-    Raises:
-        SettingError: Ray is not installed, or there is no such cluster.
     """
     try:
         import ray
@@ -75,15 +73,13 @@ def connected(address: str) -> Iterator[None]:
 def answered_on_cluster(
     settings: Settings, weights: str, tasks: Sequence[Task], callbacks: Callbacks
 ) -> Iterator[BatchAnswer]:
-    """As `run.answered`, on all nodes of the connected cluster; documents come as they end.
+    """As `run.answered`, on all nodes of the connected cluster; documents come as they end. Raises
+    ModelError if no engine could begin, or Ray gave up.
 
     Args:
         weights: as of `Engine`.
         callbacks: `cancel` ends it when the next row comes; other documents being answered are
             lost.
-
-    Raises:
-        ModelError: no engine could begin, or Ray gave up.
     """
     import ray
     from ray.data import DataContext

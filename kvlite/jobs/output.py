@@ -75,11 +75,7 @@ class Written:
 
     @classmethod
     def of(cls, path: Path) -> "Written":
-        """What is there.
-
-        Raises:
-            SettingError: it is no file of answers, or cannot be read.
-        """
+        """What is there. Raises SettingError if it is no file of answers, or cannot be read."""
         made, where = cls(), f"--out {path}"
         if not path.exists():
             return made
@@ -136,11 +132,8 @@ class Writer:
         self.written = written
 
     def add(self, row: Mapping[str, Any], task: Task) -> None:
-        """Add a task's row; it is on disk when this returns.
-
-        Raises:
-            SnapshotError: it cannot be written; the job can go on later.
-        """
+        """Add a task's row; it is on disk when this returns. Raises SnapshotError if it cannot be
+        written; the job can go on later."""
         line = json.dumps({**row, "task": task_digest(task), "job": self._job}, ensure_ascii=False)
         left = memoryview(line.encode("utf-8", "replace") + b"\n")
         try:
@@ -153,15 +146,12 @@ class Writer:
 
 @contextmanager
 def writing(path: Path, job: Job, tasks: Sequence[Task], *, retry: bool) -> Iterator[Writer]:
-    """Begin a file of answers to tasks, or go on with it; no other program may meanwhile.
+    """Begin a file of answers to tasks, or go on with it; no other program may meanwhile. Raises
+    SettingError if it holds something else, and SnapshotError if it cannot be written, or another
+    program writes it, and OSError if the cache folder, where others see that, cannot be used.
 
     Args:
         retry: drop rows of these tasks that have an error first.
-
-    Raises:
-        SettingError: it holds something else.
-        SnapshotError: it cannot be written, or another program writes it.
-        OSError: the cache folder, where others see that it is being written, cannot be used.
     """
     from filelock import FileLock, Timeout
 
@@ -195,12 +185,8 @@ def record_of(out: Path) -> Path:
 
 def publish(record: Path, out: Path) -> None:
     """Make --out from its record, if it is another file: a column a field; metrics and sources are
-    JSON.
-
-    Raises:
-        SettingError: pyarrow is not installed.
-        SnapshotError: it cannot be written.
-    """
+    JSON. Raises SettingError if pyarrow is not installed, and SnapshotError if it cannot be
+    written."""
     if out == record:
         return
     arrow, parquet = pyarrow()

@@ -118,63 +118,51 @@ def answered_as_they_come(
 ) -> Iterator[BatchAnswer]:
     """As `answered`, of tasks about one document at a time; the next ones are taken when there is
     room for them."""
-    reading = _Reading(runner, shares, callbacks, settings)
-    for index, heard in ask_all(reading.conversations(), callbacks):
-        yield from reading.refused()
-        answer = reading.asked[index].hear(heard)
-        if answer is not None:
+    asked, refused = list[_Asked](), list[BatchAnswer]()
+    conversations = _conversations(runner, shares, callbacks, settings, asked, refused)
+    for index, heard in ask_all(conversations, callbacks):
+        yield from _taken(refused)
+        if (answer := asked[index].hear(heard)) is not None:
             yield answer
-    yield from reading.refused()
+    yield from _taken(refused)
 
 
-class _Reading:
-    """Documents that are read as their turn comes.
+def _conversations(
+    runner: Runner,
+    shares: Iterable[Sequence[Task]],
+    callbacks: Callbacks,
+    settings: Mapping[str, Any],
+    asked: "list[_Asked]",
+    refused: list[BatchAnswer],
+) -> Iterator[tuple[Conversation, EngineConfig, list[Question]]]:
+    """Each document's, read as its turn comes, and the questions about it, which are added to
+    those `asked`; what cannot be read is left out, and its answers are `refused`."""
+    for tasks in shares:
+        if callbacks.cancelled:
+            return
+        try:
+            limit, ocr = runner.text_limit, runner.settings.ocr
+            documents = documents_of(tasks[0], limit, callbacks.cancel, ocr=ocr)
+            system = {k: v for k, v in tasks[0].settings.items() if k == "system"}
+            talk = runner.conversation(**{**settings, **system})
+            if documents:
+                talk.documents = tuple(documents)
+                talk.read_ahead(all_of(documents), callbacks=callbacks)
+        except Stopped:
+            return
+        except KvliteError as error:
+            refused += [failed(task, error) for task in tasks]
+            continue
+        said = [said_of(documents, task) for task in tasks]
+        asked += [_Asked(task) for task in tasks]
+        asked[-len(tasks)].document_tokens = len(talk.token_ids)
+        own = [task.settings for task in tasks]
+        yield talk, talk.config, [*zip(said, own, strict=True)]
 
-    Attributes:
-        asked: the questions about those that were read.
-    """
 
-    def __init__(
-        self,
-        runner: Runner,
-        shares: Iterable[Sequence[Task]],
-        callbacks: Callbacks,
-        settings: Mapping[str, Any],
-    ) -> None:
-        self.runner, self.shares, self.callbacks = runner, shares, callbacks
-        self.settings, self.asked = settings, list[_Asked]()
-        self._refused: list[BatchAnswer] = []
-
-    def conversations(self) -> Iterator[tuple[Conversation, EngineConfig, list[Question]]]:
-        """Each document's, read, and the questions about it; those that cannot be read are left
-        out."""
-        runner, cancel = self.runner, self.callbacks.cancel
-        for tasks in self.shares:
-            if self.callbacks.cancelled:
-                return
-            try:
-                limit, ocr = runner.text_limit, runner.settings.ocr
-                documents = documents_of(tasks[0], limit, cancel, ocr=ocr)
-                system = {k: v for k, v in tasks[0].settings.items() if k == "system"}
-                talk = runner.conversation(**{**self.settings, **system})
-                if documents:
-                    talk.documents = tuple(documents)
-                    talk.read_ahead(all_of(documents), callbacks=self.callbacks)
-            except Stopped:
-                return
-            except KvliteError as error:
-                self._refused += [failed(task, error) for task in tasks]
-                continue
-            said = [said_of(documents, task) for task in tasks]
-            self.asked += [_Asked(task) for task in tasks]
-            self.asked[-len(tasks)].document_tokens = len(talk.token_ids)
-            settings = [task.settings for task in tasks]
-            yield talk, talk.config, [*zip(said, settings, strict=True)]
-
-    def refused(self) -> Iterator[BatchAnswer]:
-        """Answers about documents that could not be read, each once."""
-        while self._refused:
-            yield self._refused.pop(0)
+def _taken(answers: list[BatchAnswer]) -> Iterator[BatchAnswer]:
+    while answers:
+        yield answers.pop(0)
 
 
 def documents_of(

@@ -39,16 +39,14 @@ class Task:
 def tasks_in(
     place: str, questions: Sequence[str] = (), outs: Iterable[str | Path] = ()
 ) -> list[Task]:
-    """The tasks in a place.
+    """The tasks in a place. Raises SettingError if there are none, or they cannot be read, with the
+    row.
 
     Args:
         outs: files that answers go to, which are no documents.
         place: a folder or a glob of documents, or one document; or a .jsonl, .csv or .parquet file
             of rows. Rows name documents from the folder that the file is in.
         questions: to ask about each document; for rows, if these have no questions.
-
-    Raises:
-        SettingError: there are none, or they cannot be read, with the row.
     """
     asked = [question.strip() for question in questions if question.strip()]
     suffix = Path(place).suffix.lower()
@@ -80,11 +78,8 @@ def tasks_of(rows: Iterable[Mapping[str, Any]]) -> list[Task]:
 
 
 def questions_in(given: Sequence[str]) -> list[str]:
-    """Questions: each as it is, or a file with one on each line.
-
-    Raises:
-        SettingError: a file is not there, or cannot be read, or has none.
-    """
+    """Questions: each as it is, or a file with one on each line. Raises SettingError if a file is
+    not there, or cannot be read, or has none."""
     found: list[str] = []
     for each in given:
         if not os.path.isfile(each):

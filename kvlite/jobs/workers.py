@@ -5,13 +5,13 @@ answered back to the queue, and another begins in its place.
 """
 
 from collections import Counter, deque
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from queue import Empty, SimpleQueue
-from typing import Any, Protocol
+from typing import Any
 
 from kvlite.config.child_process import BEAT, Child, Parent
 from kvlite.engine.callbacks import Callbacks
@@ -20,19 +20,6 @@ from kvlite.jobs.answer import TRIES, BatchAnswer, lost
 from kvlite.jobs.tasks import Task, beginning, by_document, shares_of
 
 _LOOK = "the system's log may say why"
-
-
-class Answering(Protocol):
-    """What answers in a process; see `engine.Engine`."""
-
-    @property
-    def changes(self) -> Sequence[str]:
-        """What its plan changed, in sentences."""
-
-    def answered(
-        self, shares: Iterable[Sequence[Task]], callbacks: Callbacks
-    ) -> Iterator[BatchAnswer]:
-        """Answer tasks about one document at a time, the next one when there is room for it."""
 
 
 @dataclass(frozen=True)
@@ -51,19 +38,17 @@ class Place:
 
 
 def answered_by_workers(
-    begin: Callable[..., Answering],
+    begin: Callable[..., Any],
     places: Sequence[Place],
     tasks: Sequence[Task],
     callbacks: Callbacks,
 ) -> Iterator[BatchAnswer]:
-    """Answer tasks in several places; answers come as they end.
+    """Answer tasks in several places; answers come as they end. Raises KvliteError if an engine
+    could not begin.
 
     Args:
-        begin: makes an engine; at the top level of a module.
+        begin: makes an engine, as `engine.Engine`; at the top level of a module.
         callbacks: `cancel` ends it at once; answers that have begun are lost.
-
-    Raises:
-        KvliteError: an engine could not begin.
     """
     queue, heard = _Queue(tasks), SimpleQueue[tuple[_Worker, str, Any]]()
     with ExitStack() as stack:
@@ -126,7 +111,7 @@ class _Worker:
 
     def __init__(
         self,
-        begin: Callable[..., Answering],
+        begin: Callable[..., Any],
         place: Place,
         heard: "SimpleQueue[tuple[_Worker, str, Any]]",
     ) -> None:
@@ -201,7 +186,7 @@ class _Worker:
         self._child.send(share)
 
 
-def _serve(parent: Parent, begin: Callable[..., Answering], *args: Any) -> None:
+def _serve(parent: Parent, begin: Callable[..., Any], *args: Any) -> None:
     """What the process does, until it is ended."""
     engine = begin(*args)
     for why in engine.changes:

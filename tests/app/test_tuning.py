@@ -15,7 +15,7 @@ from kvlite.errors import SettingError, Stopped
 from kvlite_app.engine.service import Service
 from kvlite_app.engine.tuning import TUNED, tune
 from kvlite_app.settings_events import SettingsEvents
-from kvlite_app.views.tuned import tuned_html
+from kvlite_app.tuning_section import tuned_html
 from tests.app.conftest import Visitor, answered, send, serving, upload
 from tests.app.test_service import A
 
