@@ -80,7 +80,6 @@ def verdict_html(estimate: MemoryEstimate) -> str:
 
 
 def _told(plan: Plan) -> str:
-    """A plan's choices, and what they take."""
     choice = plan.choice
     layers = "" if choice.stream == "off" else f", layers from {choice.stream}"
     return (

@@ -127,7 +127,6 @@ class ModelsEvents:
             yield sentence_html("Stopped; what has come is kept, and Download goes on from there.")
 
     def _wanted(self, name: str | None, work: Work) -> str:
-        """What getting it takes, in a sentence."""
         wanted = wanted_of((name or "").strip(), None, work.cancel)
         fits = "" if wanted.file else f" {self._fit(wanted.repo).line()}."
         about = f"{wanted.repo}, {wanted.file}" if wanted.file else wanted.repo

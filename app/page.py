@@ -119,7 +119,6 @@ class _Wiring:
         parts.chat.select(events.choose, shown, chosen, **_AT_ONCE)
 
     def _begins(self, event: Any, act: Any, inputs: list[Any], js: str | None = None) -> None:
-        """An event may begin something."""
         outputs = [*self.parts.view, self.parts.side, self.parts.takes]
         self._follow(event(act, inputs, outputs, js=js, **_WORK))
 

@@ -145,7 +145,6 @@ def _page(service: Any, server_config: ServerConfig, upstream: Upstream | None) 
 
 
 def _launch(page: Any, service: Any, server_config: ServerConfig) -> str:
-    """Start the server; its address."""
     from starlette.middleware import Middleware
 
     from .web.gradio_patches import ScriptInjector

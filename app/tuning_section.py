@@ -53,12 +53,8 @@ class TuningSection:
         return [self.document, self.found, self.use, self.used]
 
     def updates(self, documents: Sequence[str], found: Mapping[str, Any]) -> dict[Any, Any]:
-        """What it shows of a conversation.
-
-        Args:
-            documents: their names.
-            found: what tuning has found, if it has been done.
-        """
+        """What it shows of a conversation: the names of its documents, and what tuning has found,
+        if it has been done."""
         return {
             self.document: gr.Dropdown(
                 choices=[*documents], value=documents[-1] if documents else None

@@ -14,12 +14,9 @@ if TYPE_CHECKING:
 
 def keep_up(service: "Service", owner: str, id: str, files: Sequence[str]) -> Work | None:
     """Read the files that are in the box, and forget those that were taken out of it. If one could
-    not be read, none of those that came with it was, and its error stays in sight. Raises
-    KvliteError as `Service.say`.
-
-    Returns:
-        What does so; None if there is nothing to do, or an answer is on its way.
-    """
+    not be read, none of those that came with it was, and its error stays in sight. Returns what
+    does so; None if there is nothing to do, or an answer is on its way. Raises KvliteError as
+    `Service.say`."""
     ahead, busy = service.ahead.get((owner, id)), service.under_way(owner, id)
     if busy is not None and busy is not ahead:
         return None
@@ -76,13 +73,9 @@ def refusal(work: Work | None) -> KvliteError | None:
 
 
 def wait_for(ahead: Work, work: Work) -> float:
-    """Wait until documents are read, and show how far they are as what is done first. Raises
-    Stopped if `work` was cancelled, which ends their reading, and KvliteError if they cannot be
-    read.
-
-    Returns:
-        The seconds that took.
-    """
+    """Wait until documents are read, and show how far they are as what is done first. Returns the
+    seconds that took. Raises Stopped if `work` was cancelled, which ends their reading, and
+    KvliteError if they cannot be read."""
     begun = time.monotonic()
     for shown in ahead.follow():
         if work.cancel.is_set():

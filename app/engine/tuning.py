@@ -41,7 +41,6 @@ def tune(service: Service, owner: str, id: str, name: str, minutes: float) -> Wo
 
 
 def _proposed(runner: Runner, document: Document, work: Work, seconds: float) -> dict[str, Any]:
-    """What settings are worth, and which to take, as plain values."""
     task = Tune(file=document.name, text=document.text, cancel=work.cancel)
     begun, settings = monotonic(), runner.settings
     folder = opened(task, settings, find_model(settings.model))

@@ -126,7 +126,6 @@ def _size(file: Path) -> int:
 
 
 def _used(place: Path) -> float:
-    """When a folder or a file in it was last changed."""
     try:
         return max(each.stat().st_mtime for each in (place, *place.iterdir()))
     except OSError:

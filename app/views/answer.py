@@ -39,7 +39,6 @@ def answer_html(account: Mapping[str, Any]) -> str:
 
 
 def _sources(sources: Sequence[Mapping[str, Any]]) -> str:
-    """Passages as quotations; a click opens the document there."""
     if not sources:
         return ""
     return f"<h3>Where it came from</h3>{''.join(map(_source, sources))}"

@@ -43,11 +43,8 @@ class History:
 def history(
     record: Record, store: ConversationStore, start: int = 0, reading: Collection[str] = ()
 ) -> History:
-    """What was said, each answer with its account below it, without the first `start` messages.
-
-    Args:
-        reading: those of the documents that wait for a message that are not read yet.
-    """
+    """What was said, each answer with its account below it, without the first `start` messages. Of
+    the documents that wait for a message those in `reading` are not read yet."""
     number = before = sum(each.role == "user" for each in record.said[:start])
     shown, keys = History([], [], [], before), keys_of(record.said)
     for said, key in zip(record.said[start:], keys[start:], strict=True):

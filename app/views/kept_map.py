@@ -123,7 +123,6 @@ def _layer(kept: KeptMap, at: int, y: float, height: float, scale: float) -> str
 
 
 def _positions(kept: KeptMap, top: float, bottom: float) -> str:
-    """The axis, and where the answer begins."""
     rounds = (size * 10**power for power in range(12) for size in (1, 2, 5))
     every = next(size for size in rounds if kept.seen / size <= 5)
     parts = []

@@ -153,7 +153,6 @@ def _refused(sentence: str, status: int) -> PlainTextResponse:
 
 
 def _plain(body: bytes) -> Any:
-    """What a body says; None if it is no JSON."""
     try:
         return json.loads(body.decode())
     except (ValueError, RecursionError):
@@ -161,7 +160,6 @@ def _plain(body: bytes) -> Any:
 
 
 def _tabs(scope: Scope, plain: Any) -> Iterator[str]:
-    """The tabs that a request is about."""
     query = scope.get("query_string", b"").decode("latin-1")
     yield from parse_qs(query, keep_blank_values=True).get("session_hash", ())
     if scope["path"].startswith(_HEARTBEAT):
@@ -171,7 +169,6 @@ def _tabs(scope: Scope, plain: Any) -> Iterator[str]:
 
 
 def _events(scope: Scope, plain: Any) -> Iterator[str]:
-    """The events that a request is about."""
     if scope["path"].startswith(_CALL) and scope["method"] != "POST":
         yield scope["path"].rstrip("/").rpartition("/")[2]
     if isinstance(plain, dict) and isinstance(plain.get("event_id"), str):

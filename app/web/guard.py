@@ -33,13 +33,9 @@ _HEADERS = (
 
 
 def parse_auth(pairs: Sequence[str], variable: str = "") -> list[tuple[str, str]]:
-    """Users and their passwords, as written: `name:password`. Spaces around a name are none of it.
-    Raises SettingError if one has no name or no password, or a name comes twice, or a password has
-    a space around it.
-
-    Args:
-        variable: what KVLITE_AUTH holds, one more of them.
-    """
+    """Users and their passwords, as written: `name:password`; `variable` is what KVLITE_AUTH holds,
+    one more of them. Spaces around a name are none of it. Raises SettingError if one has no name or
+    no password, or a name comes twice, or a password has a space around it."""
     called = [(f"--auth number {number}", pair) for number, pair in enumerate(pairs, 1)]
     found: dict[str, str] = {}
     for name, pair in [*called, *([("KVLITE_AUTH", variable)] if variable else [])]:

@@ -43,11 +43,7 @@ class Routes:
     them once someone has logged in."""
 
     def __init__(self, app: ASGIApp, locked: bool) -> None:
-        """Before an app.
-
-        Args:
-            locked: whether one has to log in.
-        """
+        """`locked` is whether one has to log in."""
         self.app = app
         self.locked = locked
 

@@ -76,11 +76,7 @@ class Printing:
 
 def answer_each(talk: "Conversation", questions: Sequence[str], how: Printing) -> int:
     """Answer questions together, and print the answers in their order, each once those before it
-    have ended. Ctrl-C ends them where they stand.
-
-    Returns:
-        The exit code.
-    """
+    have ended. Ctrl-C ends them where they stand. Returns the exit code."""
     shown = _Shown(questions, how)
     with reading(how.screen) as (bar, callbacks):
         said = [said_about(talk, question) for question in questions]

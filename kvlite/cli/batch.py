@@ -157,7 +157,6 @@ def _asked(
 
 
 def _devices(text: str, settings: Settings, ray: str) -> "Sequence[torch.device]":
-    """The devices that are named, or none."""
     if not text:
         return ()
     for other in ("--ray",) * bool(ray) + ("--device",) * (settings.device != "auto"):

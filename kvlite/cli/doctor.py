@@ -149,7 +149,6 @@ def _torch(found: list[nvml.Card]) -> Check:
 
 
 def _packages(on_card: bool) -> Iterator[Check]:
-    """Those that some settings need."""
     triton = "triton-windows" if sys.platform == "win32" else "triton"
     wanted = [
         ("triton", "compiled attention on a card", on_card, f"pip install {triton}"),

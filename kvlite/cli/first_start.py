@@ -22,14 +22,11 @@ _COUNT = 3
 
 
 def with_first_model(resolved: Resolved, screen: Console, files: Sequence[str] = ()) -> Resolved:
-    """Settings with a model that fits the card, if nobody chose one, this machine has a card, and
-    somebody at the terminal takes one of those that are proposed: it is downloaded, and the model
-    of the profile `default` from then on. That is asked once. Raises KvliteError if the model could
-    not be downloaded, and Stopped by Ctrl-C; it is asked again the next time.
-
-    Args:
-        files: that a command is to open; a saved conversation names its model.
-    """
+    """Settings with a model that fits the card, if nobody chose one, nor a saved conversation among
+    the `files` to open, this machine has a card, and somebody at the terminal takes one of those
+    that are proposed: it is downloaded, and the model of the profile `default` from then on. That
+    is asked once. Raises KvliteError if the model could not be downloaded, and Stopped by Ctrl-C;
+    it is asked again the next time."""
     asked = data_folder() / "models-proposed"
     chosen = resolved.origins["model"].kind != "default"
     if chosen or any(each.lower().endswith(SUFFIX) for each in files):
@@ -63,7 +60,6 @@ def with_first_model(resolved: Resolved, screen: Console, files: Sequence[str] =
 
 
 def _number(count: int, screen: Console) -> int:
-    """The number that is typed; 0 for none."""
     from rich.prompt import IntPrompt
 
     question = f"Download one (1 to {count}; 0 goes on without)?"

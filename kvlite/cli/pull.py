@@ -64,13 +64,10 @@ def pulled(
     file: str | None = None,
     agrees: Callable[[], bool] = lambda: True,
 ) -> dict[str, Any]:
-    """Get a model, under a progress bar; `agrees` is asked once it was said how large it is. Raises
-    ModelError if there is no such model, it cannot be planned for, or it came damaged; Stopped by
-    Ctrl-C; typer.Exit if nobody agreed.
-
-    Returns:
-        What there is now, as JSON has it; `model` is what `--model` takes.
-    """
+    """Get a model, under a progress bar; `agrees` is asked once it was said how large it is.
+    Returns what there is now, as JSON has it; `model` is what `--model` takes. Raises ModelError if
+    there is no such model, it cannot be planned for, or it came damaged; Stopped by Ctrl-C;
+    typer.Exit if nobody agreed."""
     from kvlite.model.pulling import wanted_of
     from kvlite.planner.fitting import fit_of
 

@@ -86,13 +86,10 @@ def answer_lines(
     apart: bool = False,
     typed: Callable[[str], Begin | None] | None = None,
 ) -> bool:
-    """Print what a server answers to each line. Whether there was one. Raises typer.Exit if unless
-    somebody types, an answer was interrupted, or something was refused.
-
-    Args:
-        apart: whether each is answered as if it alone were said.
-        typed: how an answer to a line begins, if it does, where somebody types them.
-    """
+    """Print what a server answers to each line, or with `apart` as if it alone were said. Where
+    somebody types them, `typed` is how an answer begins, if one does. Returns whether there was a
+    line. Raises typer.Exit if nobody types, and an answer was interrupted or something was
+    refused."""
     begun, said, failed = talk.said, False, False
     for line in lines:
         said = True

@@ -22,11 +22,8 @@ def answered_on_devices(
     tasks: Sequence[Task],
     callbacks: Callbacks,
 ) -> Iterator[BatchAnswer]:
-    """As `run.answered`, on several devices; args and errors are those of `answered_by_workers`.
-
-    Args:
-        weights: as of `Engine`.
-    """
+    """As `run.answered`, on several devices; `weights` is as of `Engine`, other args and errors are
+    those of `answered_by_workers`."""
     settings, longest = _shared(settings, len(devices)), largest(tasks)
     places = [
         Place(

@@ -146,13 +146,10 @@ class Writer:
 
 @contextmanager
 def writing(path: Path, job: Job, tasks: Sequence[Task], *, retry: bool) -> Iterator[Writer]:
-    """Begin a file of answers to tasks, or go on with it; no other program may meanwhile. Raises
-    SettingError if it holds something else, and SnapshotError if it cannot be written, or another
-    program writes it, and OSError if the cache folder, where others see that, cannot be used.
-
-    Args:
-        retry: drop rows of these tasks that have an error first.
-    """
+    """Begin a file of answers to tasks, or go on with it; no other program may meanwhile. With
+    `retry` rows of these tasks that have an error are dropped first. Raises SettingError if it
+    holds something else, SnapshotError if it cannot be written, or another program writes it, and
+    OSError if the cache folder, where others see that, cannot be used."""
     from filelock import FileLock, Timeout
 
     name = hashlib.sha256(os.fsencode(path.resolve())).hexdigest()[:16]

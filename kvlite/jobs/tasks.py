@@ -166,7 +166,6 @@ def _crossed(
     questions: Sequence[str],
     settings: Mapping[str, Any],
 ) -> list[Task]:
-    """Every question about every document."""
     return [
         Task(f"{name}#{number}", question, document, text, settings)
         for name, document, text in documents

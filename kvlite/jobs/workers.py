@@ -43,13 +43,9 @@ def answered_by_workers(
     tasks: Sequence[Task],
     callbacks: Callbacks,
 ) -> Iterator[BatchAnswer]:
-    """Answer tasks in several places; answers come as they end. Raises KvliteError if an engine
-    could not begin.
-
-    Args:
-        begin: makes an engine, as `engine.Engine`; at the top level of a module.
-        callbacks: `cancel` ends it at once; answers that have begun are lost.
-    """
+    """Answer tasks in several places; answers come as they end. `begin` makes an engine, as
+    `engine.Engine` does, and is at the top level of a module. If `callbacks` is cancelled it ends
+    at once; answers that have begun are lost. Raises KvliteError if an engine could not begin."""
     queue, heard = _Queue(tasks), SimpleQueue[tuple[_Worker, str, Any]]()
     with ExitStack() as stack:
         workers = [
@@ -187,7 +183,6 @@ class _Worker:
 
 
 def _serve(parent: Parent, begin: Callable[..., Any], *args: Any) -> None:
-    """What the process does, until it is ended."""
     engine = begin(*args)
     for why in engine.changes:
         parent.say("note", f"plan: {why}")

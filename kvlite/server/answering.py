@@ -88,7 +88,6 @@ class Answering:
                 self._count()
 
     def _count(self) -> None:
-        """Show all that wait their place in the queue."""
         for number, each in enumerate(self.waiting):
             each.work.show(before=self._before + len(self.going) + number)
 

@@ -97,7 +97,6 @@ class CompletionAnswer:
     def _echoed(
         self, first: int, ask: Ask, logprobs: dict[str, Any] | None
     ) -> Iterator[dict[str, Any]]:
-        """The prompt, as all its choices begin."""
         reason = None if ask.answers else "length"
         for at in range(ask.choices):
             yield self._chunk(first + at, self._text(ask.ids), reason, logprobs)

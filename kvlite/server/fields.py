@@ -101,12 +101,9 @@ class Sampled(Named):
         return names
 
     def settings(self, usual: Settings, least: int = 1) -> dict[str, Any]:
-        """The settings of this request that differ from the usual ones. Raises Refusal if one is
-        out of range, or is not here.
-
-        Args:
-            least: the fewest tokens an answer may have; with none there is no answer.
-        """
+        """The settings of this request that differ from the usual ones. Where an answer may have as
+        few tokens as 0 (`least`), there is none then. Raises Refusal if one is out of range, or is
+        not here."""
         if not 1 <= self.choices <= _CHOICES:
             raise Refusal(f"n {self.choices} is not between 1 and {_CHOICES}", param="n")
         stops = [self.stop] if isinstance(self.stop, str) else self.stop or []
@@ -296,7 +293,6 @@ def schema_of(form: Mapping[str, Any] | None, param: str) -> str:
 
 
 def _own(given: Mapping[str, Any], usual: Settings) -> dict[str, Any]:
-    """Settings under `kvlite`, checked."""
     for name in given:
         if name not in OWN:
             raise Refusal(

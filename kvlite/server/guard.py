@@ -98,7 +98,6 @@ def _first(error: Exception) -> str:
 
 
 def _host(sent: Headers) -> str:
-    """The name a server is called by, without its port."""
     try:
         name = urlsplit(f"//{sent.get('host', '')}").hostname or ""
     except ValueError:

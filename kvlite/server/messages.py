@@ -102,11 +102,8 @@ class Message(Fields):
     name: str | None = None
 
     def plain(self, number: int, within: str = "messages") -> Plain:
-        """For the chat template. Raises Refusal if it has something other than text, or nothing.
-
-        Args:
-            within: the field of the request that lists it.
-        """
+        """For the chat template; `within` is the field of the request that lists it. Raises Refusal
+        if it has something other than text, or nothing."""
         where = f"{within}[{number}]"
         if self.role == "function":
             said = f"{where} is of a function: send it as role tool, with tool_call_id"

@@ -172,7 +172,6 @@ class Models:
             raise refusal(plan)
 
     async def _switch_to(self, model: ServedModel) -> None:
-        """Load a model in the place of the one there is."""
         now = self.current
         if now.users:
             raise Refusal(

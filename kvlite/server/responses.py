@@ -235,7 +235,6 @@ def _part(text: str) -> dict[str, Any]:
 
 
 def _counted(usage: Usage) -> dict[str, Any]:
-    """Usage in the words of this address."""
     plain = usage.plain()
     return {
         "input_tokens": plain["prompt_tokens"],

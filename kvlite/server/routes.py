@@ -133,7 +133,6 @@ class Api:
             return JSONResponse({"prompt": text, "content": text})
 
     async def _fields(self, kind: type[_Fields], request: Request) -> _Fields:
-        """What a request says, checked."""
         return parsed(kind, await object_of(self.bodies, request))
 
 

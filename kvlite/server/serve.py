@@ -23,11 +23,8 @@ _BACKLOG = 128
 
 
 def listen(config: ServerConfig, flag: str = "--port") -> socket.socket:
-    """A socket at the server's address. Raises SettingError if it is taken, or of another machine.
-
-    Args:
-        flag: what sets the port.
-    """
+    """A socket at the server's address, whose port `flag` sets. Raises SettingError if it is taken,
+    or of another machine."""
     host, port = config.host, config.port
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listening = socket.socket(family)

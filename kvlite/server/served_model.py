@@ -251,7 +251,6 @@ class ServedModel:
     def _answers(
         self, ask: Ask, put: Callable[[Token], None], work: Work
     ) -> Generator[Turn | None]:
-        """As `answering.Answer`."""
         if (runner := self.runner) is None or self.conversations is None:
             raise Stopped
         if self.state.make_way is not None and runner.planned_for_one:
@@ -299,7 +298,6 @@ def _chances(talk: Conversation, piece: Piece, top: int | None) -> Chances | Non
 
 
 def _waiting(work: Work) -> str:
-    """How far work is, in words."""
     shown = work.shown
     if shown.before:
         return f"waiting, {shown.before} before this one"

@@ -101,7 +101,6 @@ class Engine:
         self._queue.put(work)
 
     def _count(self) -> None:
-        """Show all that wait their place in the queue."""
         now = self.current
         for number, work in enumerate(self._waiting):
             behind = "" if now is None else now.public

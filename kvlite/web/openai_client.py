@@ -264,7 +264,6 @@ def _count(usage: Any, name: str) -> int:
 
 
 def _message(response: "httpx.Response") -> str:
-    """What an error says."""
     try:
         return str(response.json()["error"]["message"])
     except (ValueError, LookupError, TypeError):

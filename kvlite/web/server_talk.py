@@ -180,7 +180,6 @@ class ServerTalk:
 
 
 def _told(settings: Settings, before: Sequence[Turn], message: Message) -> Iterator[dict[str, str]]:
-    """Messages as servers take them."""
     if settings.system:
         yield {"role": "system", "content": whole_characters(settings.system)}
     for turn in before:

@@ -25,11 +25,8 @@ app = typer.Typer(
 
 
 def measures(task: str) -> Callable[[Command], Command]:
-    """Make the body of a command, whose options are the fields of a task in `kvlite.bench`.
-
-    Args:
-        task: its module and class; they are imported when the command is run.
-    """
+    """Make the body of a command, whose options are the fields of a task in `kvlite.bench`: its
+    module and class, which are imported when the command is run."""
 
     def decorate(command: Command) -> Command:
         @wraps(command)
@@ -46,7 +43,6 @@ def measures(task: str) -> Callable[[Command], Command]:
 
 
 def _once(values: list[Any]) -> list[Any]:
-    """Values without repetitions."""
     return list(dict.fromkeys(values))
 
 

@@ -103,7 +103,6 @@ def lm_eval(
 
 
 def _harness() -> Any:
-    """The module that needs lm_eval."""
     try:
         from kvlite.bench import harness
     except ImportError as error:

@@ -149,7 +149,6 @@ def _typed(
     as_json: bool,
     quiet: bool,
 ) -> None:
-    """Talk with someone at a terminal, until they leave."""
     from kvlite.cli.chat.commands import Quit, enter, read_documents
     from kvlite.cli.chat.prompt import prompt_on
     from kvlite.cli.chat.terminal import ChatTerminal
@@ -191,7 +190,6 @@ def _piped(
     *,
     as_json: bool,
 ) -> None:
-    """Answer every line of standard input."""
     session.change(checkpoint_limit="0MB")  # there is no undo here
     said = failed = False
     try:

@@ -39,7 +39,6 @@ class ChatCompleter(Completer):
 
 
 def _completion(text: str, typed: str, about: str = "") -> Completion:
-    """A text that replaces what is typed."""
     return Completion(text, -len(typed), display_meta=about)
 
 
@@ -80,7 +79,6 @@ def _paths(typed: str) -> Iterator[Completion]:
 
 
 def _settings(rest: str) -> Iterator[Completion]:
-    """A setting's name, then its choices."""
     typed, space, value = rest.partition(" ")
     if not space:
         for name, option in OPTIONS.items():

@@ -123,7 +123,6 @@ class MemoryView:
         self.places = places
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """Lines that fit the console."""
         for number, place in enumerate(self.places):
             if number:
                 yield Text()
@@ -162,7 +161,6 @@ class PlanView:
         self.plan = plan
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """Lines that fit the console."""
         made, room = self.plan, self.plan.room
         what = f"{made.model}, {made.choice.weights.name}: read {made.tokens:,} tokens"
         yield Text(f"{what}, answer {made.longest:,}, on {room.name}")
@@ -299,7 +297,6 @@ def differences(runs: "Sequence[Run]") -> Text:
 
 
 def _around(words: Sequence[str], *, first: bool, last: bool) -> str:
-    """The words next to a difference."""
     end = [] if last else words[-_BESIDE:]
     start = [] if first else words[:_BESIDE]
     if len(start) + len(end) >= len(words):
