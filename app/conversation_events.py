@@ -15,8 +15,15 @@ from .conversation_view import BEGUN, ENDED, ConversationView, Updates
 from .engine.read_ahead import keep_up, refusal
 from .engine.service import Service
 from .engine.tuning import tune
-from .layout import ANSWER_TAB, SETTINGS_TAB, Parts
-from .samples import DOCUMENT, EXAMPLES, QUESTION, sample_document
+from .layout import (
+    ANSWER_TAB,
+    DOCUMENT,
+    EXAMPLES,
+    QUESTION,
+    SETTINGS_TAB,
+    Parts,
+    sample_document,
+)
 from .sidebar_events import listing_of
 from .tabs import Tabs, owner_of
 from .views.history import History, answered

@@ -36,12 +36,8 @@ Updates = dict[Any, Any]
 
 
 class ConversationView:
-    """A conversation for the one who asks, as updates of the page's parts.
-
-    Attributes:
-        start: how many of its first messages the page does not show.
-        query: what conversations the page searches for.
-    """
+    """A conversation for the one who asks, as updates of a page that does not show its first
+    `start` messages, and searches for conversations by a `query`."""
 
     def __init__(
         self,

@@ -4,13 +4,14 @@ from pathlib import Path
 from typing import Any
 
 import gradio as gr
+from gradio.components.chatbot import ExampleMessage
 
+from kvlite.bench.prose import bundled_prose
 from kvlite.config.settings import OPTIONS, Settings
 
 from .form import ANSWER, FIRST, FOLDED, Models, control, shown_values
 from .models_tab import MODELS_TAB, ModelsTab
 from .priorities import PRIORITIES, about, priority_of
-from .samples import EXAMPLES
 from .tuning_section import TuningSection
 from .views.listing import ACTIONS, MENU_HTML
 from .web.gradio_patches import script
@@ -23,6 +24,25 @@ _LATEX: list[dict[str, str | bool]] = [
     {"left": "\\[", "right": "\\]", "display": True},
     {"left": "\\(", "right": "\\)", "display": False},
 ]
+
+# What a first visitor may click: a document and a question, a chat, and what fits here.
+DOCUMENT = "constitution.txt"
+_AFTER_IT = "\n\nAmendments\n"
+
+QUESTION = "What is the term of office of the President?"
+CHAT = "Explain in three sentences why the sky is blue."
+# As gradio's chat takes them. The last one only shows the settings, with their plan.
+EXAMPLES: list[ExampleMessage] = [
+    {"text": QUESTION, "display_text": f"Ask a 20-page document: {QUESTION}"},
+    {"text": CHAT, "display_text": f"Chat: {CHAT}"},
+    {"text": "", "display_text": "See what fits this machine"},
+]
+
+
+def sample_document() -> str:
+    """The Constitution of the United States without its amendments, some 6,000 tokens."""
+    text = bundled_prose()
+    return text[: text.index(_AFTER_IT)]
 
 
 class Parts:

@@ -53,11 +53,7 @@ class LentModel(Models):
 
 
 class OpenAIServer:
-    """A server whose model the page loads, in the same process.
-
-    Attributes:
-        address: where OpenAI's clients find it.
-    """
+    """A server at an `address`, whose model the page loads, in the same process."""
 
     def __init__(self, config: ServerConfig) -> None:
         """Raises SettingError if others could come in without a key, or the port is taken."""

@@ -26,8 +26,6 @@ class Sample:
         mine: bytes of the device that kvlite holds.
         figures: None while no conversation is in memory.
         opening: the owner of the conversation that is being opened, if one is.
-        title: of the conversation in memory.
-        model: its name; "" while there is none.
     """
 
     at: float

@@ -61,12 +61,7 @@ def said_about(talk: "Conversation", asked: str) -> str:
 
 @dataclass(frozen=True)
 class Printing:
-    """How answers are printed.
-
-    Attributes:
-        resolved: the settings; errors name where they came from.
-        sources: whether to print all passages that answers came from.
-    """
+    """How answers are printed, by which settings, and whether all `sources` of them are."""
 
     screen: Console
     resolved: Resolved

@@ -19,8 +19,7 @@ from kvlite.config.settings import Settings
 from kvlite.engine.callbacks import Callbacks
 from kvlite.errors import ModelError, SettingError, reason
 from kvlite.jobs.answer import TRIES, BatchAnswer, lost
-from kvlite.jobs.engine import Engine
-from kvlite.jobs.run import largest
+from kvlite.jobs.run import Engine, largest
 from kvlite.jobs.tasks import Task, shares_of
 
 # How Ray's text of an error goes on that an engine raised when it began.

@@ -8,8 +8,7 @@ import torch
 from kvlite.config.settings import Settings
 from kvlite.engine.callbacks import Callbacks
 from kvlite.jobs.answer import BatchAnswer
-from kvlite.jobs.engine import Engine
-from kvlite.jobs.run import largest
+from kvlite.jobs.run import Engine, largest
 from kvlite.jobs.tasks import Task
 from kvlite.jobs.workers import Place, answered_by_workers
 from kvlite.memory.device_budget import checkpoint_limit, ram_limit

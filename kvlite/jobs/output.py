@@ -121,11 +121,7 @@ class Written:
 
 
 class Writer:
-    """Adds rows to the end of a file.
-
-    Attributes:
-        written: what was there when it was opened.
-    """
+    """Adds rows to the end of a file; `written` is what was there when it was opened."""
 
     def __init__(self, file: IO[bytes], job: Job, path: Path, written: Written) -> None:
         self._file, self._job, self._path = file, job, path

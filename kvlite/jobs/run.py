@@ -1,5 +1,6 @@
 """Running a job: each document is read once, and questions are answered together."""
 
+import platform
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -15,11 +16,12 @@ from kvlite.conversation.runner import Runner, open_runner
 from kvlite.conversation.together import ask_all
 from kvlite.documents import Document, read_document
 from kvlite.engine.callbacks import NO_CALLBACKS, Callbacks, require_callbacks
-from kvlite.errors import ContextError, KvliteError, SettingError, Stopped
+from kvlite.errors import ContextError, KvliteError, ModelError, SettingError, Stopped, reason
 from kvlite.jobs.answer import BatchAnswer, failed
 from kvlite.jobs.tasks import Task, by_document, tasks_of
 from kvlite.methods.engine_config import EngineConfig
 from kvlite.model.chat_template import all_of, question_about, tokens_of
+from kvlite.model.files import fingerprint
 
 # A text without a name of its own, as the model is told.
 UNNAMED = "text"
@@ -181,11 +183,7 @@ def said_of(documents: Sequence[Document], task: Task) -> str:
 
 @dataclass
 class _Asked:
-    """A question, and what has come of its answer.
-
-    Attributes:
-        document_tokens: as of `BatchAnswer`.
-    """
+    """A question, and what has come of its answer; `document_tokens` as of `BatchAnswer`."""
 
     task: Task
     said: str = ""
@@ -202,3 +200,41 @@ class _Asked:
         own = self.task.id, self.task.document, self.task.question
         made = *own, self.said, reason, metrics, metrics.failure or None, self.document_tokens
         return BatchAnswer(*made, tuple(each.to_json() for each in heard.sources))
+
+
+class Engine:
+    """A loaded model that answers all questions about a document, and then about the next one, in a
+    process of its own. Its weights must have a fingerprint, and it is planned for the `longest`
+    tasks."""
+
+    def __init__(self, settings: Settings, weights: str, longest: Sequence[Task]) -> None:
+        self.runner = open_for(settings, longest)
+        if fingerprint(self.runner.model_path) != weights:
+            raise ModelError(
+                f"the model in {self.runner.model_path} on {platform.node()} is another one "
+                "than where the job was begun: copy that"
+            )
+
+    @property
+    def changes(self) -> Sequence[str]:
+        """What its plan changed, in sentences."""
+        return self.runner.plan.changes if self.runner.plan else ()
+
+    def answered(
+        self, shares: Iterable[Sequence[Task]], callbacks: Callbacks = NO_CALLBACKS
+    ) -> Iterator[BatchAnswer]:
+        """Answer tasks about one document at a time. Nothing is raised, which would end the whole
+        job: tasks that were left have an error."""
+        left = dict[str, Task]()
+
+        def taken() -> Iterator[Sequence[Task]]:
+            for share in shares:
+                left.update((task.id, task) for task in share)
+                yield share
+
+        try:
+            for answer in answered_as_they_come(self.runner, taken(), callbacks):
+                del left[answer.id]
+                yield answer
+        except Exception as error:
+            yield from (failed(task, ModelError(reason(error))) for task in left.values())

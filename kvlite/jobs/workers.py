@@ -24,13 +24,7 @@ _LOOK = "the system's log may say why"
 
 @dataclass(frozen=True)
 class Place:
-    """Where an engine is.
-
-    Attributes:
-        name: as users see it.
-        begins: what the engine is begun with.
-        environment: variables of its process.
-    """
+    """Where an engine is, what it is begun with, and the variables of its process."""
 
     name: str
     begins: tuple[Any, ...]
@@ -99,11 +93,8 @@ class _Queue:
 
 
 class _Worker:
-    """The process of a place, as a context that ends it.
-
-    Attributes:
-        going: tasks that it has and has not answered.
-    """
+    """The process of a place, as a context that ends it; `going` are tasks that it has not
+    answered."""
 
     def __init__(
         self,

@@ -45,8 +45,6 @@ class Answering:
     """All requests that wait or are answered. The engine's thread does the work.
 
     Attributes:
-        waiting: in the order in which they came.
-        going: whose answers are coming.
         has_room: whether one more answer may begin beside those of these turns.
         between: called between two tokens.
     """

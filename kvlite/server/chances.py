@@ -23,12 +23,8 @@ class Chance:
 
 @dataclass(frozen=True)
 class Chances:
-    """Those of one place in a text.
-
-    Attributes:
-        own: the token that is there.
-        best: the likeliest ones, the best first.
-    """
+    """Those of one place in a text: of the token that is there, and of the likeliest, the best
+    first."""
 
     own: Chance
     best: tuple[Chance, ...]

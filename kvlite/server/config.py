@@ -5,19 +5,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvlite.errors import SettingError
+from kvlite.web.openai_client import TAKEN
 from kvlite.web.origins import is_loopback
 
 # Settings that a request may change under `kvlite`.
-OWN = (
-    "method",
-    "budget",
-    "kv_bits",
-    "recall",
-    "recall_bits",
-    "recall_entries",
-    "never_lossy",
-    "speculate",
-)
+OWN = (*TAKEN, "never_lossy")
 
 
 @dataclass(frozen=True)

@@ -65,11 +65,7 @@ class Kept:
 
 
 class Conversations:
-    """All that may go on with one model. One thread uses it.
-
-    Attributes:
-        kept: in no order.
-    """
+    """All that may go on with one model. One thread uses it."""
 
     def __init__(
         self,

@@ -13,18 +13,10 @@ from kvlite.model.grammar import JSON
 from kvlite.server.config import OWN
 from kvlite.server.messages import Fields, Item, Message, Plain, joined
 from kvlite.server.refusals import Refusal
+from kvlite.web.openai_client import FIELDS
 
 # Settings that are fields of their own, as vLLM and llama.cpp call them too.
-_SAMPLING = (
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "repetition_penalty",
-    "presence_penalty",
-    "frequency_penalty",
-    "seed",
-)
+_SAMPLING = tuple(name for name in FIELDS if name not in ("max_new_tokens", "stop"))
 # The most choices a request may ask for, and the most stop strings.
 _CHOICES, _STOPS = 16, 16
 

@@ -39,9 +39,7 @@ class Usage:
     """Tokens of a request, and the ledger of its last answer, with the reading of all of them.
 
     Attributes:
-        model: its name.
-        prompt: tokens of the prompt.
-        fresh: those of them that were read for the first answer.
+        fresh: tokens of the prompt that were read for the first answer.
         generated: tokens of all answers.
         first_s: seconds until the first token of the first answer.
     """

@@ -28,8 +28,8 @@ FIELDS = {
     },
     "max_new_tokens": "max_tokens",
 }
-# Those that kvlite's own server takes besides.
-_OWN = ("method", "budget", "kv_bits", "recall", "recall_bits", "recall_entries", "speculate")
+# Those that kvlite's own server takes besides, under `kvlite`.
+TAKEN = ("method", "budget", "kv_bits", "recall", "recall_bits", "recall_entries", "speculate")
 _READING = re.compile(r": reading, ([0-9]+)%")
 # Seconds between two looks at whether nobody wants the answer any more.
 _BEAT = 0.05
@@ -41,11 +41,8 @@ Message = dict[str, str]
 
 @dataclass
 class ServerAnswer:
-    """An answer, as far as it has come.
-
-    Attributes:
-        usage: what the server says that it cost; empty if it does not.
-    """
+    """An answer, as far as it has come; `usage` is what the server says that it cost, if it
+    does."""
 
     text: str = ""
     finish_reason: str | None = None
@@ -63,11 +60,7 @@ class ServerAnswer:
 
 
 class OpenAIClient:
-    """A server at an address, with the key that the environment has for it.
-
-    Attributes:
-        url: where its API begins.
-    """
+    """A server whose API begins at `url`, with the key that the environment has for it."""
 
     def __init__(self, url: str) -> None:
         """Raises SettingError if this is no address."""
@@ -241,7 +234,7 @@ def fields_of(settings: Settings, names: Collection[str]) -> dict[str, Any]:
         made["logit_bias"] = {token: float(bias) for token, _, bias in pairs}
     if settings.schema:
         made["response_format"] = _format(settings.schema.strip())
-    if own := {name: getattr(settings, name) for name in _OWN if name in names}:
+    if own := {name: getattr(settings, name) for name in TAKEN if name in names}:
         made["kvlite"] = own
     return made
 

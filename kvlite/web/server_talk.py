@@ -51,13 +51,8 @@ class Said:
 
 
 class ServerTalk:
-    """A conversation that a server answers, which goes on and back.
-
-    Attributes:
-        said: what was said.
-        given: the settings it began with.
-        changed: settings that were changed for it.
-    """
+    """A conversation that a server answers, which goes on and back; what was `said` in it, by the
+    settings that were `given`, and those that were `changed` for it."""
 
     def __init__(
         self, upstream: Upstream, settings: Settings, said: Said, changed: Mapping[str, Any] = {}

@@ -8,7 +8,7 @@ from typing import Any
 from PIL import Image
 from playwright.sync_api import sync_playwright
 
-from kvlite_app.samples import EXAMPLES
+from kvlite_app.layout import EXAMPLES
 from tests.app.conftest import ACCOUNT, ARGS, SLOW, serving
 
 DOCS = Path(__file__).parents[2] / "docs"

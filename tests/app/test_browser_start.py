@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from kvlite_app.samples import CHAT, EXAMPLES, QUESTION, sample_document
+from kvlite_app.layout import CHAT, EXAMPLES, QUESTION, sample_document
 from tests.app.conftest import Server, Visitor, answered
 
 expect: Any = pytest.importorskip("playwright.sync_api").expect

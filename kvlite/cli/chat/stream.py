@@ -25,11 +25,7 @@ _PARSER.disable("reference")
 
 
 class Blocks:
-    """A growing Markdown text, split where a block can no longer change.
-
-    Attributes:
-        open: the part that may still change.
-    """
+    """A growing Markdown text, split where a block can no longer change; `open` still may."""
 
     def __init__(self) -> None:
         self.open = ""

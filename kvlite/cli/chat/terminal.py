@@ -21,11 +21,8 @@ T = TypeVar("T")
 
 
 class ChatTerminal:
-    """A keyboard, and a screen that may be a file.
-
-    Attributes:
-        screen: for everything but answers, and for these too if standard output is a terminal.
-    """
+    """A keyboard, and a screen that may be a file: for everything but answers, and for these too if
+    standard output is a terminal."""
 
     def __init__(
         self,
