@@ -1,7 +1,5 @@
 """What a CPU multiplies in bfloat16 while it reads: against the same products in float64."""
 
-from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -28,13 +26,13 @@ def halves(numbers: Tensor) -> Tensor:
 
 
 def test_numbers_are_rounded_as_torch_does() -> None:
-    from kvlite.ops.numba_tiles import rounded
+    from kvlite.ops.numba_tiles import to_bfloat16
 
     bits = torch.randint(-(2**31), 2**31 - 1, (2000,)).to(torch.int32)
     ties = torch.arange(-8, 8, dtype=torch.int32) * 0x8000 + 0x3F800000
     numbers = torch.cat([bits, ties]).view(torch.float32)
     numbers = numbers[~numbers.isnan()]
-    found = np.array([rounded(each) for each in numbers.numpy()], np.uint16)
+    found = np.array([to_bfloat16(each) for each in numbers.numpy()], np.uint16)
     assert np.array_equal(found, numbers.bfloat16().view(torch.uint16).numpy())
 
 
@@ -61,7 +59,7 @@ def test_products_with_packed_weights(kind: str) -> None:
 def test_attention(heads: tuple[int, int], dim: int) -> None:
     """Of all entries, or causally of the last ones: of views, rows that fill no tile, entries of
     several blocks."""
-    group, softmax = heads[0] // heads[1], Softmax(dim**-0.5, rounds=True)
+    group, softmax = heads[0] // heads[1], Softmax(dim**-0.5, in_bfloat16=True)
     for rows, entries, causal in ((70, 70, True), (300, 650, True), (64, 700, False)):
         q = 2 * torch.randn(2, rows, heads[0], dim).transpose(1, 2)
         k, v = torch.randn(2, 2, heads[1], entries + 9, dim)[:, :, :, :entries]
@@ -85,29 +83,10 @@ def test_results_do_not_depend_on_threads(monkeypatch: pytest.MonkeyPatch) -> No
     found = []
     for threads in (1, 2, 3):
         monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
-        out, lse = attend(q, k, v, Softmax(0.1, rounds=True), causal=True)
+        out, lse = attend(q, k, v, Softmax(0.1, in_bfloat16=True), causal=True)
         found.append((weights.product(rows), out, lse))
     for others in found[1:]:
         assert all(map(torch.equal, found[0], others))
-
-
-def test_nothing_is_begun_after_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    from kvlite.ops import numba_quant
-
-    def one_after_another(work: Callable[[object], None], parts: list[object]) -> None:
-        for part in parts:
-            with suppress(MemoryError):
-                work(part)
-
-    def work(item: int) -> None:
-        begun.append(item)
-        raise MemoryError
-
-    begun = list[int]()
-    monkeypatch.setattr(numba_quant, "in_threads", one_after_another)
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
-    numba_quant.in_turn(work, range(100))
-    assert begun == [0]
 
 
 def test_reading_rounds_and_answering_does_not(

@@ -27,7 +27,7 @@ from kvlite.model.gguf import described_folder
 from kvlite.model.gguf_index import read_index
 from kvlite.model.load import load_model
 from kvlite.model.packed_linear import FEW_ROWS, PackedEmbedding, PackedLinear, PackedWeights
-from kvlite.model.packing import pack_linears, rounded
+from kvlite.model.packing import pack_linears, quantized
 from kvlite.model.shape import read_shape
 from kvlite.model.weights import Weights, choose_weights, held_tensors
 from kvlite.offload.weights.loader import open_by_layer, open_whole, require_streamable
@@ -127,7 +127,7 @@ def test_answers_as_transformers_does_with_the_same_weights(
     ).eval()
     for part in reference.model.layers.modules():
         if isinstance(part, nn.Linear) and part.in_features % 32 == 0:
-            part.weight.data = by_gguf("Q4_1", rounded(part.weight.data))
+            part.weight.data = by_gguf("Q4_1", quantized(part.weight.data))
     ids = torch.arange(3, 63).tolist()  # few enough to be multiplied in float32
     answer = runner.generate(ids, max_new_tokens=24, ignore_eos=True)
     assert answer.token_ids == greedy(reference, ids, 24)

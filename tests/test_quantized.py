@@ -1,7 +1,5 @@
 """Vectors in a few bits, against the loops in `oracles/quantized.py`."""
 
-from typing import Any
-
 import hypothesis.strategies as st
 import numpy as np
 import pytest
@@ -108,25 +106,15 @@ def test_compiled_products_are_shared_among_threads(monkeypatch: pytest.MonkeyPa
     # Layouts that are parts of larger tensors.
     queries, weights = torch.randn(2, 3, 5, 64)[:, :, ::2], torch.rand(2, 3, 3, 60)[..., 5:55]
     whole = held.dot(queries), held.weigh(weights)
-    monkeypatch.setattr(compiled, "CHANNELS_A_THREAD", 2 * 3 * 64 * 13)
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 8)
-    assert compiled.thread_parts(50, 2 * 3 * 64) == [(0, 16), (16, 33), (33, 50)]
-    torch.testing.assert_close(
-        (held.dot(queries), held.weigh(weights)), whole, atol=1e-3, rtol=1e-4
-    )
-
-
-def test_loops_are_compiled_where_nothing_can_be_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    numba, vectors = (pytest.importorskip(name) for name in ("numba", "kvlite.ops.numba_vectors"))
-
-    def refusing(cache: bool = False, **options: Any) -> Any:
-        if cache:
-            raise RuntimeError("cannot cache function: no locator available")
-        return njit(**options)
-
-    njit = numba.njit
-    monkeypatch.setattr(numba, "njit", refusing)
-    assert vectors.jitted(lambda number: number + 1)(2) == 3
+    monkeypatch.setattr(compiled, "SHARED", 0)
+    monkeypatch.setattr(compiled, "CHANNELS", 2 * 3 * 64 * 13)
+    found = []
+    for threads in (1, 2, 8):
+        monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
+        found.append((held.dot(queries), held.weigh(weights)))
+    torch.testing.assert_close(found[0], whole, atol=1e-3, rtol=1e-4)
+    for made in found[1:]:
+        assert all(map(torch.equal, made, found[0]))
 
 
 def test_products_of_torch_are_formed_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:

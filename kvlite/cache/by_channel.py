@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from kvlite.cache.quantized import Codes, packed_codes, rounded, unpacked_codes
+from kvlite.cache.quantized import Codes, packed_codes, quantized, unpacked_codes
 from kvlite.cache.segment import blocks, dotted, weighed
 
 
@@ -39,7 +39,7 @@ class ByChannel(Codes):
     def write(self, part: slice, vectors: Tensor) -> None:
         """Round vectors `(batch, heads, n, dim)` into n of the places, both whole groups."""
         groups = vectors.to(torch.float32, copy=True).unflatten(2, (-1, self._group))
-        codes, scales, zeros = rounded(groups, 3, self.bits)
+        codes, scales, zeros = quantized(groups, 3, self.bits)
         own = slice(part.start // self._group, part.stop // self._group)
         self.codes[:, :, part] = packed_codes(codes.flatten(2, 3), self.bits)
         self.scales[:, :, own], self.zeros[:, :, own] = scales, zeros

@@ -91,14 +91,14 @@ class Quantized(Codes):
 
     def write(self, part: slice, vectors: Tensor) -> None:
         """Round vectors `(batch, heads, n, dim)` into n of the places."""
-        self.codes[:, :, part], self.scales[..., part], self.zeros[..., part] = self._rounded(
+        self.codes[:, :, part], self.scales[..., part], self.zeros[..., part] = self._quantized(
             vectors
         )
 
     def putting(self, places: Tensor, vectors: Tensor, where: Tensor) -> Write:
         """Round one vector a head, `(batch, heads, dim)`, to go into `places` `(batch, heads)`,
         only `where` that is True, `(batch, heads)`."""
-        new = self._rounded(vectors[:, :, None])
+        new = self._quantized(vectors[:, :, None])
         wanted, writes = where[:, :, None, None], []
         for each, its, along in zip(self.tensors, new, (2, 3, 3), strict=True):
             index = places[:, :, None, None].expand_as(its)
@@ -113,7 +113,7 @@ class Quantized(Codes):
 
     def replacing(self, at: Places, vectors: Tensor) -> Write:
         """Round vectors `(n, dim)` to go into n places."""
-        codes, scales, zeros = self._rounded(vectors[None, None])
+        codes, scales, zeros = self._quantized(vectors[None, None])
         batch, heads, places = at
 
         def write() -> None:
@@ -129,11 +129,11 @@ class Quantized(Codes):
         for mine, theirs, mask in zip(self.tensors, others.tensors, masks, strict=True):
             mine.copy_(torch.where(mask, theirs, mine))
 
-    def _rounded(self, vectors: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _quantized(self, vectors: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Codes, scales and zeros, as they are held."""
         turned = vectors.float() @ rotation(self.dim, vectors.device)
         channels = turned.unflatten(-1, (self.groups, -1))
-        codes, scales, zeros = rounded(channels, -1, self.bits)
+        codes, scales, zeros = quantized(channels, -1, self.bits)
         return packed_codes(codes.flatten(-2), self.bits), scales.mT, zeros.mT
 
     def _flat(self) -> tuple[Tensor, Tensor, Tensor]:
@@ -209,7 +209,7 @@ def has_compiled(device: torch.device) -> bool:
     return device.type == "cpu" and find_spec("numba") is not None
 
 
-def rounded(numbers: Tensor, along: int, bits: int) -> tuple[Tensor, Tensor, Tensor]:
+def quantized(numbers: Tensor, along: int, bits: int) -> tuple[Tensor, Tensor, Tensor]:
     """Whole steps of float32 numbers, put in their place, between the least and the greatest along
     a dimension; and, without that dimension, the size of a step and the least, float16."""
     low, high = numbers.clamp_(-LARGEST, LARGEST).aminmax(dim=along, keepdim=True)

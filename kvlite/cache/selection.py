@@ -235,7 +235,7 @@ class Selection:
         if packed_source is None or packed_source.packed.bits != bits:
             keys = self.source.keys[:, :, : self.source.used]
             mean = of_heads(keys.mean(2, dtype=torch.float32), self.rows).clone()
-            return self._rounded(middle, mean.zero_() if self.source.latent else mean, bits)
+            return self._quantized(middle, mean.zero_() if self.source.latent else mean, bits)
         heads, places = (
             [packed_source.rows[row] for row in self.rows],
             self._places(packed_source, middle),
@@ -246,7 +246,7 @@ class Selection:
         rest = slice(middle.start + (0 if before is None else lead), middle.stop)
         if rest.start == rest.stop:
             return before
-        after = self._rounded(rest, of_heads(packed_source.packed.mean, heads).clone(), bits)
+        after = self._quantized(rest, of_heads(packed_source.packed.mean, heads).clone(), bits)
         late, known = places[:, :, lead:], known[:, :, lead:]
         if not bits.by_channel and known.any():
             after.copy(packed_source.packed.take(late.clamp(min=0), heads), known)
@@ -257,7 +257,7 @@ class Selection:
         places = of_heads(packed_source.places_of(self.source.used), self.rows)
         return places.gather(2, self._slots(part))
 
-    def _rounded(self, part: slice, mean: Tensor, bits: KVBits) -> Packed:
+    def _quantized(self, part: slice, mean: Tensor, bits: KVBits) -> Packed:
         """A part of them, quantized now."""
         latent = self.source.latent
         made = Packed.empty(part.stop - part.start, mean, bits, latent=latent)

@@ -63,14 +63,14 @@ class OOMState:
         bits = KVBits(width, width)
         lengths = [n for held in self.reducible for layer in held.layers for _, n in layer.lengths]
         lengths += [min(policy.budget, self.seen) for policy in self.policies]
-        able = all(_may_be_rounded(policy, bits) for policy in self.policies)
+        able = all(_may_be_quantized(policy, bits) for policy in self.policies)
         uneven = any(size.dim * width % 8 for size in self.shape.kv_sizes)
         if not able or uneven or not any(map(bits.packed, lengths)):
             return False
         for index, policy in enumerate(self.policies):
             self.policies[index] = replace(policy, bits=bits)
         self._each_smaller(
-            lambda index, layer: _rounded(layer, self.policies[index], bits), cuts=False
+            lambda index, layer: _quantized(layer, self.policies[index], bits), cuts=False
         )
         return True
 
@@ -166,12 +166,12 @@ def cache_oom_actions(
     return oom_actions(model, lambda: OOMState(model.shape, reducible, policies, cache.seen + new))
 
 
-def _may_be_rounded(policy: LayerPolicy, bits: KVBits) -> bool:
+def _may_be_quantized(policy: LayerPolicy, bits: KVBits) -> bool:
     held = policy.bits
     return held is None or (not held.by_channel and min(held.keys, held.values) > bits.keys)
 
 
-def _rounded(layer: LayerCache, policy: LayerPolicy, bits: KVBits) -> LayerCache | None:
+def _quantized(layer: LayerCache, policy: LayerPolicy, bits: KVBits) -> LayerCache | None:
     """A layer in fewer bits; None where it waits for others or is merged with one, its heads share
     keys, or there is too little of it."""
     if (

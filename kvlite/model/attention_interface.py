@@ -14,7 +14,7 @@ from torch import Tensor
 from kvlite.model.architectures import architecture
 from kvlite.model.latents import over_latents, values_of
 from kvlite.model.llama4 import tempered
-from kvlite.model.packed_linear import rounds
+from kvlite.model.packed_linear import in_bfloat16
 from kvlite.ops.device import MANY_ROWS
 from kvlite.ops.softmax import Softmax
 
@@ -70,8 +70,8 @@ def _attention(
     **_: Any,
 ) -> tuple[Tensor, None]:
     sinks = None if s_aux is None else s_aux.float()
-    rounded = query.shape[2] >= MANY_ROWS and rounds(module)
-    softmax = Softmax(scaling, softcap, sinks, rounded)
+    many = query.shape[2] >= MANY_ROWS
+    softmax = Softmax(scaling, softcap, sinks, many and in_bfloat16(module))
     own = architecture(module.config.model_type)
     if positions is not None:
         query = tempered(module, query, positions)

@@ -24,7 +24,7 @@ class PackedWeights(nn.Module):
         blocks: uint8; `(outputs, bytes of one)` as in a file or, for a CPU, the other way round,
             with codes of Q8_0 from 0 on.
         dtype: what weights are unpacked to, and the type of products.
-        rounds: whether many rows and weights are rounded to bfloat16 before they are multiplied.
+        in_bfloat16: whether many rows and weights are multiplied in bfloat16.
     """
 
     def __init__(self, blocks: Tensor, form: BlockFormat, dtype: torch.dtype) -> None:
@@ -35,7 +35,7 @@ class PackedWeights(nn.Module):
         self.in_features = blocks.shape[1] // form.nbytes * form.inputs
         # As elsewhere, float32 is planned as on a CPU.
         self.on_cpu = blocks.is_cpu or (blocks.is_meta and dtype == torch.float32)
-        self.rounds = self.on_cpu and dtype == torch.float32 and has_bfloat16()
+        self.in_bfloat16 = self.on_cpu and dtype == torch.float32 and has_bfloat16()
         if self.on_cpu:
             blocks = blocks.t().clone(memory_format=torch.contiguous_format)
             if form.name == "Q8_0":
@@ -48,7 +48,7 @@ class PackedWeights(nn.Module):
             return self._few(rows)
         if not self.on_cpu:
             return F.linear(rows, self._unpacked_rows(self.blocks))
-        if self.rounds and len(rows) >= MANY_ROWS <= self.out_features:
+        if self.in_bfloat16 and len(rows) >= MANY_ROWS <= self.out_features:
             return self._many(rows.to(torch.bfloat16, memory_format=torch.contiguous_format))
         out = rows.new_empty(len(rows), self.out_features)
         step = max(64, UNPACKED // self.in_features)
@@ -102,9 +102,9 @@ class PackedWeights(nn.Module):
         return out
 
 
-def rounds(module: nn.Module) -> bool:
-    """Whether products of many rows are rounded to bfloat16 in a module."""
-    return any(isinstance(each, PackedWeights) and each.rounds for each in module.modules())
+def in_bfloat16(module: nn.Module) -> bool:
+    """Whether a module multiplies many rows in bfloat16."""
+    return any(isinstance(each, PackedWeights) and each.in_bfloat16 for each in module.modules())
 
 
 class PackedLinear(nn.Module):

@@ -70,11 +70,11 @@ def pack_linears(module: nn.Module, dtype: torch.dtype) -> None:
         if type(child) is not nn.Linear or child.in_features % GROUP:
             pack_linears(child, dtype)
             continue
-        packed = PackedWeights(rounded(child.weight.data), ROUNDED_TO, dtype)
+        packed = PackedWeights(quantized(child.weight.data), ROUNDED_TO, dtype)
         setattr(module, name, PackedLinear(packed, child.bias))
 
 
-def rounded(weight: Tensor) -> Tensor:
+def quantized(weight: Tensor) -> Tensor:
     """Blocks of 4 bits, `(outputs, bytes of one)` uint8, of weights `(outputs, inputs)`."""
     if weight.is_meta:  # for a plan
         size = weight.shape[1] // ROUNDED_TO.inputs * ROUNDED_TO.nbytes

@@ -33,8 +33,8 @@ def attend(
     """
     if softmax.softcap is not None:
         return _plain(q, k, v, softmax, causal)
-    if _rounds(q, softmax):
-        return _rounded(q, k, v, softmax.scale, causal)
+    if _takes_bfloat16(q, softmax):
+        return _in_bfloat16(q, k, v, softmax.scale, causal)
     return _backend(q)(q, k, v, softmax.scale, causal)
 
 
@@ -58,8 +58,8 @@ def attend_causal(q: Tensor, k: Tensor, v: Tensor, softmax: Softmax) -> tuple[Te
     """
     if q.shape[2] == 1:
         return attend(q, k, v, softmax, causal=False)
-    if _rounds(q, softmax):
-        return _rounded(q, k, v, softmax.scale, True)
+    if _takes_bfloat16(q, softmax):
+        return _in_bfloat16(q, k, v, softmax.scale, True)
     before = k.shape[2] - q.shape[2]
     own = attend(q, k[:, :, before:], v[:, :, before:], softmax, causal=True)
     if not before:
@@ -308,12 +308,19 @@ def _plain(
 Backend = Callable[[Tensor, Tensor, Tensor, float, bool], tuple[Tensor, Tensor]]
 
 
-def _rounds(q: Tensor, softmax: Softmax) -> bool:
-    """Whether products of queries are rounded to bfloat16, on a CPU or in a plan for one."""
-    return softmax.rounds and softmax.softcap is None and q.dtype == torch.float32 and not q.is_cuda
+def _takes_bfloat16(q: Tensor, softmax: Softmax) -> bool:
+    """Whether queries are multiplied in bfloat16, on a CPU or in a plan for one."""
+    return (
+        softmax.in_bfloat16
+        and softmax.softcap is None
+        and q.dtype == torch.float32
+        and not q.is_cuda
+    )
 
 
-def _rounded(q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool) -> tuple[Tensor, Tensor]:
+def _in_bfloat16(
+    q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool
+) -> tuple[Tensor, Tensor]:
     out, lse = q.new_empty(*q.shape[:3], v.shape[3]), q.new_empty(q.shape[:3])
     if not q.is_meta:
         from kvlite.ops.numba_flash import attend

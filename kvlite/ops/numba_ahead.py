@@ -5,8 +5,9 @@ from typing import Any
 
 from numba import types
 
-from kvlite.ops import numba_recall, numba_rows
+from kvlite.ops import numba_recall
 from kvlite.ops.numba_codes import put, restore
+from kvlite.ops.numba_rows import attend_fetching
 from kvlite.ops.numba_search import add, search
 
 
@@ -32,9 +33,10 @@ def compile_all(wanted: Callable[[], bool]) -> None:
         ),
         (numba_recall.products_of, (lines, held, whole, whole[::1], lines, place[::1])),
         (numba_recall.fill, (blocks, lines, whole[::1], held, held, blocks, *(whole,) * 5)),
-        (numba_rows.attend_fetching, (numba_rows.GIVEN, whole)),
     ]
     for loop, given in loops:
         if not wanted():
             return
         loop.compile(given)
+    if wanted():
+        attend_fetching()

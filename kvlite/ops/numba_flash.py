@@ -2,17 +2,15 @@
 the processor's cache, with a running maximum and sum ("FlashAttention-2: Faster Attention with
 Better Parallelism and Work Partitioning", section 3.1)."""
 
-from threading import Lock
-from typing import Any
-
 import numpy as np
 import torch
-from numba import types
+from numba import carray, types
 from torch import Tensor
 
 from kvlite.ops.numba_jit import jitted
-from kvlite.ops.numba_quant import in_turn
-from kvlite.ops.numba_tiles import COLUMNS, ROWS, add_tile, rounded, set_tile
+from kvlite.ops.numba_pointers import floats_at
+from kvlite.ops.numba_threads import board, passing, share, work
+from kvlite.ops.numba_tiles import COLUMNS, ROWS, add_tile, set_tile, to_bfloat16
 from kvlite.ops.numba_vectors import close_exp, highest
 
 # Entries whose keys and values are packed at a time; they stay in the processor's cache, as do the
@@ -34,39 +32,43 @@ def attend(
         out, lse: output `(batch, heads, L, dim of v)` and natural-log lse `(batch, heads, L)`,
             float32; written.
     """
-    batch, heads, length, _ = q.shape
-    kv_heads, before = k.shape[1], k.shape[2] - length
-    group, work_on = heads // kv_heads, _compiled()
-    share = batch * kv_heads * length // (2 * torch.get_num_threads())
-    size = max(LEAST_ROWS, min(MOST_ROWS, share // ROWS * ROWS))
-    chunks = -(-length // size)
-    queries, keys, values, outs, lses = (each.numpy() for each in (q, k, v, out, lse))
-
-    def work(item: int) -> None:
-        (sequence, head), chunk = divmod(item // chunks, kv_heads), item % chunks
-        first, last = chunk * size, min((chunk + 1) * size, length)
-        rows = sequence, slice(head * group, (head + 1) * group), slice(first, last)
-        own = (np.ascontiguousarray(each[sequence, head]) for each in (keys, values))
-        place = before + first if causal else -1
-        work_on(queries[rows], *own, scale, place, outs[rows], lses[rows])
-
-    # Later rows see more: so threads end at about the same time.
-    in_turn(work, range(batch * kv_heads * chunks - 1, -1, -1))
+    batch, length, kv_heads = len(q), q.shape[2], k.shape[1]
+    place = k.shape[2] - length if causal else -1
+    wanted = batch * kv_heads * length // (2 * torch.get_num_threads())
+    size = max(LEAST_ROWS, min(MOST_ROWS, wanted // ROWS * ROWS))
+    parts = batch * kv_heads * -(-length // size)
+    keys, values = (each if each[0, 0].is_contiguous() else each.contiguous() for each in (k, v))
+    arrays = [each.numpy() for each in (q, keys, values, out, lse)]
+    _share(board(parts), _attend_rows(), (*arrays, scale, place, size), parts)
 
 
-_COMPILING = Lock()
+_ANY = types.Array(types.float32, 4, "A")
+_OUT, _LSE = types.float32[:, :, :, ::1], types.float32[:, :, ::1]
+_address, _given = passing(
+    types.Tuple((_ANY, _ANY, _ANY, _OUT, _LSE, types.float64, types.int64, types.int64))
+)
 
 
-def _compiled() -> Any:
-    """`_attend`, compiled once for all layouts of rows."""
-    loop: Any = _attend
-    with _COMPILING:
-        if not loop.signatures:
-            rows, entries = types.Array(types.float32, 3, "A"), types.float32[:, ::1]
-            lse = types.Array(types.float32, 2, "A")
-            loop.compile((rows, entries, entries, types.float64, types.int64, rows, lse))
-            loop.disable_compile()
-    return loop
+@jitted
+def _share(board, attend_rows, given, parts):
+    # The first rows, which see least, come last: so threads end at about the same time.
+    share(board, attend_rows, _address(given), parts)
+
+
+@work
+def _attend_rows(address, part):
+    """Of `size` rows of a KV head; where they are causal, the first of all rows is at `place`."""
+    q, k, v, out, lse, scale, place, size = _given(address)
+    chunks = -(-q.shape[2] // size)
+    which, first = part // chunks, part % chunks * size
+    sequence, head, last = which // k.shape[1], which % k.shape[1], min(first + size, q.shape[2])
+    group = q.shape[1] // k.shape[1]
+    own, rows = slice(head * group, (head + 1) * group), slice(first, last)
+    keys = carray(floats_at(k[sequence, head].ctypes.data), k.shape[2:])
+    values = carray(floats_at(v[sequence, head].ctypes.data), v.shape[2:])
+    start = -1 if place < 0 else place + first
+    made, sums = out[sequence, own, rows], lse[sequence, own, rows]
+    _attend(q[sequence, own, rows], keys, values, scale, start, made, sums)
 
 
 @jitted
@@ -112,7 +114,7 @@ def _attend(q, k, v, scale, first, out, lse):
                 )
             for i in range(ROWS):
                 own = seen if first < 0 else min(seen, first + row % padded + i + 1 - start)
-                _share(
+                _online_softmax(
                     logits[i], shares[i], own, tiles * COLUMNS, sums[row + i], top, whole, row + i
                 )
             for side in range(wide):
@@ -142,7 +144,7 @@ def _packed_rows(q, scale):
     for head in range(heads):
         for row in range(length):
             for d in range(dim):
-                packed[head * padded + row, d] = rounded(q[head, row, d] * np.float32(scale))
+                packed[head * padded + row, d] = to_bfloat16(q[head, row, d] * np.float32(scale))
     return packed, pairs
 
 
@@ -155,7 +157,7 @@ def _pack_keys(k, packed):
             at = tile * COLUMNS + column
             for d in range(dim):
                 number = k[at, d] if at < len(k) else np.float32(0)
-                packed[tile, d // 2, column, d % 2] = rounded(number)
+                packed[tile, d // 2, column, d % 2] = to_bfloat16(number)
             if dim % 2:
                 packed[tile, dim // 2, column, 1] = 0
 
@@ -169,11 +171,11 @@ def _pack_values(v, packed):
             for column in range(COLUMNS):
                 d = side * COLUMNS + column
                 number = v[at, d] if at < len(v) and d < dim else np.float32(0)
-                packed[side, at // 2, column, at % 2] = rounded(number)
+                packed[side, at // 2, column, at % 2] = to_bfloat16(number)
 
 
 @jitted
-def _share(logits, shares, seen, width, sums, top, whole, row):
+def _online_softmax(logits, shares, seen, width, sums, top, whole, row):
     """Turn a row's first logits into what they add to its sum, in bfloat16, 0 from `seen` on; what
     was summed before goes down with a higher maximum."""
     if seen <= 0:
@@ -184,7 +186,7 @@ def _share(logits, shares, seen, width, sums, top, whole, row):
     for i in range(seen):
         share = close_exp(logits[i] - most)
         total += share
-        shares[i] = rounded(share)
+        shares[i] = to_bfloat16(share)
     for i in range(seen, width):
         shares[i] = 0
     if most != top[row]:

@@ -3,13 +3,14 @@ some outputs are unpacked once for all rows, next to where they are multiplied."
 
 import numpy as np
 import torch
+from numba import types
 from torch import Tensor
 
 from kvlite.ops.blocks import BlockFormat
 from kvlite.ops.numba_jit import jitted
 from kvlite.ops.numba_linear import unpack_part
-from kvlite.ops.numba_quant import in_turn
-from kvlite.ops.numba_tiles import COLUMNS, ROWS, rounded, set_tile
+from kvlite.ops.numba_threads import board, passing, share, work
+from kvlite.ops.numba_tiles import COLUMNS, ROWS, set_tile, to_bfloat16
 
 
 def multiply(rows: Tensor, blocks: Tensor, form: BlockFormat, out: Tensor) -> None:
@@ -19,24 +20,37 @@ def multiply(rows: Tensor, blocks: Tensor, form: BlockFormat, out: Tensor) -> No
         rows: `(n, inputs)` bfloat16, contiguous, at least `ROWS`; the inputs are even in number.
         blocks: `(bytes of an output, outputs)` uint8, of at least `COLUMNS` outputs.
     """
-    numbers, made = rows.view(torch.uint16).numpy(), out.numpy()
     given = blocks.numpy(), form.number, form.inputs, form.nbytes
-    columns = range(0, out.shape[1], COLUMNS)
-    in_turn(lambda first: _multiply(numbers, *given, first, made), columns)
+    parts = -(-out.shape[1] // COLUMNS)
+    arrays = rows.view(torch.uint16).numpy(), *given, out.numpy()
+    _share(board(parts), _multiply(), arrays, parts)
+
+
+_SIZE = types.int64
+_address, _given = passing(
+    types.Tuple(
+        (types.uint16[:, ::1], types.uint8[:, ::1], _SIZE, _SIZE, _SIZE, types.float32[:, ::1])
+    )
+)
 
 
 @jitted
-def _multiply(rows, blocks, kind, inputs, nbytes, first, out):
-    """Of `COLUMNS` outputs from `first` on, or of the last ones."""
-    count, width = rows.shape
-    first = min(first, out.shape[1] - COLUMNS)
+def _share(board, multiply, given, parts):
+    share(board, multiply, _address(given), parts)
+
+
+@work
+def _multiply(address, part):
+    """Of the part's `COLUMNS` outputs, or of the last ones."""
+    rows, blocks, kind, inputs, nbytes, out = _given(address)
+    (count, width), first = rows.shape, min(part * COLUMNS, out.shape[1] - COLUMNS)
     weights = np.empty((width, COLUMNS), np.float32)
     unpack_part(blocks, kind, inputs, nbytes, first, first + COLUMNS, weights)
     columns = np.empty((width // 2, COLUMNS, 2), np.uint16)
     for pair in range(width // 2):
         for k in range(COLUMNS):
-            columns[pair, k, 0] = rounded(weights[2 * pair, k])
-            columns[pair, k, 1] = rounded(weights[2 * pair + 1, k])
+            columns[pair, k, 0] = to_bfloat16(weights[2 * pair, k])
+            columns[pair, k, 1] = to_bfloat16(weights[2 * pair + 1, k])
     for begin in range(0, count, ROWS):
         row = min(begin, count - ROWS)
         set_tile(

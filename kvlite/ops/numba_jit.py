@@ -15,6 +15,7 @@ from tempfile import TemporaryFile
 from typing import Any
 
 import numba
+from numba import types
 from numba.core import config
 from numba.core.caching import CompileResultCacheImpl, FunctionCache, _CacheLocator
 from platformdirs import user_cache_path
@@ -39,6 +40,9 @@ def jitted_in_order(loop: Loop) -> Loop:
 
 def _jitted(loop: Loop, fastmath: set[str]) -> Loop:
     made: Any = numba.njit(fastmath=fastmath, nogil=True)(loop)
+    typed = made.get_call_template
+    # numba would compile it once more for every number that a call has in writing.
+    made.get_call_template = lambda args, kws: typed(tuple(map(types.unliteral, args)), kws)
     if cache_folder() is not None:
         made._cache = _Cache(loop)
     compiled: Loop = made

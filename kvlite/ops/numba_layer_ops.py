@@ -32,7 +32,7 @@ INPUT, QUERIES, KEYS, MLP = range(4)
 HEADS, OUT, GATE_UP, DOWN = range(4)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class LayerWeights:
     """A layer's weights as compiled loops take them. Who has it holds their tensors.
 

@@ -62,6 +62,12 @@ def unpack(blocks: Tensor, form: BlockFormat, first: int, last: int, out: Tensor
     unpack_part(blocks.numpy(), form.number, form.inputs, form.nbytes, first, last, out.numpy())
 
 
+_SUMS, _PAIR = types.float32[:, ::1], types.UniTuple(types.float32[:, ::1], 2)
+_address, _given = passing(
+    types.Tuple((_PAIR, _PAIR, from_dtype(PRODUCT)[::1], _SUMS, types.int64, types.int64))
+)
+
+
 @jitted_in_order
 def multiply(rows, products, multiplying, board):
     """Results `(n, all outputs)` of products with the same rows `(n, inputs)`, one after the other,
@@ -76,22 +82,14 @@ def multiply(rows, products, multiplying, board):
     out = np.empty((len(rows), outputs), np.float32)
     low, whole = _factors(rows, True, bytewise), _factors(rows, False, direct)
     parts = min(helpers(board) + 1, outputs * rows.shape[1] // WORTH)
-    if parts > 1:
-        _share(board, multiplying, low, whole, products, out, count, max(parts, outputs // BLOCK))
-    else:
-        _multiply_columns(low, whole, products, out, 0, count)
+    parts = max(parts, outputs // BLOCK) if parts > 1 else 1
+    _share(board, multiplying, (low, whole, products, out, count, parts), parts)
     return out
 
 
-_SUMS, _PAIR = types.float32[:, ::1], types.UniTuple(types.float32[:, ::1], 2)
-_address, _given = passing(
-    types.Tuple((_PAIR, _PAIR, from_dtype(PRODUCT)[::1], _SUMS, types.int64, types.int64))
-)
-
-
-@jitted_in_order
-def _share(board, multiplying, low, whole, products, out, count, parts):
-    share(board, multiplying, _address((low, whole, products, out, count, parts)), parts)
+@jitted
+def _share(board, multiplying, given, parts):
+    share(board, multiplying, _address(given), parts)
 
 
 @work
@@ -147,7 +145,7 @@ def _multiply_part(factors, totals, product, part, out):
                 else:
                     place, step, soon = codes.ctypes.data, width, 0
                     if direct:
-                        codes[: len(lines), : end - begin] = lines
+                        _copy(lines, codes)
                     else:
                         _read_codes(block, kind, group, codes)
                 for half in range(1 if bytewise else 2):
@@ -156,9 +154,20 @@ def _multiply_part(factors, totals, product, part, out):
                     lies = place + half * HALF * step
                     _add(lies, step, soon, bytewise, factors, totals, at, scales, sums, end - begin)
                     at += 1
-        out[:, begin:end] = sums[:, : end - begin]
+        _copy(sums[:, : end - begin], out[:, begin:end])
         if product.bias:
-            out[:, begin:end] += carray(floats_at(product.bias), product.outputs)[begin:end]
+            bias = carray(floats_at(product.bias), product.outputs)
+            for row in range(len(out)):
+                for k in range(begin, end):
+                    out[row, k] += bias[k]
+
+
+@jitted
+def _copy(of, to):
+    """Copy lines to as many of others, whose rest stays; numba's own way takes long to compile."""
+    for i in range(of.shape[0]):
+        for k in range(of.shape[1]):
+            to[i, k] = of[i, k]
 
 
 @jitted_in_order
@@ -262,7 +271,8 @@ def _read_codes(block, kind, group, codes):
         row, shift, high, high_shift = _place(kind, group, i)
         line, made = block[row], codes[i]
         if kind == Q8_0:
-            made[:] = line
+            for k in range(line.size):
+                made[k] = line[k]
             continue
         if shift:
             for k in range(line.size):

@@ -82,7 +82,8 @@ def candidates(rough, count, first, recent):
     named = np.empty(ends + chosen.size, np.int64)
     for i in range(ends):
         named[i] = i if i < first else entries - ends + i
-    named[ends:] = chosen
+    for i in range(chosen.size):
+        named[ends + i] = chosen[i]
     return named
 
 

@@ -70,7 +70,7 @@ def attend(
 
 def attending(table: Array) -> int:
     """The address of what attends with one head, for `share_heads`, where lines are in a table."""
-    return _attend_fetching() if table[..., SOURCE].any() else _attend_held()
+    return attend_fetching() if table[..., SOURCE].any() else attend_held()
 
 
 @cache
@@ -83,33 +83,23 @@ _real, _count = types.float32, types.int64
 _rows, _vectors = _real[:, :, :, ::1], _real[:, :, ::1]
 # What `attend` has and returns: q, k, v, the lines, softcap, sinks, recalling, the output, and how
 # many entries came, `(conversations, KV heads)`.
-GIVEN = types.Tuple(
+_GIVEN = types.Tuple(
     (
         *(_rows, _vectors, _vectors, _count[:, ::1], types.float64, _real[:, ::1]),
         *(types.UniTuple(_count, 4), _rows, _count[:, ::1]),
     )
 )
-_address, _given = passing(GIVEN)
+_address, _given = passing(_GIVEN)
 
 
 @jitted
 def share_heads(board, attend_head, given):
-    """Attend with all heads, by all threads of a board; `given` is as `GIVEN`."""
+    """Attend with all heads, by all threads of a board; `given` is as `_GIVEN`."""
     k, most = given[1], 0
     for line in given[3]:
         most = max(most, line[USED], line[SOURCE + USED])
     shared = board if most * k.size >= WORTH else board[:0]
     share(shared, attend_head, _address(given), k.shape[0] * k.shape[1])
-
-
-@work
-def _attend_held(address, part):
-    attend_held(_given(address), part)
-
-
-@work
-def _attend_fetching(address, part):
-    attend_fetching(_given(address), part)
 
 
 @jitted
@@ -155,11 +145,11 @@ def _write(line, first, head, k, v):
     positions[0, place] = line[POSITION]
 
 
-@jitted
-def attend_held(given, part):
+@work
+def attend_held(address, part):
     """As `attend`, with one head of one conversation, where nothing is fetched; what fetches takes
     long to compile."""
-    q, k, v, table, softcap, sinks, _, out, _ = given
+    q, k, v, table, softcap, sinks, _, out, _ = _given(address)
     each, at, dim = part // k.shape[1], part % k.shape[1], k.shape[2]
     line = table[each]
     _write(line, 0, at, k[each, at], v[each, at])
@@ -169,10 +159,10 @@ def attend_held(given, part):
     weighed(products, entries[:2], packed, sizes, softcap, sinks[at : at + 1], made)
 
 
-@jitted
-def attend_fetching(given, part):
+@work
+def attend_fetching(address, part):
     """Likewise, and fetch what is wanted."""
-    q, k, v, table, softcap, sinks, recalling, out, came = given
+    q, k, v, table, softcap, sinks, recalling, out, came = _given(address)
     each, at, dim = part // k.shape[1], part % k.shape[1], k.shape[2]
     line, queries = table[each], q[each, at : at + 1]
     _write(line, 0, at, k[each, at], v[each, at])
@@ -259,9 +249,10 @@ def _fetch(line, head, queries, products, recalling):
     for i in range(coming.size):
         fetch_vector(far_values[0], coming[i])
     for i in range(coming.size):
-        keys[leaving[i]] = far_keys[0, coming[i]]
-        values[leaving[i]] = far_values[0, coming[i]]
-        positions[leaving[i]] = coming[i]
+        slot, entry = leaving[i], coming[i]
+        for d in range(dim):
+            keys[slot, d], values[slot, d] = far_keys[0, entry, d], far_values[0, entry, d]
+        positions[slot] = entry
     changed = np.empty((len(queries), coming.size), np.float32)
     multiply(queries, keys, leaving, changed, 0)
     for row in range(len(queries)):

@@ -44,8 +44,8 @@ def _spot(channel, count):
 
 
 @jitted
-def _rounded(query, planes):
-    """Round a query's channels to steps.
+def _quantized(query, planes):
+    """Quantize a query's channels.
 
     Args:
         planes: `(words, STEP_BITS)` uint64, of each bit of these numbers all channels'; written.
@@ -85,7 +85,7 @@ def _logits(words, planes, steps, sizes, out):
 
     Args:
         words: `(capacity, count)` uint64; sizes: `(capacity,)` float32.
-        planes: `(rows, count, STEP_BITS)`, and steps `(rows, 3)`: from `_rounded`.
+        planes: `(rows, count, STEP_BITS)`, and steps `(rows, 3)`: from `_quantized`.
     """
     rows, used = out.shape
     column, ones = np.empty(PART, np.uint64), np.empty(PART, np.int32)
@@ -137,7 +137,7 @@ def search(queries, balance, words, sizes, used, entries):
             for d in range(dim):
                 turned[d] = queries[head, row, d] / balance[head, d]
             hadamard(turned)
-            steps[row] = _rounded(turned, planes[row])
+            steps[row, 0], steps[row, 1], steps[row, 2] = _quantized(turned, planes[row])
         _logits(words[head], planes, steps, sizes[head], lines)
         for row in range(rows):
             line = lines[row]

@@ -1,6 +1,8 @@
 """A token of each of some conversations on its way through decoder layers of packed weights, on a
 CPU, in one compiled call: from Python, a small model's layers would take twice as long."""
 
+from functools import lru_cache
+
 import numpy as np
 
 from kvlite.ops.numba_jit import jitted
@@ -31,21 +33,17 @@ def through(
         lines: of each layer, and the rest, as `numba_rows.attend` takes it.
     """
     table, heads = np.array(lines, np.int64), layers[0].heads
-    norms, products = (
-        _joined([each.norms for each in layers]),
-        _joined([each.products for each in layers]),
-    )
     came = np.zeros((*table.shape[:2], heads[1]), np.int64)
     functions, sinks = (multiplying(), attending(table)), no_sinks(heads[1], heads[0] // heads[1])
     given = x, cos, sin, np.float32(scale), table, sinks, recalling, came
-    out: Array = _through(norms, products, heads, *given, *functions, board())
+    out: Array = _through(*_joined(tuple(layers)), heads, *given, *functions, board())
     return out, came.sum(2)
 
 
-def _joined(arrays: list[Array]) -> Array:
-    """As `np.stack`, which takes long for records."""
-    whole = bytearray(b"".join(each.tobytes() for each in arrays))
-    return np.frombuffer(whole, arrays[0].dtype).reshape(len(arrays), *arrays[0].shape)
+@lru_cache(maxsize=4)
+def _joined(layers: tuple[LayerWeights, ...]) -> tuple[Array, Array]:
+    """Norms and products of all layers."""
+    return np.stack([each.norms for each in layers]), np.stack([each.products for each in layers])
 
 
 @jitted
@@ -72,9 +70,18 @@ def _through(
         dim = made.shape[1] // (every + 2 * own)
         parts = made.reshape(count, every + 2 * own, dim)
         q = np.empty((count, own, every // own, dim), np.float32)
-        q.reshape(count, every, dim)[:] = parts[:, :every] * scale
+        _scale(parts, scale, q.reshape(count, every, dim))
         k, v = parts[:, every : every + own].copy(), parts[:, every + own :].copy()
         out = np.empty_like(q)
         share_heads(board, one, (q, k, v, table[layer], 0.0, sinks, recalling, out, came[layer]))
         x = to_hidden(*weights, x, out.reshape(count, every * dim), multiplying, board)
     return x
+
+
+@jitted
+def _scale(heads, scale, out):
+    """Multiply the first heads of each conversation."""
+    for each in range(out.shape[0]):
+        for head in range(out.shape[1]):
+            for d in range(out.shape[2]):
+                out[each, head, d] = heads[each, head, d] * scale

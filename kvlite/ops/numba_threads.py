@@ -27,7 +27,8 @@ Array = np.ndarray
 # What makes a processor wait for a moment and lets the other thread of its core work, an LLVM
 # intrinsic and its argument; and what lets another program have the core. None where there is none.
 _X86, _ARM = ("llvm.x86.sse2.pause", None), ("llvm.aarch64.isb", 15)
-_PAUSE = {"x86_64": _X86, "AMD64": _X86, "aarch64": _ARM, "arm64": _ARM}.get(platform.machine())
+PAUSES = {"x86_64": _X86, "AMD64": _X86, "aarch64": _ARM, "arm64": _ARM}
+_PAUSE = PAUSES.get(platform.machine())
 _YIELD = ("sched_yield", None) if hasattr(os, "sched_yield") else None
 # After how many looks one lets another program have its core, and how often one looks for work
 # before it leaves: some 200 us on a core that has nothing else to do.
@@ -49,11 +50,11 @@ def _board(process: int) -> tuple[Array, ThreadPoolExecutor]:
 NOBODY = np.empty(0, np.int64)
 
 
-def board() -> Array:
-    """Where compiled code puts work for other threads. As many as torch computes with look there,
-    or are on their way; empty where that is one."""
+def board(parts: int = 2) -> Array:
+    """Where compiled code puts work of so many parts for other threads. As many as torch computes
+    with look there, or are on their way; empty where that is one, or there is one part."""
     wanted = torch.get_num_threads() - 1
-    if wanted < 1:
+    if wanted < 1 or parts < 2:
         return NOBODY
     made, threads = _board(os.getpid())
     while made[HELPERS] < wanted:
@@ -137,7 +138,7 @@ def _take(board):
     """Do parts of the work until all are taken."""
     part = _add(board, OPEN, -1)
     while part > 0:
-        if _fails(board[WORK], board[GIVEN], part - 1):
+        if _read(board, FAILED) == 0 and _fails(board[WORK], board[GIVEN], part - 1):
             _write(board, FAILED, 1)
         _add(board, LEFT, -1)
         part = _add(board, OPEN, -1)

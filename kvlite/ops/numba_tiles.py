@@ -96,7 +96,7 @@ set_tile, add_tile = _tile(False), _tile(True)
 
 
 @jitted
-def rounded(number):
+def to_bfloat16(number):
     """The bits of the bfloat16 number nearest to one in float32."""
     bits = np.float32(number).view(np.uint32)
     odd = (bits >> np.uint32(16)) & np.uint32(1)

@@ -18,14 +18,14 @@ class Softmax:
         sinks: a learned logit a query head, `(heads,)` float32, that takes part in the denominator
             and has no value (gpt-oss, after "Efficient Streaming Language Models with Attention
             Sinks", section 3.3); None if there are none.
-        rounds: whether a CPU rounds queries, keys, values and attention to bfloat16 before it
+        in_bfloat16: whether a CPU rounds queries, keys, values and attention to bfloat16 before it
             multiplies them; sums are float32.
     """
 
     scale: float
     softcap: float | None = None
     sinks: "Tensor | None" = None
-    rounds: bool = False
+    in_bfloat16: bool = False
 
     def of_heads(self, heads: Sequence[int], kv_heads: int) -> "Softmax":
         """That of the query heads of some of a layer's KV heads."""

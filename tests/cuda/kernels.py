@@ -12,7 +12,7 @@ from gguf.quants import dequantize
 from torch import Tensor
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
-from kvlite.cache.quantized import packed_codes, rounded, unpacked_codes
+from kvlite.cache.quantized import packed_codes, quantized, unpacked_codes
 
 Arguments = SimpleNamespace
 
@@ -159,7 +159,7 @@ def pack(given: Arguments) -> None:
             if vectors is given.keys:
                 own = own - given.mean[at]
             turned = (own @ given.rotation).unflatten(-1, (scales.shape[2], -1))
-            steps, size, least = rounded(turned, -1, bits)
+            steps, size, least = quantized(turned, -1, bits)
             codes[at][places] = packed_codes(steps.flatten(-2), bits)
             scales[at][:, places], zeros[at][:, places] = size.mT, least.mT
         given.positions[at][places] = coming.int()

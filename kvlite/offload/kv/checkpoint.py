@@ -108,24 +108,24 @@ class HostKVCheckpoint:
 
 def mark_bytes(store: HostKVStore) -> int:
     """The `nbytes` of a checkpoint of the store's present state, before it is made."""
-    rounds = store.bits is not None
+    quantizes = store.bits is not None
     windows = (layer.cache.tensors for layer in store.layers if layer.window is not None)
-    exact = (_exact(layer, rounds) for layer in store.layers)
+    exact = (_exact(layer, quantizes) for layer in store.layers)
     held = [tensor for each in windows for tensor in each]
     return bytes_held([*held, *state_tensors(store.states)]) + sum(
         tensor.nbytes for each in exact for tensor in each
     )
 
 
-def _mark(layer: HostKVLayer, rounds: bool) -> _LayerMark:
+def _mark(layer: HostKVLayer, quantizes: bool) -> _LayerMark:
     window = None if layer.window is None else layer.cache
-    exact = tuple(each.clone() for each in _exact(layer, rounds))
+    exact = tuple(each.clone() for each in _exact(layer, quantizes))
     return _LayerMark(layer.read, window, exact, layer.cached_scores, layer.scored_by, layer.disk)
 
 
-def _exact(layer: HostKVLayer, rounds: bool) -> tuple[Tensor, ...]:
+def _exact(layer: HostKVLayer, quantizes: bool) -> tuple[Tensor, ...]:
     """Views of a layer's entries that may still be quantized."""
-    if layer.window is not None or not rounds:
+    if layer.window is not None or not quantizes:
         return ()
     head_group = layer.head_group
     own = (head_group.residual_keys, head_group.residual_values, head_group.residual_positions)
