@@ -169,7 +169,7 @@ def _parameter(name: str) -> inspect.Parameter:
     about, default, hint = option.metadata, option.default, _HINTS[name]
     help = about["help"]
     if about["choices"]:
-        help += f" ({'|'.join(about['choices'])})"
+        help += f" ({', '.join(about['choices'])})"
     if isinstance(default, tuple):
         default, hint = list(default), list[str]
     if option.type is bool:

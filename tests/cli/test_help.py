@@ -98,6 +98,11 @@ def test_help_of_ask_shows_every_setting(kvlite: Run, monkeypatch: pytest.Monkey
     assert kvlite("methods", "--help").out.count("kvlite methods") == 4
 
 
+def test_help_of_ask_is_whole_in_80_columns(kvlite: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert "\u2026" not in kvlite("ask", "--help").out
+
+
 @pytest.mark.cases(2)
 @pytest.mark.parametrize("args", [["--help"], ["ask", "--help"], ["ask", "a", "b", "--top-p", "2"]])
 def test_help_waits_for_no_library(args: list[str]) -> None:

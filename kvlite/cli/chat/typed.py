@@ -87,7 +87,7 @@ def explained(name: str) -> str:
     choices, low, high = about["choices"], about["low"], about["high"]
     said: str = about["help"]
     if choices:
-        said += f" ({'|'.join(choices)})"
+        said += f" ({', '.join(choices)})"
     if low is not None:
         said += f" (from {low:g} on)" if high is None else f" ({low:g} to {high:g})"
     return said
