@@ -1,6 +1,7 @@
 """Text that comes in parts, broken between words at the edge of a terminal."""
 
 import re
+import textwrap
 from collections.abc import Callable, Iterator
 from shutil import get_terminal_size
 
@@ -18,6 +19,13 @@ def word_wrapped(text: str) -> str:
     """A whole text, broken between words at the edge of the terminal."""
     wrap = WordWrap()
     return wrap.push(text) + wrap.flush()
+
+
+def part_wrapped(text: str) -> str:
+    """A line of parts with dots between, broken after a dot at the edge of the terminal."""
+    held = text.replace(" ", "\u00a0").replace("\u00b7\u00a0", "\u00b7 ")
+    lines = textwrap.wrap(held, terminal_width(), break_long_words=False, break_on_hyphens=False)
+    return "\n".join(lines).replace("\u00a0", " ")
 
 
 class WordWrap:

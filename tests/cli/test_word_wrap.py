@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from kvlite.cli.word_wrap import WordWrap, word_wrapped
+from kvlite.cli.word_wrap import WordWrap, part_wrapped, word_wrapped
 
 PARTS = st.lists(st.text(st.sampled_from("ab \n字-"), max_size=9), max_size=20)
 
@@ -32,6 +32,12 @@ def test_a_whole_text(monkeypatch: pytest.MonkeyPatch) -> None:
         word_wrapped("The term of office of the President")
         == "The term of office\nof the President"
     )
+
+
+def test_a_line_of_parts_is_broken_between_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "30")
+    line = "kept all 61 \u00b7 KV 46.0 MiB \u00b7 first token 30.6 s"
+    assert part_wrapped(line) == "kept all 61 \u00b7 KV 46.0 MiB \u00b7\nfirst token 30.6 s"
 
 
 def test_indentation_and_empty_lines_stay() -> None:

@@ -13,6 +13,7 @@ from kvlite.cli.chat.prompt import LinePrompt, Prompt
 from kvlite.cli.chat.stream import MarkdownStream
 from kvlite.cli.chat.views import Gauge
 from kvlite.cli.screen import on_interrupt, print_answer, reading, reading_bar, unechoed
+from kvlite.cli.word_wrap import part_wrapped
 from kvlite.conversation.metrics import GenerationMetrics, brief
 from kvlite.conversation.session import Begin
 from kvlite.engine.callbacks import Callbacks, Progress
@@ -110,7 +111,7 @@ class ChatTerminal:
             metrics = self._rendered(begin)
         if not self.quiet and not apart:
             self.screen.print()
-            self.screen.print(Text(brief(metrics), "dim"))
+            self.screen.print(Text(part_wrapped(brief(metrics)), "dim"))
             self.screen.print()
         return metrics
 
