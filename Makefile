@@ -6,7 +6,11 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+COMPILED := $(VENV)/.compiled
 export HF_HUB_OFFLINE := 1
+# Bytecode is kept, also where an image forbids it: each worker and each program that a test starts
+# would compile everything anew.
+export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: setup browser demo test long check gpu gpu-report format clean
 
@@ -34,9 +38,16 @@ browser:
 		(apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium fonts-dejavu-core >/dev/null) \
 		|| echo "no Chromium here: the app's browser tests will be skipped"
 
+# What numba makes takes a minute, and two workers would both begin with it.
+$(COMPILED): $(READY) $(wildcard kvlite/ops/numba_*.py)
+	KVLITE_CACHE=tests/.cache $(BIN)/kvlite ask LICENSE "What is allowed?" -q \
+		--budget 10% --max-tokens 4 >/dev/null
+	@touch $@
+
 # Types and style are checked beside the tests.
 test: setup browser
 	@$(MAKE) --no-print-directory check >.check.log 2>&1 & checked=$$!; \
+	$(MAKE) --no-print-directory --silent $(COMPILED) || { wait $$checked; exit 1; }; \
 	OMP_WAIT_POLICY=passive $(BIN)/pytest -n 2 --dist worksteal --durations=10; tested=$$?; \
 	wait $$checked || { cat .check.log; exit 1; }; cat .check.log; exit $$tested
 

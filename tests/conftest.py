@@ -435,14 +435,11 @@ def threads(request: pytest.FixtureRequest) -> None:
     torch.set_num_threads((os.cpu_count() or 1) if real else 1)
 
 
-@pytest.fixture(scope="module")
-def quick_collections() -> Iterator[None]:
-    """Where memory runs out, gc looks only at what was made since: libraries hold a million
-    objects."""
+@pytest.fixture(scope="module", autouse=True)
+def quick_collections() -> None:
+    """gc looks only at what a module's tests make: libraries hold a million objects."""
     gc.collect()
     gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 @pytest.fixture(scope="session", params=sorted(ARCHITECTURES))

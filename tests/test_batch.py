@@ -153,7 +153,6 @@ def steps_of(model: LoadedModel, talks: list[Talk]) -> list[Step]:
     return [talk.step(model, OOMPolicy(model.device, never_lossy=True)) for talk in talks]
 
 
-@pytest.mark.usefixtures("quick_collections")
 def test_memory_that_runs_out_once_changes_nothing(few: LoadedModel) -> None:
     """At whatever allocation of a step."""
     read = read_all(few, WAYS[:6])

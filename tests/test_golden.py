@@ -25,7 +25,7 @@ SHOWN = 12
 
 
 @pytest.fixture(scope="module")
-def shop(tmp_path_factory: pytest.TempPathFactory, quick_collections: None) -> Iterator[Workshop]:
+def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workshop]:
     folder = tmp_path_factory.mktemp("golden")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("KVLITE_DATA", str(folder / "data"))

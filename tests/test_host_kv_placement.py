@@ -261,7 +261,6 @@ def test_a_step_that_broke_off_costs_nothing(name: str, monkeypatch: pytest.Monk
 
 
 @pytest.mark.long
-@pytest.mark.usefixtures("quick_collections")
 @pytest.mark.parametrize("recall", ["ram", "disk"])
 def test_a_tier_that_grows_does_not_exist_twice(llama: Tiny, cache: Path, recall: str) -> None:
     talk = chat(llama.model, recall=recall, **SMALL)

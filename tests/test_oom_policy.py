@@ -172,11 +172,6 @@ def survives(model: LoadedModel, name: str, straight: Straight, at: range) -> li
     return taken
 
 
-@pytest.fixture(scope="module", autouse=True)
-def quick(straight: dict[str, Straight], quick_collections: None) -> None:
-    """Collections are, once what is compared with is there."""
-
-
 @pytest.mark.cases(1)
 @pytest.mark.parametrize("name", CASES)
 def test_wherever_memory_runs_out_once_nothing_is_given_up(

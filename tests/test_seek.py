@@ -142,7 +142,6 @@ def test_layers_that_read_less_go_back_after_saving(llama: Tiny, tmp_path: Path)
 
 
 @pytest.mark.long
-@pytest.mark.usefixtures("quick_collections")
 @pytest.mark.parametrize("given", [{"recall": "off"}, {}, {"recall_bits": "4"}])
 def test_memory_that_ends_while_going_back(llama: Tiny, given: dict[str, str]) -> None:
     """Wherever it does: what is said next is answered as if nothing had happened."""

@@ -247,7 +247,6 @@ def test_however_it_ends_all_is_as_it_was(llama: Tiny, name: str) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.usefixtures("quick_collections")
 @pytest.mark.parametrize("name", ["full", "recall", "forget"])
 def test_memory_that_ends_while_it_is_checked(llama: Tiny, name: str) -> None:
     """Wherever it does: it is told in a sentence, and nothing is lost or given up."""
