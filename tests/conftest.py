@@ -442,6 +442,11 @@ def quick_collections() -> None:
     gc.freeze()
 
 
+def pytest_sessionfinish() -> None:
+    """Libraries complain of what is left when Python ends."""
+    gc.unfreeze()
+
+
 @pytest.fixture(scope="session", params=sorted(ARCHITECTURES))
 def tiny(request: pytest.FixtureRequest) -> Tiny:
     """Every admitted architecture in turn."""
