@@ -28,7 +28,7 @@ CHOICES = [
     ("snapkv:layers=global", 60),
     ("uncomp", 40),
     ("expectedattention", 40),
-    ("expectedattention:future=9,pool=3", 40),
+    ("triattention:pool=3", 40),
     ("simlayerkv:threshold=0.5,recent=30+kvx:layers=entropy", 60),
     ("minicache:start=0", 60),
 ]
@@ -43,7 +43,7 @@ def test_reading_once_gives_every_method_the_cache_it_would_have_alone(kind: Tin
     alone = [("lminfinite:sinks=4,limit=false", 40)]
     specs = CHOICES + (alone if any(shape.windows) or shape.recurrent_layers else alone + narrowing)
     if unturnable(model):
-        specs = [each for each in specs if "expectedattention" not in each[0]]
+        specs = [each for each in specs if not each[0].startswith(("expected", "triattention"))]
     if shape.kv_heads == 1:  # one head is no groups of heads
         specs = [each for each in specs if "uncomp" not in each[0]]
     choices = [

@@ -156,6 +156,7 @@ MOVED: list[tuple[str, int, int, int, int]] = [
     ("simlayerkv:threshold=1,last=8,recent=9", 40, 0, EIGHT_ROWS + POSITIONS, 0),
     ("simlayerkv:threshold=1,last=1,recent=9+h2o", 40, SCORES, TESTED + SCORES, indices(40)),
     ("keydiff", 40, 0, 0, 0),
+    ("triattention", 40, 0, 0, 0),
     ("random:window=8", 40, 0, 0, 0),
     ("streaming", 40, 0, 0, 0),
     ("lminfinite", 40, 0, 0, 0),

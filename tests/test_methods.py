@@ -108,7 +108,8 @@ def make_case(
         head_group.add(torch.rand(batch, len(head_group.heads), n, generator=generator))
     start = int(positions[0, 0, -1]) + 1 - rows
     spread = torch.randn(batch, kv_heads * group, DIM, DIM, generator=generator)
-    expected = Expected(queries.mean(2), spread @ spread.transpose(-1, -2))
+    lengths = spread[..., 0, : DIM // 2].abs()
+    expected = Expected(queries.mean(2), spread @ spread.transpose(-1, -2), lengths)
     window = Window(queries, start, kv_heads, Softmax(DIM**-0.5, softcap), expected)
     return Case(layer, keys, values, positions, window)
 

@@ -129,7 +129,8 @@ def test_queries_to_come_are_expected_to_pay_the_sinks() -> None:
     )
     _, probabilities, _ = naive(q, k, v, softmax, torch.ones(1, 12, dtype=torch.bool))
     expected = probabilities.view(2, KV_HEADS, GROUP, 12).mean(2)
-    still = Expected(q[:, :, 0], torch.zeros(2, KV_HEADS * GROUP, DIM, DIM))
+    heads = KV_HEADS * GROUP
+    still = Expected(q[:, :, 0], torch.zeros(2, heads, DIM, DIM), torch.zeros(2, heads, DIM // 2))
     method = ExpectedAttention(sinks=0, use_values=False)
     for head_group in layer.head_groups:
         heads = list(head_group.heads)

@@ -21,7 +21,7 @@ from kvlite.methods.placement import ON_DEVICE, ScoringBackend
 from kvlite.methods.scores import Window
 from kvlite.model.attention_interface import Attender, Lender
 from kvlite.model.layers import LayerGroup
-from kvlite.model.rotary import Rotation, unrotated
+from kvlite.model.rotary import Rotation
 from kvlite.model.window import LocalWindow
 from kvlite.ops.attention import attend_causal, attend_masked, attention_sums, grouped
 from kvlite.ops.softmax import Softmax
@@ -216,9 +216,8 @@ class LayerPrefill:
         future = self.policy.method.needs.future_queries
         if future is not None:
             late = self.positions[self.done : self.done + length] >= future.skipped
-            statistics = statistics.joined(
-                unrotated(q, self._rotation(self.done, length))[:, :, late]
-            )
+            cos, sin = self._rotation(self.done, length)
+            statistics = statistics.joined(q[:, :, late], (cos[:, late], sin[:, late]))
         return Found(length, queries, opening, query_sq_sum, statistics)
 
     def _over_head_group(
@@ -322,7 +321,9 @@ class LayerPrefill:
         """
         queries = torch.cat(self.queries, 2)
         start = self.end - queries.shape[2]
-        expected = None if self.coming is None else self.statistics.expected(self.coming)
+        expected = None
+        if self.coming is not None:
+            expected = self.statistics.expected(self.coming, self._rotation(0, 1))
         window = Window(queries, start, self.kv_heads, self.softmax, expected, backend)
         begin, opening = self.end - self.positions.shape[0], None
         if self.opening:

@@ -1,4 +1,4 @@
-"""What queries of a layer are like: their mean and covariance, gathered chunk by chunk."""
+"""What queries of a layer are like: their mean, covariance and lengths, gathered chunk by chunk."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,12 +10,13 @@ from torch import Tensor
 from kvlite.methods.layer_policy import LayerPolicy
 from kvlite.methods.scores import Expected
 from kvlite.model.load import LoadedModel
-from kvlite.model.rotary import Rotation, rotated
+from kvlite.model.rotary import Rotation, pair_lengths, rotated, rotations_apart, unrotated
 
 
 @dataclass(frozen=True)
 class QueryStatistics:
-    """Mean and covariance of un-rotated queries, in float64, none of which is held.
+    """Mean and covariance of un-rotated queries, and the mean lengths of the pairs of channels that
+    were turned, in float64; no query is held.
 
     Each chunk is centered by its own mean before it is joined to those before, so that no small
     covariance is the difference of large sums.
@@ -24,47 +25,57 @@ class QueryStatistics:
     count: int = 0
     mean: Tensor | None = None
     scatter: Tensor | None = None
+    lengths: Tensor | None = None
 
-    def joined(self, q: Tensor) -> "QueryStatistics":
-        """With queries `(batch, heads, n, dim)` float32 counted too."""
+    def joined(self, q: Tensor, rotation: Rotation) -> "QueryStatistics":
+        """With queries `(batch, heads, n, dim)`, rotated, counted too."""
         count = q.shape[2]
         if not count:
             return self
+        lengths = pair_lengths(q, rotation[0].shape[-1] // 2).mean(2).double()
+        q = unrotated(q, rotation)
         mean = q.mean(2, keepdim=True)
         centered = q - mean
         scatter = torch.matmul(centered.transpose(-1, -2), centered).double()
         mean = mean.squeeze(2).double()
-        if self.mean is None or self.scatter is None:
-            return QueryStatistics(count, mean, scatter)
+        if self.mean is None or self.scatter is None or self.lengths is None:
+            return QueryStatistics(count, mean, scatter, lengths)
         both, apart = self.count + count, mean - self.mean
         between = apart[..., :, None] * apart[..., None, :]
         scatter += self.scatter + between * (self.count * count / both)
-        return QueryStatistics(both, self.mean + apart * (count / both), scatter)
+        share = count / both
+        lengths = self.lengths + (lengths - self.lengths) * share
+        return QueryStatistics(both, self.mean + apart * share, scatter, lengths)
 
-    def expected(self, rotation: Rotation) -> Expected | None:
-        """The same queries under a mean rotation; None if none was counted."""
-        if self.mean is None or self.scatter is None:
+    def expected(self, rotation: Rotation, at: Rotation) -> Expected | None:
+        """The same queries under a mean rotation; None if none was counted.
+
+        Args:
+            at: the rotation of any one position, which may stretch.
+        """
+        if self.mean is None or self.scatter is None or self.lengths is None:
             return None
-        mean = rotated(self.mean[:, :, None], rotation).squeeze(2)
+        mean = self.mean[:, :, None]
         half = rotated(self.scatter / self.count, rotation).transpose(-1, -2)
-        return Expected(mean, rotated(half, rotation))
+        turned = rotated(mean, at).squeeze(2)
+        spread = self.lengths.float() - pair_lengths(turned, self.lengths.shape[-1])
+        return Expected(rotated(mean, rotation).squeeze(2), rotated(half, rotation), spread)
 
 
 def rotations_to_come(
     model: LoadedModel, policies: Sequence[LayerPolicy], end: int
 ) -> list[Rotation | None]:
-    """For each layer the mean rotation of the positions that its method wants to know of, from
-    `end` on and as far as the model's context goes; None where it wants none."""
+    """For each layer the mean rotation of the positions that its method wants to know of, after
+    `end` and as far as the model's context goes; None where it wants none."""
 
     @cache
-    def means(future: int) -> list[Rotation]:
-        count = max(1, min(future, model.shape.max_context - end))
+    def means(ahead: Sequence[int]) -> list[Rotation]:
+        within = [end + each for each in ahead if end + each < model.shape.max_context]
+        tables = rotations_apart(model, within or [end + ahead[0]])
         return [
             (cos.float().mean(1, keepdim=True), sin.float().mean(1, keepdim=True))
-            for cos, sin in model.rotations(end, count)
+            for cos, sin in tables
         ]
 
     wanted = [policy.method.needs.future_queries for policy in policies]
-    return [
-        None if each is None else means(each.future)[layer] for layer, each in enumerate(wanted)
-    ]
+    return [None if each is None else means(each.ahead)[layer] for layer, each in enumerate(wanted)]

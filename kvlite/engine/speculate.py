@@ -136,7 +136,7 @@ class Ahead:
         positions = torch.arange(start, start + count, dtype=torch.int32, device=device)
         by_layer = model.by_layer(positions)
         hidden = model.embed(torch.tensor([token_ids], device=device))
-        rotations = rotations_apart(model, start, count)
+        rotations = rotations_apart(model, range(start, start + count))
         passed: list[LayerAhead] = []
         for index, (layer, rotation) in enumerate(zip(self.layers, rotations, strict=True)):
             own, states = by_layer[index], cache.states.get(index, {})

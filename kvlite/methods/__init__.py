@@ -24,6 +24,7 @@ from kvlite.methods.snapkv import SnapKV
 from kvlite.methods.spans import Spans
 from kvlite.methods.streaming import Streaming
 from kvlite.methods.tova import TOVA
+from kvlite.methods.triattention import TriAttention
 from kvlite.methods.uncomp import UNComp
 
 __all__ = ["METHODS", "LayerView", "Method", "Streaming", "parse_method", "renamed"]
@@ -32,7 +33,8 @@ METHODS: dict[str, type[Method]] = {
     method.name: method
     for method in (
         *(Full, Spans, Random, Streaming, LMInfinite, SnapKV, PyramidKV, KVX, H2O, TOVA, KeyDiff),
-        *(ExpectedAttention, KVzip, UNComp, PyramidInfer, MiniCache, CHAI, SimLayerKV, MInference),
+        *(ExpectedAttention, TriAttention, KVzip, UNComp, PyramidInfer, MiniCache, CHAI),
+        *(SimLayerKV, MInference),
     )
 }
 

@@ -20,11 +20,11 @@ class FutureQueries:
     """Statistics of the queries to come, estimated from those just read.
 
     Attributes:
-        future: how many positions ahead the queries are expected.
+        ahead: how far from the next position queries are expected, ascending.
         skipped: first positions whose queries do not count.
     """
 
-    future: int
+    ahead: Sequence[int]
     skipped: int
 
 
@@ -37,8 +37,7 @@ class Needs:
             the budget.
         first: how many of the first queries of a turn `select` wants in `view.opening`.
         attention: it chooses by attention, so `view.window.backend` may score on the host.
-        future_queries: it wants the mean and covariance of the queries to come, in
-            `view.window.expected`.
+        future_queries: it wants statistics of the queries to come, in `view.window.expected`.
     """
 
     queries: int | Callable[[int], int] = 0

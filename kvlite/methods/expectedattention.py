@@ -3,14 +3,10 @@
 from dataclasses import dataclass
 from functools import cached_property
 
-from kvlite.errors import SettingError
 from kvlite.methods.capabilities import FutureQueries, Needs
 from kvlite.methods.scored import Scored
 from kvlite.methods.scores import Window
 from kvlite.methods.types import KVHeadGroup, Tensor
-from kvlite.model.architectures import architecture
-from kvlite.model.calibration import Calibration
-from kvlite.model.shape import ModelShape
 
 
 @dataclass(frozen=True)
@@ -44,14 +40,7 @@ class ExpectedAttention(Scored):
 
     @cached_property
     def needs(self) -> Needs:
-        return Needs(attention=True, future_queries=FutureQueries(self.future, self.sinks))
-
-    def fitted(self, shape: ModelShape, calibration: Calibration | None) -> "ExpectedAttention":
-        if why := architecture(shape.model_type).unturnable:
-            raise SettingError(
-                f"method {self.name} turns queries to positions to come, but {why}: use snapkv"
-            )
-        return self
+        return Needs(attention=True, future_queries=FutureQueries(range(self.future), self.sinks))
 
     def score(self, head_group: KVHeadGroup, window: Window) -> Tensor:
         """Expected attention among the entries after the sinks, times the length of the value."""

@@ -24,11 +24,18 @@ KEY_ELEMENTS_AT_ONCE = 1 << 21
 
 @dataclass(frozen=True)
 class Expected:
-    """The distribution of the queries to come, rotated to their positions: mean `(batch, heads,
-    dim)` and covariance `(batch, heads, dim, dim)`, float32."""
+    """The distribution of the queries to come, rotated to their positions, float32.
+
+    Attributes:
+        mean: `(batch, heads, dim)`.
+        covariance: `(batch, heads, dim, dim)`.
+        spread: `(batch, heads, pairs)`, of each pair of channels that is turned: by how much the
+            mean length of the queries exceeds the length of their mean before the rotation.
+    """
 
     mean: Tensor
     covariance: Tensor
+    spread: Tensor
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ so a rotation can be undone without knowing its kind. Those whose rotations cann
 are named in `architectures`.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -37,6 +38,12 @@ def turned(x: Tensor, at: Rotation, to: Rotation) -> Tensor:
     return rotated(unrotated(x, at), to).to(x.dtype)
 
 
+def pair_lengths(x: Tensor, pairs: int) -> Tensor:
+    """Lengths `(..., pairs)` float32 of the pairs of channels that are turned together, the first
+    ones of vectors `(..., dim)`."""
+    return torch.hypot(x[..., :pairs].float(), x[..., pairs : 2 * pairs].float())
+
+
 def rotations_after(model: LoadedModel, end: int, count: int) -> list[Rotation]:
     """Rotations of the `count` positions from `end` on, for every layer, with the frequencies of
     the positions before, even if the model would change them with the length.
@@ -53,12 +60,12 @@ def rotations_after(model: LoadedModel, end: int, count: int) -> list[Rotation]:
     return [by_table[id(cos)] for cos, _ in tables]
 
 
-def rotations_apart(model: LoadedModel, start: int, count: int) -> list[Rotation]:
-    """Rotations of the `count` positions from `start` on, for every layer, each as if it were the
-    last: some models' frequencies change with the length."""
+def rotations_apart(model: LoadedModel, positions: Sequence[int]) -> list[Rotation]:
+    """Rotations of positions, for every layer, each as if it were the last: some models'
+    frequencies change with the length."""
     if fixed_tables(model):
-        return model.rotations(start, count)
-    apart = [model.rotations(start + place, 1) for place in range(count)]
+        return model.rotations_at(torch.tensor(positions, device=model.device), model.dtype)
+    apart = [model.rotations(position, 1) for position in positions]
     by_layer = (zip(*each, strict=True) for each in zip(*apart, strict=True))
     return [(torch.cat(coses, 1), torch.cat(sines, 1)) for coses, sines in by_layer]
 
