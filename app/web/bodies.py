@@ -11,7 +11,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from kvlite.web.sending import Bodies, TooMuch, parts_of
+from kvlite.web.sending import Bodies, TooMuch
 
 from .routes import user_of
 
@@ -21,17 +21,6 @@ _TOO_MUCH = {413: "This is too long.", 503: "Too much is sent at once: try again
 # Tabs of a user's that are remembered, and characters of what a tab is known by.
 _TABS, _NAME = 1_000, 100
 _HEARTBEAT, _CALL = "/gradio_api/heartbeat/", "/gradio_api/call/"
-
-
-async def body_of(scope: Scope, receive: Receive, most: int) -> bytes | None:
-    """What is sent; None if it is longer. Raises ClientDisconnect if whoever sends it has gone, or
-    sends no more."""
-    body = bytearray()
-    async for part in parts_of(scope, receive):
-        body += part
-        if len(body) > most:
-            return None
-    return bytes(body)
 
 
 def sent_again(body: bytes, receive: Receive) -> Receive:
@@ -86,7 +75,8 @@ class BodyFilter:
             async with self._bodies.read(scope, receive) as body:
                 await self._answer(scope, body)(scope, sent_again(body, receive), send)
         except TooMuch as error:
-            await _refused(_TOO_MUCH[error.status], error.status)(scope, receive, send)
+            refused = PlainTextResponse(_TOO_MUCH[error.status], error.status)
+            await refused(scope, receive, send)
         except ClientDisconnect:
             return
 
@@ -98,14 +88,14 @@ class BodyFilter:
         plain = None if _looks(scope) else _plain(body)
         kind = Request(scope).headers.get("content-type", "").partition(";")[0].strip().lower()
         if _takes_json(scope) and not (kind == "application/json" and isinstance(plain, dict)):
-            return _refused("Send a JSON object, as application/json.", 400)
+            return PlainTextResponse("Send a JSON object, as application/json.", 400)
         if _names_an_address(plain):
-            return _refused("Files are uploaded here, not fetched.", 403)
+            return PlainTextResponse("Files are uploaded here, not fetched.", 403)
         user = user_of(scope) or ""
         own = all(self.sessions.is_of(each, user) for each in _tabs(scope, plain))
         if own and all(_asker(scope, each) in (None, user) for each in _events(scope, plain)):
             return None
-        return _refused("This is another user's.", 403)
+        return PlainTextResponse("This is another user's.", 403)
 
 
 def _answering(app: ASGIApp) -> ASGIApp:
@@ -146,10 +136,6 @@ def is_upload(scope: Scope) -> bool:
 def _takes_json(scope: Scope) -> bool:
     """Whether what is sent there can only be JSON: gradio stumbles over anything else."""
     return not _looks(scope) and scope["path"].startswith("/gradio_api/")
-
-
-def _refused(sentence: str, status: int) -> PlainTextResponse:
-    return PlainTextResponse(sentence, status_code=status)
 
 
 def _plain(body: bytes) -> Any:

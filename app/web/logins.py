@@ -13,7 +13,9 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from .bodies import body_of, sent_again
+from kvlite.web.sending import parts_of
+
+from .bodies import sent_again
 
 _LOG = logging.getLogger(__name__)
 # Wrong passwords that cost nothing; seconds that the next one costs, twice as many with each, and
@@ -112,13 +114,16 @@ class Logins:
             await self.app(scope, receive, send)
 
     async def _log_in(self, scope: Scope, receive: Receive, send: Send) -> None:
+        read = bytearray()
         try:
-            body = await body_of(scope, receive, _LARGEST)
+            async for part in parts_of(scope, receive):
+                read += part
+                if len(read) > _LARGEST:
+                    await JSONResponse({"detail": "This is too long."}, 413)(scope, receive, send)
+                    return
         except ClientDisconnect:
             return
-        if body is None:
-            await JSONResponse({"detail": "This is too long."}, 413)(scope, receive, send)
-            return
+        body = bytes(read)
         name, address = await _name(scope, body, receive), address_of(scope)
         status = 0
 

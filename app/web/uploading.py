@@ -51,7 +51,7 @@ class Uploading:
         """What to answer; None if nobody is there any more."""
         headers, owner = Headers(scope=scope), user_of(scope) or ""
         if not headers.get("content-type", "").lower().startswith("multipart/form-data"):
-            return _told("Send files as multipart/form-data.", 400)
+            return PlainTextResponse("Send files as multipart/form-data.", 400)
         query = parse_qs(scope.get("query_string", b"").decode("latin-1"))
         upload_id = query.get("upload_id", [None])[-1]
         incoming = self.uploads.new(owner)
@@ -64,13 +64,15 @@ class Uploading:
             return None
         except UploadsFull:
             told = "There is no room for more documents now: send those that wait, or come back"
-            return _told(f"{told} in an hour.", 507)
+            return PlainTextResponse(f"{told} in an hour.", 507)
         except MultiPartException as error:
-            return _told(error.message, 413 if "maximum allowed size" in error.message else 400)
+            return PlainTextResponse(
+                error.message, 413 if "maximum allowed size" in error.message else 400
+            )
         except (ValueError, LookupError):
-            return _told("This is no file as browsers send them.", 400)
+            return PlainTextResponse("This is no file as browsers send them.", 400)
         except OSError as error:
-            return _told(f"The file cannot be written: {error.strerror or error}.", 507)
+            return PlainTextResponse(f"The file cannot be written: {error.strerror or error}.", 507)
         finally:
             if upload_id is not None:
                 file_upload_statuses.set_done(upload_id)
@@ -116,7 +118,3 @@ async def _come(
     )
     form = await parser.parse()
     return [each for _, each in form.multi_items() if isinstance(each, GradioUploadFile)]
-
-
-def _told(sentence: str, status: int) -> PlainTextResponse:
-    return PlainTextResponse(sentence, status_code=status)

@@ -44,7 +44,7 @@ class ValidatedPage(gr.Blocks):
             # As Python writes it: there is in it what was sent.
             _LOG.warning("refused what was sent: %s: %s", type(error).__name__, _short(str(error)))
             raise refused(_ODD) from None
-        kinds = _kinds_of(block_fn.fn)
+        kinds, _ = _given_to(block_fn.fn)
         return [
             _of_kind(value, *kinds[number]) if number < len(kinds) else value
             for number, value in enumerate(values)
@@ -53,7 +53,7 @@ class ValidatedPage(gr.Blocks):
     async def process_api(self, block_fn: Any, inputs: list[Any], *args: Any, **kwargs: Any) -> Any:
         """What an event comes to."""
         event = self.fns[block_fn] if isinstance(block_fn, int) else block_fn
-        for kind in _heard_by(event.fn) if kwargs.get("iterator") is None else ():
+        for kind in _given_to(event.fn)[1] if kwargs.get("iterator") is None else ():
             _require_event(kind, kwargs.get("event_data"))
         try:
             return await super().process_api(block_fn, inputs, *args, **kwargs)
@@ -106,35 +106,22 @@ def _require_event(kind: type[gr.EventData], event: gr.EventData | None) -> None
 
 
 @lru_cache(maxsize=256)
-def _kinds_of(fn: Callable[..., Any] | None) -> list[tuple[str, tuple[Any, ...]]]:
-    """Of each parameter that the page gives: its name, and the kinds it may be of."""
-    found = []
-    for name, hint in _hints(fn).items():
-        if not _is_event(hint) and hint is not gr.Request:
-            several = get_origin(hint) in (Union, UnionType)
-            found.append((name, get_args(hint) if several else (hint,)))
-    return found
-
-
-@lru_cache(maxsize=256)
-def _heard_by(fn: Callable[..., Any] | None) -> list[type[gr.EventData]]:
-    return [hint for hint in _hints(fn).values() if _is_event(hint)]
-
-
-def _hints(fn: Callable[..., Any] | None) -> dict[str, Any]:
-    if fn is None:
-        return {}
-    hints = get_type_hints(fn)
-    wanted = inspect.signature(fn).parameters.values()
-    return {
-        each.name: hints.get(each.name, Any)
-        for each in wanted
-        if each.kind is not inspect.Parameter.VAR_POSITIONAL
-    }
-
-
-def _is_event(hint: Any) -> bool:
-    return isinstance(hint, type) and issubclass(hint, gr.EventData)
+def _given_to(
+    fn: Callable[..., Any] | None,
+) -> tuple[list[tuple[str, tuple[Any, ...]]], list[type[gr.EventData]]]:
+    """Of each parameter that the page gives: its name, and the kinds it may be of; and the events
+    that are heard."""
+    given, events = [], []
+    if fn is not None:
+        hints = get_type_hints(fn)
+        for each in inspect.signature(fn).parameters.values():
+            hint = hints.get(each.name, Any)
+            if isinstance(hint, type) and issubclass(hint, gr.EventData):
+                events.append(hint)
+            elif hint is not gr.Request and each.kind is not inspect.Parameter.VAR_POSITIONAL:
+                several = get_origin(hint) in (Union, UnionType)
+                given.append((each.name, get_args(hint) if several else (hint,)))
+    return given, events
 
 
 def _in_short(message: str) -> str:
