@@ -69,105 +69,85 @@ class Printing:
     sources: bool
 
 
+@dataclass
+class _Answer:
+    """A question, and what has come of its answer."""
+
+    question: str
+    text: str = ""
+    last: "Piece | None" = None
+    error: str = ""
+
+    @property
+    def reason(self) -> "FinishReason | None":
+        return None if self.last is None else self.last.metrics.finish_reason
+
+    @property
+    def ended(self) -> bool:
+        return bool(self.error) or self.reason is not None
+
+    def print(self, number: int, how: Printing) -> None:
+        _write(f"{number}. {self.question}")
+        if self.error:
+            how.screen.print(f"kvlite: {self.error}")
+        elif self.last is not None:
+            _write(self.text)
+            print_account(self.last, how.screen, sources=how.sources)
+
+    def to_json(self) -> dict[str, Any]:
+        made: dict[str, Any] = {"question": self.question}
+        if self.last is not None:
+            metrics = self.last.metrics.to_json()
+            made |= {"answer": self.text, **sources_json(self.last), **metrics}
+        return made | ({"error": self.error} if self.error else {})
+
+
 def answer_each(talk: "Conversation", questions: Sequence[str], how: Printing) -> int:
     """Answer questions together, and print the answers in their order, each once those before it
     have ended. Ctrl-C ends them where they stand. Returns the exit code."""
-    shown = _Shown(questions, how)
+    answers, printed = [_Answer(each) for each in questions], 0
+    status = how.screen.status("Answering")
+
+    def show() -> None:
+        nonlocal printed
+        while not how.as_json and printed < len(answers) and answers[printed].ended:
+            status.stop()
+            answers[printed].print(printed + 1, how)
+            printed += 1
+        made = sum(each.last.metrics.generated_tokens for each in answers if each.last is not None)
+        ended, count = sum(each.ended for each in answers), len(answers)
+        status.update(f"Answering: {ended} of {count} done, {made:,} tokens")
+
     with reading(how.screen) as (bar, callbacks):
         said = [said_about(talk, question) for question in questions]
         try:
             for index, heard in talk.ask_each(said, callbacks=callbacks):
+                answer = answers[index]
                 if isinstance(heard, KvliteError):
-                    shown.failed(index, heard)
-                    continue
-                bar.close()
-                shown.add(index, heard)
+                    answer.error = sentence(how.resolved.noted(heard))
+                else:
+                    bar.close()
+                    status.start()
+                    answer.text, answer.last = answer.text + heard.text, heard
+                show()
         finally:
-            shown.status.stop()
-        shown.end()
-    return shown.code
+            status.stop()
+        code = _code(answers)
+        for answer in answers:
+            if not answer.ended:
+                answer.error = "stopped before it was answered"
+        if how.as_json:
+            print_json([each.to_json() for each in answers], readable=True)
+        show()
+    return code
 
 
-class _Shown:
-    """Answers as they are printed.
+def _code(answers: Sequence[_Answer]) -> int:
+    if any(not each.ended or each.reason == "interrupted" for each in answers):
+        return INTERRUPTED
+    wrong = any(each.error or (each.last and each.last.metrics.failure) for each in answers)
+    return BAD_INPUT if wrong else 0
 
-    Attributes:
-        texts, pieces, errors: by question; of an answer, what has come so far, and its last piece.
-        next: the first question that is not printed.
-        status: how far all of it is.
-        code: the exit code.
-    """
 
-    def __init__(self, questions: Sequence[str], how: Printing) -> None:
-        self.questions, self.how = questions, how
-        self.texts = [""] * len(questions)
-        self.pieces: list[Piece | None] = [None] * len(questions)
-        self.errors: dict[int, str] = {}
-        self.next = self.code = 0
-        self.status = how.screen.status("Answering")
-
-    def add(self, index: int, piece: "Piece") -> None:
-        """Take a piece of an answer."""
-        self.status.start()
-        self.texts[index] += piece.text
-        self.pieces[index] = piece
-        self.show()
-
-    def failed(self, index: int, error: KvliteError) -> None:
-        """There is no answer to a question."""
-        self.errors[index] = sentence(self.how.resolved.noted(error))
-        self.code = self.code or BAD_INPUT
-        self.show()
-
-    def show(self) -> None:
-        """Print what can be printed, and how far all of it is."""
-        while not self.how.as_json and self.next < len(self.questions) and self._ended(self.next):
-            self.status.stop()
-            self._print(self.next)
-            self.next += 1
-        made = sum(each.metrics.generated_tokens for each in self.pieces if each is not None)
-        ended, count = sum(map(self._ended, range(len(self.questions)))), len(self.questions)
-        self.status.update(f"Answering: {ended} of {count} done, {made:,} tokens")
-
-    def _ended(self, index: int) -> bool:
-        return index in self.errors or self._reason(index) is not None
-
-    def _reason(self, index: int) -> "FinishReason | None":
-        piece = self.pieces[index]
-        return None if piece is None else piece.metrics.finish_reason
-
-    def _print(self, index: int) -> None:
-        self._write(f"{index + 1}. {self.questions[index]}")
-        if index in self.errors:
-            self.how.screen.print(f"kvlite: {self.errors[index]}")
-            return
-        piece = self.pieces[index]
-        assert piece is not None
-        self._write(self.texts[index])
-        print_account(piece, self.how.screen, sources=self.how.sources)
-
-    def _write(self, text: str) -> None:
-        write(f"{word_wrapped(text) if sys.stdout.isatty() else text}\n")
-
-    def end(self) -> None:
-        """Print the rest: no more comes."""
-        reasons = [*map(self._reason, range(len(self.questions)))]
-        none = [at for at, each in enumerate(reasons) if each is None and at not in self.errors]
-        if none or "interrupted" in reasons:
-            self.code = INTERRUPTED
-        elif any(each is not None and each.metrics.failure for each in self.pieces):
-            self.code = BAD_INPUT
-        for index in none:
-            self.errors[index] = "stopped before it was answered"
-        if self.how.as_json:
-            print_json([self._json(index) for index in range(len(reasons))], readable=True)
-        self.show()
-
-    def _json(self, index: int) -> dict[str, Any]:
-        made: dict[str, Any] = {"question": self.questions[index]}
-        piece = self.pieces[index]
-        if piece is not None:
-            made |= {"answer": self.texts[index], **sources_json(piece), **piece.metrics.to_json()}
-        if index in self.errors:
-            made["error"] = self.errors[index]
-        return made
+def _write(text: str) -> None:
+    write(f"{word_wrapped(text) if sys.stdout.isatty() else text}\n")
