@@ -5,7 +5,6 @@ import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
 from typing import Any
 from uuid import uuid4
 
@@ -17,8 +16,8 @@ from kvlite.server.files import with_documents
 from kvlite.server.messages import Plain, plain_messages
 from kvlite.server.refusals import Refusal
 from kvlite.server.served_model import Ask, ServedModel, Token
-from kvlite.server.tools import Reader, ToolUse, call_id, read_whole, reader_of, tool_use
-from kvlite.server.usage import Choice, Usage, gathered, message_ids
+from kvlite.server.tools import ToolUse, call_id, tool_use
+from kvlite.server.usage import Choice, Usage, gathered, message_ids, parts_of
 
 _TOP, _FINGERPRINT = 20, f"kvlite-{__version__}"
 
@@ -51,37 +50,6 @@ async def asked(
     return Ask(ids, settings, request.choices, top, lent=lent), use
 
 
-@dataclass(frozen=True)
-class Part:
-    """What came with one token of an answer: its text, calls, and why the answer ended if it
-    did."""
-
-    token: Token
-    text: str
-    calls: list[Call]
-    reason: str | None
-
-
-async def parts_of(
-    model: ServedModel, ask: Ask, use: ToolUse | None, usage: Usage
-) -> AsyncGenerator[Part | str]:
-    """An answer as it comes, counted in `usage`; and sentences for those who wait."""
-    readers = dict[int, Reader]()
-    async with aclosing(model.answer(ask)) as tokens:
-        async for token in tokens:
-            if token.piece is None:
-                yield token.waiting
-                continue
-            usage.add(token)
-            reader = readers.setdefault(token.choice, reader_of(use))
-            reason = usage.reason(token)
-            text, calls = reader.push(token.piece.token_id, token.piece.text)
-            if reason is not None:
-                rest, more = reader.flush()
-                text, calls = text + rest, calls + more
-            yield Part(token, text, calls, reason)
-
-
 class ChatAnswer:
     """The answer to one request, whole or piece by piece."""
 
@@ -104,7 +72,7 @@ class ChatAnswer:
 
     async def whole(self) -> dict[str, Any]:
         """The completion object."""
-        choices, usage = await gathered(self.model, self.ask)
+        choices, usage = await gathered(self.model, self.ask, self._use)
         return {
             **self._head,
             "object": "chat.completion",
@@ -120,8 +88,8 @@ class ChatAnswer:
         begun = set[int]()
         async with aclosing(parts_of(self.model, self.ask, self._use, usage)) as parts:
             async for part in parts:
-                if isinstance(part, str):
-                    yield part
+                if part.token.piece is None:
+                    yield part.token.waiting
                     continue
                 index, found = part.token.choice, self._logprobs(part.token)
                 if index not in begun:
@@ -142,7 +110,7 @@ class ChatAnswer:
         found = None
         if self.ask.top is not None:
             found = chat_logprobs(self._tokenizer, self.model.shown_chances(choice.tokens))
-        text, calls = read_whole(reader_of(self._use), choice.pieces)
+        text, calls = choice.text, choice.calls
         message: dict[str, Any] = {"role": "assistant", "content": text}
         message |= {"refusal": None, "annotations": []}
         if calls:

@@ -14,7 +14,7 @@ from kvlite.server.chances import Chances, token_text
 from kvlite.server.fields import Completion
 from kvlite.server.refusals import Refusal
 from kvlite.server.served_model import Ask, ServedModel, Token
-from kvlite.server.usage import Choice, Usage, gathered, prompt_ids
+from kvlite.server.usage import Choice, Usage, gathered, parts_of, prompt_ids
 
 # As OpenAI has it: where a request does not say how long its answer may be.
 _LONGEST = 16
@@ -73,20 +73,16 @@ class CompletionAnswer:
             if self.request.echo and not ask.scored:
                 for chunk in self._echoed(first, ask, None):
                     yield chunk
-            async with aclosing(self.model.answer(ask)) as tokens:
-                async for token in tokens:
+            async with aclosing(parts_of(self.model, ask, None, own)) as parts:
+                async for part in parts:
+                    token = part.token
                     if token.prompt:
                         for chunk in self._echoed(first, ask, self._logprobs([*token.prompt])):
                             yield chunk
-                        continue
-                    if token.piece is None:
+                    elif token.piece is None:
                         yield token.waiting
-                        continue
-                    own.add(token)
-                    found, reason = self._of(token), own.reason(token)
-                    if token.piece.text or found or reason:
-                        text = token.piece.text
-                        yield self._chunk(first + token.choice, text, reason, found)
+                    elif (found := self._of(token)) or part.text or part.reason:
+                        yield self._chunk(first + token.choice, part.text, part.reason, found)
             usage.join(own)
         if self.request.with_usage:
             yield {**self._head, "choices": [], "usage": usage.plain()}

@@ -8,13 +8,13 @@ from typing import Any
 from uuid import uuid4
 
 from kvlite.model.tool_calls import Call
-from kvlite.server.chat import asked, parts_of
+from kvlite.server.chat import asked
 from kvlite.server.fields import ResponseRequest
 from kvlite.server.messages import Item, Plain, joined
 from kvlite.server.refusals import Refusal
 from kvlite.server.served_model import Ask, ServedModel
-from kvlite.server.tools import ToolUse, call_id, read_whole, reader_of
-from kvlite.server.usage import Usage, gathered
+from kvlite.server.tools import ToolUse, call_id
+from kvlite.server.usage import Usage, gathered, parts_of
 
 # Responses whose messages are remembered, and characters of all of them.
 _RESPONSES, _CHARACTERS = 1000, 64 << 20
@@ -90,9 +90,8 @@ class ResponseAnswer:
 
     async def whole(self) -> dict[str, Any]:
         """The response object."""
-        (choice,), usage = await gathered(self.model, self.ask)
-        text, calls = read_whole(reader_of(self._use), choice.pieces)
-        items = [_call_item(*each) for each in calls]
+        (choice,), usage = await gathered(self.model, self.ask, self._use)
+        text, items = choice.text, [_call_item(*each) for each in choice.calls]
         self._keep(text, items)
         if text or not items:
             items.insert(0, self._message("completed", [_part(text)]))
@@ -104,8 +103,8 @@ class ResponseAnswer:
         text, reason, items, begun = "", None, list[dict[str, Any]](), False
         async with aclosing(parts_of(self.model, self.ask, self._use, usage)) as parts:
             async for part in parts:
-                if isinstance(part, str):
-                    yield part
+                if part.token.piece is None:
+                    yield part.token.waiting
                     continue
                 if not begun:
                     begun, empty = True, self._response("in_progress", [], None)
@@ -125,7 +124,7 @@ class ResponseAnswer:
         yield self._event(status, response=self._response(status, items, usage))
 
     def _coming(
-        self, text: str, more: str, items: list[dict[str, Any]], calls: list[Call]
+        self, text: str, more: str, items: list[dict[str, Any]], calls: Sequence[Call]
     ) -> Iterator[dict[str, Any]]:
         """More text, or calls, which are added to the `items`; there was `text` before."""
         if more and not text:

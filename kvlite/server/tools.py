@@ -2,7 +2,7 @@
 
 import json
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 from uuid import uuid4
@@ -171,13 +171,3 @@ def _wanted(choice: Any) -> str | None:
 def call_id() -> str:
     """A name for a call: nine letters and digits, since Mistral's template takes nothing else."""
     return uuid4().hex[:9]
-
-
-def read_whole(
-    reader: Reader, tokens: Iterable[tuple[int | None, str]]
-) -> tuple[str, list[tuple[str, Call]]]:
-    """The text and the calls of a whole answer, each call with an id."""
-    found = [reader.push(*each) for each in tokens]
-    found.append(reader.flush())
-    text = "".join(text for text, _ in found)
-    return text, [(call_id(), call) for _, calls in found for call in calls]

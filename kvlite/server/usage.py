@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from functools import partial
@@ -11,11 +11,12 @@ from typing import Any
 from kvlite.conversation.metrics import GenerationMetrics
 from kvlite.model.chat_template import chat_tokens
 from kvlite.model.text_limit import require_fits, too_long
+from kvlite.model.tool_calls import Call
 from kvlite.server.chances import Chances
 from kvlite.server.messages import Plain
 from kvlite.server.refusals import Refusal, in_fields
 from kvlite.server.served_model import Ask, ServedModel, Token
-from kvlite.server.tools import require_form
+from kvlite.server.tools import Reader, ToolUse, call_id, reader_of, require_form
 
 
 @dataclass
@@ -23,15 +24,10 @@ class Choice:
     """One of the answers."""
 
     text: str = ""
+    calls: list[tuple[str, Call]] = field(default_factory=list)
     reason: str = "stop"
     tokens: list[Token] = field(default_factory=list)
     prompt: tuple[Chances, ...] = ()
-
-    @property
-    def pieces(self) -> Iterator[tuple[int | None, str]]:
-        """The token and the text of each piece."""
-        found = (each.piece for each in self.tokens if each.piece is not None)
-        return ((each.token_id, each.text) for each in found)
 
 
 @dataclass
@@ -102,20 +98,54 @@ class Usage:
         }
 
 
-async def gathered(model: ServedModel, ask: Ask) -> tuple[list[Choice], Usage]:
-    """All answers of a request, and what they cost."""
-    choices, usage = [Choice() for _ in range(ask.choices)], Usage(model.names[0], len(ask.ids))
+@dataclass(frozen=True)
+class Part:
+    """What came with one token of an answer: its text, calls, and why the answer ended if it
+    did."""
+
+    token: Token
+    text: str = ""
+    calls: Sequence[Call] = ()
+    reason: str | None = None
+
+
+async def parts_of(
+    model: ServedModel, ask: Ask, use: ToolUse | None, usage: Usage
+) -> AsyncGenerator[Part]:
+    """An answer as it comes, counted in `usage`; and tokens that are none of it."""
+    readers = dict[int, Reader]()
     async with aclosing(model.answer(ask)) as tokens:
         async for token in tokens:
+            if token.piece is None:
+                yield Part(token)
+                continue
+            usage.add(token)
+            reader = readers.setdefault(token.choice, reader_of(use))
+            reason = usage.reason(token)
+            text, calls = reader.push(token.piece.token_id, token.piece.text)
+            if reason is not None:
+                rest, more = reader.flush()
+                text, calls = text + rest, calls + more
+            yield Part(token, text, calls, reason)
+
+
+async def gathered(
+    model: ServedModel, ask: Ask, use: ToolUse | None = None
+) -> tuple[list[Choice], Usage]:
+    """All answers of a request, and what they cost."""
+    choices, usage = [Choice() for _ in range(ask.choices)], Usage(model.names[0], len(ask.ids))
+    async with aclosing(parts_of(model, ask, use, usage)) as parts:
+        async for part in parts:
+            token = part.token
             if token.piece is None:
                 for choice in choices if token.prompt else ():
                     choice.prompt = token.prompt
                 continue
-            usage.add(token)
             choice = choices[token.choice]
-            choice.text += token.piece.text
+            choice.text += part.text
+            choice.calls += [(call_id(), each) for each in part.calls]
             choice.tokens.append(token)
-            choice.reason = usage.reason(token) or choice.reason
+            choice.reason = part.reason or choice.reason
     return choices, usage
 
 
