@@ -21,7 +21,7 @@ from kvlite.cli.screen import console, stop_on_interrupt
 from kvlite.config.settings import Settings
 from kvlite.engine.callbacks import Callbacks
 from kvlite.errors import SettingError
-from kvlite.jobs.output import Written, job_of, publish, record_of, writing
+from kvlite.jobs.output import Written, job_of, publish, record_of, reserved, writing
 from kvlite.jobs.rows import READERS, is_batch_file, pyarrow
 from kvlite.jobs.tasks import Task, questions_in, tasks_in
 from kvlite.model.files import fingerprint
@@ -115,10 +115,10 @@ def batch(
     require_model(settings.model)
     if path != Path(out):
         pyarrow()
-    Written.of(path).require(job, asked, path)  # before the model is loaded
     where = _devices(devices, settings, ray)
     screen = console(quiet)
-    with ExitStack() as stack:
+    with reserved(path), ExitStack() as stack:
+        Written.of(path).require(job, asked, path)  # before the model is loaded
         job["model"], answers = stack.enter_context(_engine(settings, asked, ray, where, screen))
         writer = stack.enter_context(writing(path, job, asked, retry=retry_errors))
         cancel = stack.enter_context(stop_on_interrupt())

@@ -4,7 +4,7 @@ import hashlib
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
@@ -141,29 +141,49 @@ class Writer:
 
 
 @contextmanager
-def writing(path: Path, job: Job, tasks: Sequence[Task], *, retry: bool) -> Iterator[Writer]:
-    """Begin a file of answers to tasks, or go on with it; no other program may meanwhile. With
-    `retry` rows of these tasks that have an error are dropped first. Raises SettingError if it
-    holds something else, SnapshotError if it cannot be written, or another program writes it, and
-    OSError if the cache folder, where others see that, cannot be used."""
+def reserved(path: Path) -> Iterator[None]:
+    """Let no other program write a file of answers meanwhile.
+
+    Raises:
+        SnapshotError: another one does.
+        OSError: the cache folder, where others look for that, cannot be used.
+    """
     from filelock import FileLock, Timeout
 
     name = hashlib.sha256(os.fsencode(path.resolve())).hexdigest()[:16]
     locks = cache_folder() / "jobs"
     locks.mkdir(parents=True, exist_ok=True)
-    with ExitStack() as stack:
+    try:
+        held = FileLock(locks / f"{name}.lock", timeout=0).acquire()
+    except Timeout:
+        raise SnapshotError(
+            f"{path} is being written by another program: wait until that has ended"
+        ) from None
+    with held:
+        yield
+
+
+@contextmanager
+def writing(path: Path, job: Job, tasks: Sequence[Task], *, retry: bool) -> Iterator[Writer]:
+    """Begin a file of answers to tasks that is `reserved`, or go on with it.
+
+    Args:
+        retry: drop rows of these tasks that have an error first.
+
+    Raises:
+        SettingError: it holds something else.
+        SnapshotError: it cannot be written.
+    """
+    try:
+        written = Written.of(path)
+        written.require(job, tasks, path)
+        if retry and (again := written.failed & {task.id for task in tasks}):
+            written = _without(path, written, again)
+        file = path.open("ab", buffering=0)
+    except OSError as error:
+        raise _unwritable(path, error) from error
+    with file:
         try:
-            stack.enter_context(FileLock(locks / f"{name}.lock", timeout=0))
-        except Timeout:
-            raise SnapshotError(
-                f"{path} is being written by another program: wait until that has ended"
-            ) from None
-        try:
-            written = Written.of(path)
-            written.require(job, tasks, path)
-            if retry and (again := written.failed & {task.id for task in tasks}):
-                written = _without(path, written, again)
-            file = stack.enter_context(path.open("ab", buffering=0))
             file.truncate(written.nbytes)
         except OSError as error:
             raise _unwritable(path, error) from error

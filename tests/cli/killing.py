@@ -14,7 +14,7 @@ from pathlib import Path
 
 import kvlite
 from kvlite.engine.callbacks import NO_CALLBACKS
-from kvlite.jobs.output import job_of, writing
+from kvlite.jobs.output import job_of, reserved, writing
 from kvlite.jobs.run import answered
 from kvlite.jobs.tasks import Task, tasks_in
 
@@ -22,7 +22,7 @@ KILLS = 20
 
 
 def work(runner: kvlite.Runner, tasks: list[Task], out: Path, noted: Path) -> None:
-    with writing(out, job_of(runner.settings), tasks, retry=False) as writer:
+    with reserved(out), writing(out, job_of(runner.settings), tasks, retry=False) as writer:
         left = {task.id: task for task in tasks if task.id not in writer.written.done}
         for answer in answered(runner, [*left.values()], NO_CALLBACKS):
             with noted.open("a") as file:

@@ -19,7 +19,7 @@ import kvlite as library
 from kvlite.conversation import answer_batch
 from kvlite.conversation.metrics import Piece
 from kvlite.conversation.sources import Source
-from kvlite.jobs.output import Writer, writing
+from kvlite.jobs.output import Writer, reserved, writing
 from kvlite.jobs.tasks import Task
 from kvlite.planner.plan import Plan, Planner
 from tests.cli.conftest import Done, Refused, Run
@@ -367,17 +367,17 @@ def test_another_model_is_another_job(job: Job, tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_two_at_once(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    add, second = Writer.add, list[Done]()
-
-    def begins(self: Writer, row: Mapping[str, Any], task: Task) -> None:
-        if not second:
-            second.append(job.run())
-        add(self, row, task)
-
-    monkeypatch.setattr(Writer, "add", begins)
-    job.run()
-    assert second[0].code == 2 and "is being written by another program" in second[0].err
+def test_two_at_once(job: Job, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The second is refused before it loads a model, as is one that cannot say it is there."""
+    monkeypatch.setattr("kvlite.jobs.run.open_for", None)
+    with reserved(job.out):
+        second = job.run()
+    assert second.code == 2 and "is being written by another program" in second.err
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("KVLITE_CACHE", str(tmp_path / "file"))
+    unknown = job.run()
+    assert unknown.code == 2 and "or name another folder (KVLITE_DATA, KVLITE_CACHE" in unknown.err
+    assert not job.out.exists()
 
 
 def test_requests_in_the_form_of_openai(
