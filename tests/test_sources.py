@@ -68,6 +68,9 @@ def test_attention_to_passages_is_transformers(
             known = range(max(tokens.start, seen - ROWS), tokens.stop)
             expected = paid(attentions, own[index], owner, known)
             torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)
+        forgotten = range(max(0, seen - ROWS))  # as all of a question behind a long answer
+        found = passage_attention(layer, log, forgotten, owner, PASSAGES)
+        assert found.shape[1] == PASSAGES and not found.any()
 
 
 TEXTS = [

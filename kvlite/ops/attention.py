@@ -268,7 +268,7 @@ def sums_in_tiles(q: Tensor) -> bool:
 
 def grouped(q: Tensor, kv_heads: int) -> Tensor:
     """View queries `(batch, heads, L, dim)` as `(batch, kv heads, heads per KV head, L, dim)`."""
-    return q.view(q.shape[0], kv_heads, -1, *q.shape[2:])
+    return q.view(q.shape[0], kv_heads, q.shape[1] // kv_heads, *q.shape[2:])
 
 
 def scaled_logits(q: Tensor, k: Tensor, softmax: Softmax) -> Tensor:
