@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from threading import Event
 from typing import Any
 
@@ -233,7 +234,9 @@ class ConversationEvents:
             else:
                 updates = view.idle(status=status, refill=not _typed(said))
                 if refusal(work) is not None:
-                    updates |= view.without_refused(_files_of(said))
+                    # The browser alone knows what is typed meanwhile.
+                    gone = [each for each in _files_of(said) if not Path(each).is_file()]
+                    updates |= {self.parts.refused: "\n".join(gone)}
         except (KvliteError, OSError) as error:
             updates = view.unreadable(error)
         return self._if_shown(view, updates)

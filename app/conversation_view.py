@@ -1,6 +1,5 @@
 """What the page shows of a conversation."""
 
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -126,12 +125,6 @@ class ConversationView:
             parts.go_on: gr.Button(visible=False),
             parts.tune: gr.Button(visible=False),
         }
-
-    def without_refused(self, files: Sequence[str]) -> Updates:
-        """The box without those of its files that could not be read, which are gone: the browser
-        takes them out, as it alone knows what is typed meanwhile."""
-        gone = [each for each in files if not Path(each).is_file()]
-        return {self.parts.refused: "\n".join(gone)}
 
     def unreadable(self, error: Exception) -> Updates:
         """Why it cannot be shown."""

@@ -21,7 +21,7 @@ from kvlite.web.openai_client import Upstream
 from .web.guard import ServerConfig
 
 if TYPE_CHECKING:
-    from .openai_server import OpenAIServer
+    pass
 
 _STYLE = Path(__file__).parent / "web" / "style.css"
 # Read when gradio is imported or starts: no analytics are sent, nor collected after every event.
@@ -64,7 +64,38 @@ def serve(
             filter(None, [others, "localhost", "127.0.0.1", server_config.host])
         )
     with _alone(data_folder()):
-        _serve(settings, server_config, api, upstream, tell)
+        from .engine.server_conversation import ServerHost
+        from .engine.service import Service
+        from .storage.store import drop_deleted
+
+        if upstream is None:
+            service = Service(settings, reads_ahead=server_config.read_ahead)
+        else:
+            service = Service(settings, reads_ahead=False, host=ServerHost(settings, upstream))
+        service.uploads.clear()  # of an app that was killed
+        drop_deleted(data_folder())
+        os.environ["GRADIO_TEMP_DIR"] = str(service.uploads.folder)
+        page = _page(service, server_config, upstream)
+        over = threading.Event()
+        with _interrupts(over):
+            address = _launch(page, service, server_config)
+            model = service.load(settings)
+            with nullcontext() if api is None else api.answering(service, model):
+                tell(f"kvlite is at {address} (Ctrl-C ends it)")
+                if api is not None:
+                    tell(f"Programs find it at {api.address}")
+                while not over.wait(1) and not model.shown.ended:
+                    pass
+                if model.shown.error:
+                    tell(f"{model.shown.error}: choose another model in the settings")
+                over.wait()
+            # First, or waiting work would begin once those who follow an answer have gone.
+            tell(service.close() or "Ended; the conversations are kept.")
+            service.uploads.clear()
+            # Those who still listen are not waited for; uvicorn would complain of that.
+            logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
+            page.server.config.timeout_graceful_shutdown = 0
+            page.close(verbose=False)
 
 
 def _alone(root: Path) -> AbstractContextManager[Any]:
@@ -83,47 +114,6 @@ def _alone(root: Path) -> AbstractContextManager[Any]:
             f"{folder} cannot be locked ({error.strerror or error}), so that two apps could write "
             "to it at once: set KVLITE_DATA to a folder on a disk of this machine"
         ) from None
-
-
-def _serve(
-    settings: Settings,
-    server_config: ServerConfig,
-    api: "OpenAIServer | None",
-    upstream: Upstream | None,
-    tell: Callable[[str], None],
-) -> None:
-    from .engine.server_conversation import ServerHost
-    from .engine.service import Service
-    from .storage.store import drop_deleted
-
-    if upstream is None:
-        service = Service(settings, reads_ahead=server_config.read_ahead)
-    else:
-        service = Service(settings, reads_ahead=False, host=ServerHost(settings, upstream))
-    service.uploads.clear()  # of an app that was killed
-    drop_deleted(data_folder())
-    os.environ["GRADIO_TEMP_DIR"] = str(service.uploads.folder)
-    page = _page(service, server_config, upstream)
-    over = threading.Event()
-    with _interrupts(over):
-        address = _launch(page, service, server_config)
-        model = service.load(settings)
-        with nullcontext() if api is None else api.answering(service, model):
-            tell(f"kvlite is at {address} (Ctrl-C ends it)")
-            if api is not None:
-                tell(f"Programs find it at {api.address}")
-            while not over.wait(1) and not model.shown.ended:
-                pass
-            if model.shown.error:
-                tell(f"{model.shown.error}: choose another model in the settings")
-            over.wait()
-        # First, or waiting work would begin once those who follow an answer have gone.
-        tell(service.close() or "Ended; the conversations are kept.")
-        service.uploads.clear()
-        # Those who still listen are not waited for; uvicorn would complain of that.
-        logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
-        page.server.config.timeout_graceful_shutdown = 0
-        page.close(verbose=False)
 
 
 def _page(service: Any, server_config: ServerConfig, upstream: Upstream | None) -> Any:

@@ -63,13 +63,13 @@ class ModelHost:
     @property
     def text_limit(self) -> int:
         """The most characters that can fit the model, or any while there is none."""
-        return _text_limit(self.runner)
+        runner = self.runner
+        return _LONGEST if runner is None else runner.text_limit
 
     def require_fits(self, text: str, cancel: Event | None = None) -> None:
         """Refuse a text that is too long for the model, or for any if there is none yet, before it
         waits, is kept, or is read: raises ContextError, or Stopped if `cancel` was set."""
-        runner = self.runner
-        most = _text_limit(runner)
+        runner, most = self.runner, self.text_limit
         if len(text) > most:
             raise ContextError(
                 f"{len(text):,} characters are more than the {most:,} that can fit the model: ask "
@@ -203,7 +203,3 @@ class ModelHost:
             self.active = None
             raise
         return now
-
-
-def _text_limit(runner: Runner | None) -> int:
-    return _LONGEST if runner is None else runner.text_limit
