@@ -29,8 +29,7 @@ def for_programs(service: Service, live: Live) -> None:
             yield shown.text
 
     def read(file: dict[str, Any], conversation: str, request: gr.Request) -> Iterator[str]:
-        """Read a document that was uploaded, into a new conversation if its id is ""; the
-        conversation's id."""
+        """Read an uploaded document, into a new conversation if its id is ""; its id."""
         owner = owner_of(request)
         id = id_of(owner, conversation)
         path = str(file.get("path", "")) if isinstance(file, dict) else ""

@@ -221,8 +221,7 @@ class ConversationEvents:
     def ended(
         self, id: str, start: int, stage: str, said: dict[str, Any] | None, request: gr.Request
     ) -> Updates:
-        """Show all of a conversation, if what was followed has ended; what was typed meanwhile
-        stays."""
+        """Show all of a conversation, if what was followed has ended; what was typed stays."""
         view = self._view(request, id, start)
         if stage != ENDED:
             return {self.parts.status: gr.skip()}

@@ -101,8 +101,7 @@ def shown_values(settings: Settings) -> list[Any]:
 
 
 def values_of(names: Sequence[str], shown: Sequence[Any]) -> dict[str, Any]:
-    """The values of settings from those of their controls; raises SettingError if one is out of
-    range."""
+    """Settings' values from those of controls; raises SettingError if one is out of range."""
     return {name: _value(name, each) for name, each in zip(names, shown, strict=True)}
 
 

@@ -42,8 +42,7 @@ class SettingsEvents:
         self._first = service.host.settings.model
 
     def estimate(self, tokens: float | None, *shown: Any) -> tuple[str, str, Any]:
-        """Whether there is the memory that the settings would take, what takes it, and whether
-        they can be applied."""
+        """Whether there is the memory for the settings, what takes it, and if they can be used."""
         try:
             held = self.service.model_host.held_bytes()
             made = estimate(_settings(shown), int(tokens or 1), held)
@@ -64,8 +63,7 @@ class SettingsEvents:
         return gr.Radio(value=None if chosen is None else chosen.name, info=about(chosen))
 
     def shown(self, id: str, request: gr.Request) -> list[Any]:
-        """A conversation's settings for the controls, nothing to say of them, and once more as
-        `filled`."""
+        """A conversation's settings for the controls, nothing to say, and again as `filled`."""
         values = shown_values(self.service.settings_of(owner_of(request), id))
         return [*values, "", values]
 
@@ -181,8 +179,7 @@ class SettingsEvents:
 
 
 def _settings(shown: Sequence[Any]) -> Settings:
-    """The settings in the controls; raises SettingError if one is out of range, or means
-    nothing."""
+    """The settings in the controls; raises SettingError if one cannot be."""
     settings = Settings().replace(values_of(list(OPTIONS), shown))
     for name, value in vars(settings).items():
         require_meaning(name, value, label_of(name))

@@ -39,8 +39,7 @@ class Tabs:
         self.leave(tab)
 
     def arrive(self, tab: str, id: str) -> bool:
-        """A tab shows this conversation from now on, unless it shows one already; whether it
-        does."""
+        """A tab shows this conversation, unless it shows one already; whether it does."""
         with self._lock:
             if tab in self._at:
                 return False

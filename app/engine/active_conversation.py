@@ -102,8 +102,7 @@ class ActiveConversation(OpenConversation[Session]):
         self._looked = time.monotonic()
 
     def answer(self, work: Work, begin: Begin, reading_s: float = 0.0) -> None:
-        """Generate an answer, and keep the account of it. Reading its documents took
-        `reading_s`."""
+        """Generate an answer, and keep its account; its documents were read in `reading_s`."""
         before, last, self.reading_s = None, None, reading_s
         for piece in begin(work.callbacks):
             work.hear(piece)

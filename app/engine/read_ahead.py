@@ -55,8 +55,7 @@ def _take_back(service: "Service", owner: str, id: str, ahead: Work, files: Sequ
 
 
 def known(ahead: Work | None, files: Sequence[str]) -> tuple[str, ...]:
-    """Those of a message's files that were read ahead, or are being read. Raises KvliteError if one
-    of them could not be read."""
+    """Those of a message's files that were, or are, read ahead; raises why one cannot be."""
     if ahead is None or isinstance(ahead.failure, Stopped):
         return ()
     found = tuple(each for each in ahead.request.ahead or () if each in files)

@@ -85,8 +85,7 @@ class Service:
         return None if work is None or work.shown.ended else work
 
     def record(self, owner: str, id: str) -> Record:
-        """The record of a conversation, a new one if there is none: from disk, or from memory if it
-        could not be written."""
+        """A conversation's record, a new one if there is none; from memory if not written."""
         store = self.store(owner)
         now = self.model_host.holds(store, id)
         return store.record_or_new(id) if now is None or now.kept else replace(now.record)
@@ -248,8 +247,7 @@ class Service:
         )
 
     def check(self, owner: str, id: str) -> Work:
-        """Answer the last message from everything that was read; the conversation stays as it
-        is."""
+        """Answer the last message from all that was read; the conversation stays as it is."""
 
         def task(now: Opened, work: Work) -> None:
             for piece in now.session.check()(work.callbacks):

@@ -97,8 +97,7 @@ class Record:
         self.name = self.name or first_words(text)
 
     def matches(self, query: str) -> bool:
-        """Whether every word of a query is in its name, its documents or a message, on any
-        branch."""
+        """Whether all words of a query are in its name, documents or messages, on any branch."""
         texts = [self.title, *self.waiting, *self.elsewhere]
         texts += [text for each in self.said for text in (each.text, *each.documents)]
         whole = "\n".join(texts).casefold()

@@ -42,8 +42,7 @@ class Deleted:
 
 
 class ConversationStore:
-    """The conversations of one user, "" where nobody logs in; several threads may use it at
-    once."""
+    """The conversations of one user, "" where nobody logs in; for several threads."""
 
     def __init__(self, owner: str, root: Path | None = None) -> None:
         self.owner = owner
@@ -75,8 +74,7 @@ class ConversationStore:
         return Record(uuid.uuid4().hex)
 
     def record(self, id: str) -> Record:
-        """The record of a conversation; raises SettingError if there is none, or it cannot be
-        read."""
+        """A conversation's record; raises SettingError if there is none that can be read."""
         path = self.place(id) / "record.json"
         try:
             return self._read(path)

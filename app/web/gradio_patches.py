@@ -13,8 +13,7 @@ _LISTEN, _REPORT = 0.02, 0.1
 
 
 def poll_queue_slowly(page: gr.Blocks) -> None:
-    """Have a page's queue look fifty times a second whether anybody asks for something, not a
-    thousand times."""
+    """Have a page's queue look for events fifty times a second, not a thousand times."""
     page._queue.sleep_when_free = _LISTEN
     page._queue.progress_update_sleep_when_free = _REPORT
 
@@ -25,8 +24,7 @@ def script(name: str) -> str:
 
 
 class ScriptInjector:
-    """Answers as the app does, and puts scripts into the page before all of gradio's own: each says
-    why."""
+    """Puts scripts into the page, before all of gradio's own: each says why."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app

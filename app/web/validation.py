@@ -109,8 +109,7 @@ def _require_event(kind: type[gr.EventData], event: gr.EventData | None) -> None
 def _given_to(
     fn: Callable[..., Any] | None,
 ) -> tuple[list[tuple[str, tuple[Any, ...]]], list[type[gr.EventData]]]:
-    """Of each parameter that the page gives: its name, and the kinds it may be of; and the events
-    that are heard."""
+    """The name and kinds of each parameter that the page gives; and the events it hears."""
     given, events = [], []
     if fn is not None:
         hints = get_type_hints(fn)

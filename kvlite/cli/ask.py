@@ -135,8 +135,7 @@ def _ask_here(
 
 
 def _answer_all(talk: "Conversation", how: Printing) -> int:
-    """Answer questions until there are no more. Returns the exit code. Raises SettingError if there
-    was none."""
+    """Answer questions until there are no more, and return the exit code."""
     asked, code = "", 0
     for asked in lines_said(how.screen, _HINT):
         try:

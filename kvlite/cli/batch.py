@@ -174,8 +174,7 @@ def _engine(
     devices: "Sequence[torch.device]",
     screen: Console,
 ) -> Iterator[tuple[str, Answers]]:
-    """The model's fingerprint, and what answers tasks with it: here, on several devices, or on a
-    cluster."""
+    """The model's fingerprint, and what answers with it: here, on devices, or on a cluster."""
     if ray:
         from kvlite.jobs.cluster import answered_on_cluster, connected
 

@@ -22,8 +22,7 @@ class _PlainStatus(Status):
 
 
 class Screen(Console):
-    """A console that prints text as it is: control characters, markup, emoji codes and links have
-    no effect."""
+    """A console without effect for control characters, markup, emoji codes and links."""
 
     def __init__(self, **how: Any) -> None:
         super().__init__(markup=False, emoji=False, highlight=False, **how)

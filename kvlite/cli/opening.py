@@ -88,8 +88,7 @@ def _read(files: Sequence[str], screen: Console, limit: int | None, *, ocr: bool
 
 
 def _text_limit(files: Sequence[str], model: str) -> int | None:
-    """The most characters that could fit a model; None if no file is large, or if the model is not
-    on this machine yet."""
+    """The most characters that could fit a model, if a file is large and the model here."""
     if all(file != "-" and Path(file).stat().st_size < _LARGE for file in files):
         return None
     folder = folder_here(model)
@@ -115,8 +114,7 @@ def load_by(opens: "Callable[..., Runner]", screen: Console) -> "Runner":
 
 
 def _named_file(files: Sequence[str]) -> Path | None:
-    """The .kv file that is named; None if documents are. Raises SettingError if it is named
-    together with others."""
+    """The .kv file that is named, if any; raises SettingError if others are named, too."""
     saved = [file for file in files if file.lower().endswith(SUFFIX)]
     if saved and len(files) > 1:
         raise SettingError(f"{saved[0]} is opened by itself: leave the other files out")
@@ -148,8 +146,7 @@ def open_files(
 def _open_saved(
     path: Path, settings: Settings, question: str, screen: Console
 ) -> "tuple[Runner, Conversation]":
-    """A saved conversation and its model; settings that are not the defaults override the saved
-    ones."""
+    """A saved conversation and its model; settings that are not defaults override its own."""
     from kvlite.conversation.runner import open_runner
     from kvlite.conversation.snapshot import Snapshot
 

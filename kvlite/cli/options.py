@@ -38,8 +38,7 @@ _keyword = partial(inspect.Parameter, kind=inspect.Parameter.KEYWORD_ONLY)
 
 
 def with_origins(command: Command, names: Collection[str] = OPTIONS) -> Command:
-    """Give a command --profile and a flag for each of these settings; its first parameter is
-    `Resolved`."""
+    """Give a command --profile and flags for settings; its first parameter is `Resolved`."""
 
     @wraps(command)
     def resolved(given: Mapping[str, Any], profile: str | None, **values: Any) -> None:

@@ -143,8 +143,7 @@ def guarded() -> AbstractContextManager[None]:
 
 @contextmanager
 def stop_on_interrupt() -> Iterator[Event]:
-    """The first Ctrl-C sets the event, so that work stops where nothing is lost; a second one
-    interrupts at once."""
+    """The first Ctrl-C sets the event, so that nothing is lost; a second interrupts at once."""
     stop = Event()
 
     def handle(number: int, frame: FrameType | None) -> None:

@@ -45,8 +45,7 @@ def _shared(settings: Settings, count: int) -> Settings:
 
 
 def _environment(device: torch.device, devices: Sequence[torch.device]) -> dict[str, str]:
-    """What an engine's process sees of the machine: its own card alone, or its share of the
-    processors."""
+    """What an engine's process sees: its own card, or its share of the processors."""
     if device.type == "cuda":
         visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
         number = device.index or 0

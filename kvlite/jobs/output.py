@@ -191,8 +191,7 @@ def writing(path: Path, job: Job, tasks: Sequence[Task], *, retry: bool) -> Iter
 
 
 def record_of(out: Path) -> Path:
-    """The file that rows are added to: --out itself, or beside a Parquet file, which cannot grow
-    row by row."""
+    """The file that rows are added to: --out, or one beside Parquet, which cannot grow."""
     return out.with_name(f"{out.name}.jsonl") if out.suffix.lower() == ".parquet" else out
 
 

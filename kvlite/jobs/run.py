@@ -118,8 +118,7 @@ def answered(
 def answered_as_they_come(
     runner: Runner, shares: Iterable[Sequence[Task]], callbacks: Callbacks, **settings: Any
 ) -> Iterator[BatchAnswer]:
-    """As `answered`, of tasks about one document at a time; the next ones are taken when there is
-    room for them."""
+    """As `answered`, of one document's tasks at a time, taken when there is room for them."""
     asked, refused = list[_Asked](), list[BatchAnswer]()
     conversations = _conversations(runner, shares, callbacks, settings, asked, refused)
     for index, heard in ask_all(conversations, callbacks):

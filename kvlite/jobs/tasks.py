@@ -72,8 +72,7 @@ def tasks_in(
 
 
 def tasks_of(rows: Iterable[Mapping[str, Any]]) -> list[Task]:
-    """The tasks in rows with the columns id, question, and document or text; errors as of
-    `tasks_in`."""
+    """The tasks in rows with id, question, and document or text; errors as of `tasks_in`."""
     return _of_rows(((f"row {at}", row) for at, row in enumerate(rows)), Path(), [])
 
 
@@ -206,8 +205,7 @@ def _settings(row: Mapping[str, Any], where: str) -> dict[str, Any]:
 
 
 def by_document(tasks: Iterable[Task]) -> list[list[Task]]:
-    """Tasks about the same document, with the same system message, together, in the order of the
-    documents."""
+    """Tasks about a document, with one system message, together, in the documents' order."""
     groups: dict[Hashable, list[Task]] = {}
     for task in tasks:
         groups.setdefault(beginning(task), []).append(task)

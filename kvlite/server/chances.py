@@ -23,8 +23,7 @@ class Chance:
 
 @dataclass(frozen=True)
 class Chances:
-    """Those of one place in a text: of the token that is there, and of the likeliest, the best
-    first."""
+    """Those of a place in a text: of its own token, and of the likeliest, best first."""
 
     own: Chance
     best: tuple[Chance, ...]

@@ -62,8 +62,7 @@ class ChatAnswer:
 
     @classmethod
     async def of(cls, model: ServedModel, request: Chat) -> "ChatAnswer":
-        """For a request, which is checked and encoded. Raises Refusal or KvliteError if it cannot
-        be answered."""
+        """For a request; raises Refusal or KvliteError if it cannot be answered."""
         request.require_here()
         ask, use = await asked(
             model, request, lambda: plain_messages(request.messages), _top(request)

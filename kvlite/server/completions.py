@@ -32,8 +32,7 @@ class CompletionAnswer:
 
     @classmethod
     async def of(cls, model: ServedModel, request: Completion) -> "CompletionAnswer":
-        """For a request, which is checked and encoded. Raises Refusal or KvliteError if it cannot
-        be answered."""
+        """For a request; raises Refusal or KvliteError if it cannot be answered."""
         request.require_here()
         runner = model.ready()
         echo = bool(request.echo)

@@ -124,8 +124,7 @@ class Conversations:
             self._make_room(now, len(now.ids))
 
     def waits(self, ids: Sequence[int], settings: Mapping[str, Any]) -> bool:
-        """Whether a prompt had better wait for a conversation in which an answer is coming: else
-        much of it were read again."""
+        """Whether a prompt had better wait for an answer, as else much were read again."""
         lasting = self._lasting(self.runner.settings.after_load(settings))
         busy = (each for each in self.kept if each.busy and each.settings == lasting)
         return any(_goes_on(same := common(each.ids, ids), each) and same > SHORT for each in busy)
@@ -226,8 +225,7 @@ class Conversations:
         kept.talk = None
 
     def _stored(self, kept: Kept) -> bool:
-        """Write a conversation to disk, in place of what was there of it; whether that went
-        well."""
+        """Write a conversation to disk, in place of what was there; whether that went well."""
         assert kept.talk is not None
         path, before = self.folder / f"{kept.used}{SUFFIX}", kept.path
         try:
@@ -314,6 +312,5 @@ def held_bytes(talk: Conversation) -> int:
 
 
 def _goes_on(same: int, kept: Kept) -> bool:
-    """Whether a prompt that has `same` tokens in common with a conversation goes on with it: it
-    loses less than that."""
+    """Whether a prompt with `same` tokens in common goes on there: it loses less than that."""
     return same >= _FEW and 2 * same >= len(kept.ids)

@@ -186,8 +186,7 @@ class ResponseRequest(Sampled):
                 raise Refusal(f"{name} is not supported: leave it out", param=name)
 
     def messages(self) -> list[Plain]:
-        """The messages for the chat template. Raises Refusal if there is none, or one has something
-        other than text."""
+        """For the chat template; raises Refusal if there is none, or one has more than text."""
         if not self.input:
             raise Refusal("input is empty: say something", param="input")
         if isinstance(self.input, str):

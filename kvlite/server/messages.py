@@ -75,8 +75,7 @@ Content = str | list[TextPart] | None
 
 
 def text_of(content: Content, where: str, param: str) -> str:
-    """The text of a message, or of what a tool came to. Raises Refusal if it has something other
-    than text."""
+    """The text of a message or a tool's result; raises Refusal if there is more than text."""
     if not isinstance(content, list):
         return content or ""
     for part in content:
@@ -151,8 +150,7 @@ class Item(Fields):
 
 
 def plain_messages(messages: Sequence[Message]) -> list[Plain]:
-    """A request's messages for the chat template. Raises Refusal if there is none, or one has
-    something other than text."""
+    """For the chat template; raises Refusal if there is none, or one has more than text."""
     if not messages:
         raise Refusal("messages is empty: say something", param="messages")
     return joined([each.plain(number) for number, each in enumerate(messages)])

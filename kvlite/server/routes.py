@@ -246,8 +246,7 @@ def _event(chunk: dict[str, Any] | str) -> str:
 
 
 async def _unless_gone(answer: Awaitable[_T], request: Request) -> _T:
-    """An answer, which is given up once nobody waits for it. Raises ClientDisconnect if nobody
-    does."""
+    """An answer, given up with ClientDisconnect once nobody waits for it."""
     made = asyncio.ensure_future(answer)
     gone = asyncio.ensure_future(_gone(request))
     try:

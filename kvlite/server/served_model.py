@@ -212,8 +212,7 @@ class ServedModel:
             self.conversations.store_idle()
 
     def _keep_some(self) -> None:
-        """Now and then put a conversation on disk that nobody is answered in, as others may be for
-        hours."""
+        """Now and then put an idle conversation on disk, as others may be answered for hours."""
         now = time.monotonic()
         if self.conversations is not None and now >= self._keep_next:
             self.conversations.store_idle()

@@ -65,8 +65,7 @@ class Usage:
         self.generated += other.generated
 
     def reason(self, token: Token) -> str | None:
-        """Why an answer ended with this token, in OpenAI's words; None if it goes on. Raises
-        Refusal if memory ran out."""
+        """Why an answer ended with this token, None if it goes on; a Refusal for lack of memory."""
         assert token.piece is not None
         reason = token.piece.metrics.finish_reason
         if reason == "memory":

@@ -41,8 +41,7 @@ Message = dict[str, str]
 
 @dataclass
 class ServerAnswer:
-    """An answer, as far as it has come; `usage` is what the server says that it cost, if it
-    does."""
+    """An answer, as far as it has come; `usage` is its cost, if the server says so."""
 
     text: str = ""
     finish_reason: str | None = None
@@ -224,8 +223,7 @@ async def _next(lines: AsyncGenerator[str], callbacks: Callbacks) -> str | None:
 
 
 def fields_of(settings: Settings, names: Collection[str]) -> dict[str, Any]:
-    """These of the settings, as fields of a request. Raises SettingError if one of them cannot be
-    said to a server."""
+    """Settings as fields of a request; raises SettingError if one cannot be said to a server."""
     made = {to: getattr(settings, name) for name, to in FIELDS.items() if name in names}
     if "model" in names:
         made["model"] = settings.model

@@ -112,8 +112,7 @@ class ServerTalk:
         self.said.waiting = (*message.documents, *self.said.waiting)
 
     def branch(self, number: int, callbacks: Callbacks) -> None:
-        """Go back to just after the answer to message `number`; the next one's documents wait
-        again."""
+        """Go back to after the answer to message `number`; the next one's documents wait again."""
         self.message(number)
         turns = self.said.turns
         after = turns[number:]

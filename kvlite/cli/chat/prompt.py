@@ -141,8 +141,7 @@ def _keys() -> KeyBindings:
 
 
 def history_in(folder: Path) -> History:
-    """What was typed on other days, in a file only its owner may read; in memory if the folder
-    cannot be written to."""
+    """What was typed on other days, in a file of the user's alone; in memory if need be."""
     path = folder / "chat-history"
     try:
         folder.mkdir(parents=True, exist_ok=True)

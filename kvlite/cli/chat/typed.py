@@ -51,8 +51,7 @@ def shown_name(name: str) -> str:
 
 
 def option_named(typed: str) -> str:
-    """The name of the setting that was typed, as a flag or as in Python. Raises SettingError if
-    there is none."""
+    """The setting that was typed, as a flag or as in Python; raises SettingError if none."""
     wanted = typed.removeprefix("--").replace("_", "-").lower()
     names = {name.replace("_", "-"): name for name in OPTIONS}
     names |= {shown_name(name): name for name in OPTIONS}
@@ -110,8 +109,7 @@ def files(argument: str) -> list[str]:
 
 
 def number(argument: str) -> int | None:
-    """A number from 1 on; None if nothing was typed. Raises SettingError if something else was
-    typed."""
+    """A number from 1 on, None if nothing was typed; raises SettingError for other things."""
     if not argument:
         return None
     if not argument.isascii() or not argument.isdecimal() or len(argument) > 9:

@@ -91,8 +91,7 @@ class Gauge:
 def status_line(
     parts: Sequence[str], memory: Place, width: int, *, ascii_only: bool = False
 ) -> str:
-    """As many parts as fit into `width` columns, then how much memory is used, in full or in
-    short."""
+    """As many parts as fit into `width` columns, then how much memory is used."""
     share = memory.used / memory.total if memory.total else 0.0
     drawn = bar([share], _BAR, ascii_only=ascii_only)
     used = f"{memory.short} {drawn} {readable(memory.used)} of {readable(memory.total)}"
