@@ -7,11 +7,9 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 from uuid import uuid4
 
-from pydantic import ValidationError
-
 from kvlite.model.grammar import JSON, schema_rule
 from kvlite.model.tool_calls import Call, CallReader, Tool, ToolForm, calls_grammar, tool_form
-from kvlite.server.fields import checked_field
+from kvlite.server.fields import checked_field, parsed
 from kvlite.server.messages import Fields
 from kvlite.server.refusals import Refusal
 
@@ -149,11 +147,9 @@ def _function(given: Any, number: int) -> Function:
         said = f"tools[{number}] is of type {str(kind)[:40]!r}: send functions"
         raise Refusal(said, param="tools")
     try:
-        return Function.model_validate(given.get("function", given))
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        where = ".".join(map(str, first["loc"]))
-        raise Refusal(f"tools[{number}].{where[:60]}: {first['msg']}", param="tools") from None
+        return parsed(Function, given.get("function", given))
+    except Refusal as error:
+        raise Refusal(f"tools[{number}].{error}", param="tools") from None
 
 
 def _wanted(choice: Any) -> str | None:
