@@ -246,7 +246,8 @@ def parsed(kind: type[_Model], plain: Mapping[str, Any]) -> _Model:
         errors = error.errors(include_url=False, include_input=False, include_context=False)
         first = max(errors, key=lambda each: len(each["loc"]))  # of alternatives, the nearest
         name = ".".join(str(each) for each in first["loc"][:4]) or "body"
-        raise Refusal(f"{name[:100]}: {first['msg']}", param=str(first["loc"][0])) from None
+        param = str(first["loc"][0]) if first["loc"] else None
+        raise Refusal(f"{name[:100]}: {first['msg']}", param=param) from None
 
 
 def checked_field(name: str, value: Any, field: str, param: str = "") -> Any:
