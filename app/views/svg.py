@@ -88,22 +88,15 @@ def step(per_cent: int) -> int:
     return -1 if per_cent == 0 else next(at for at, most in enumerate(STEPS) if per_cent <= most)
 
 
-def runs(steps: Sequence[int]) -> list[tuple[int, int, int]]:
-    """Equal neighbors together: (step, first, count)."""
-    made, at = [], 0
-    for each, alike in groupby(steps):
-        count = len(list(alike))
-        made.append((each, at, count))
-        at += count
-    return made
-
-
 def row(steps: Sequence[int], y: float, height: float, color: str) -> str:
     """A row of cells one unit wide, with one path for each opacity."""
     by_step: dict[int, list[str]] = {}
-    for each, at, count in runs(steps):
+    at = 0
+    for each, alike in groupby(steps):
+        count = len([*alike])
         if each >= 0:
             by_step.setdefault(each, []).append(f"M{at} {number(y)}h{count}")
+        at += count
     paths = [
         element("path", d="".join(by_step[each]), stroke_opacity=STRENGTHS[each])
         for each in sorted(by_step)

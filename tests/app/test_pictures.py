@@ -2,7 +2,6 @@
 
 import re
 from html import escape
-from itertools import pairwise
 from random import Random
 from xml.etree import ElementTree
 from xml.etree.ElementTree import Element
@@ -14,7 +13,7 @@ from hypothesis import strategies as st
 from kvlite_app.engine.kept import CELLS, KeptLayer, KeptMap
 from kvlite_app.views.answer import answer_html
 from kvlite_app.views.kept_map import draw_kept
-from kvlite_app.views.svg import STEPS, STRENGTHS, WIDTH, percent, runs
+from kvlite_app.views.svg import STEPS, STRENGTHS, WIDTH, percent
 
 SVG = "{http://www.w3.org/2000/svg}"
 HOSTILE = '"><script>alert(1)</script><img src=x onerror="a()">&amp;\x00\x1b\u202egpj\ud800.pdf'
@@ -145,14 +144,6 @@ def test_the_wildest_map_is_no_larger_than_a_page_should_load(layers: int) -> No
 
 def test_nothing_was_read() -> None:
     assert "Nothing was read yet." in texts(parsed(draw_kept(KeptMap(0, 0, (layer([]),)))))
-
-
-@given(st.lists(st.integers(-1, 3)))
-def test_runs_say_all_there_is(steps: list[int]) -> None:
-    made = runs(steps)
-    assert [each for each, _, count in made for _ in range(count)] == steps
-    assert [at for _, at, _ in made] == [sum(n for _, _, n in made[:k]) for k in range(len(made))]
-    assert all(one[0] != other[0] for one, other in pairwise(made))
 
 
 def test_shares_as_people_write_them() -> None:
