@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from kvlite.planner.fitting import Fit
 
 CONTEXT = 32_768
+Context = Annotated[int, typer.Option("--context", min=1, help="tokens of the text that is to fit")]
 with_device = partial(with_settings, names=("device", "weights", "vram"))
 
 app = typer.Typer(
@@ -33,9 +34,7 @@ app = typer.Typer(
 def listing(
     settings: Settings,
     typer_context: typer.Context,
-    tokens: Annotated[
-        int, typer.Option("--context", min=1, help="tokens of the text that is to fit")
-    ] = CONTEXT,
+    tokens: Context = CONTEXT,
     as_json: AsJson = False,
 ) -> None:
     """Models on this machine, with size, context, and whether a text fits the device by the plan.

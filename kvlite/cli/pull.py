@@ -7,7 +7,7 @@ import typer
 from rich.console import Console
 
 from kvlite.cli.console import print_json
-from kvlite.cli.models import CONTEXT, with_device
+from kvlite.cli.models import CONTEXT, Context, with_device
 from kvlite.cli.opening import uncollected
 from kvlite.cli.options import AsJson
 from kvlite.cli.screen import at_terminal, console, reading_bar, stop_on_interrupt
@@ -20,9 +20,7 @@ from kvlite.errors import ModelError
 def pull(
     settings: Settings,
     model: Annotated[str, typer.Argument(help="a Hugging Face id, e.g. Qwen/Qwen3-0.6B")],
-    tokens: Annotated[
-        int, typer.Option("--context", min=1, help="tokens of the text that is to fit")
-    ] = CONTEXT,
+    tokens: Context = CONTEXT,
     file: Annotated[
         str | None, typer.Option("--file", help="a GGUF file, or a part of its name")
     ] = None,

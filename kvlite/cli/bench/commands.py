@@ -55,6 +55,8 @@ NO_RECALL, KV_BITS = ["off"], ["16"]
 RECALL_BITS = [str(Settings.recall_bits)]
 METHODS = ["snapkv", "pyramidkv", "kvx", str(Settings.method)]
 
+File = Annotated[str, typer.Argument(help="a document; - for standard input; else bundled prose")]
+Parts = Annotated[int, typer.Option(min=1, help="parts of the text, from its beginning to its end")]
 Tokens = Annotated[
     list[int], typer.Option(min=100, callback=_once, help="prompt length; may be repeated")
 ]
@@ -256,10 +258,7 @@ def turns(
 @measures("fidelity.Fidelity")
 def fidelity(
     settings: Settings,
-    file: Annotated[
-        str,
-        typer.Argument(help="a document; - for standard input; else bundled prose"),
-    ] = "",
+    file: File = "",
     tokens: Tokens = [2000],
     after: Annotated[
         int, typer.Option(min=2, help="tokens of the text that are scored after the cut")
@@ -269,9 +268,7 @@ def fidelity(
     kv_bits: KVBits = KV_BITS,
     recall: Recall = NO_RECALL,
     recall_bits: RecallBits = RECALL_BITS,
-    repeats: Annotated[
-        int, typer.Option(min=1, help="parts of the text, from its beginning to its end")
-    ] = 5,
+    repeats: Parts = 5,
     out: Out = None,
     as_json: Json = False,
 ) -> None:
@@ -365,14 +362,9 @@ def speed(
 @measures("attention.Attention")
 def attention(
     settings: Settings,
-    file: Annotated[
-        str,
-        typer.Argument(help="a document; - for standard input; else bundled prose"),
-    ] = "",
+    file: File = "",
     tokens: Annotated[int, typer.Option(min=100, help="of a part of the text")] = 2000,
-    repeats: Annotated[
-        int, typer.Option(min=1, help="parts of the text, from its beginning to its end")
-    ] = 3,
+    repeats: Parts = 3,
     out: Out = None,
     as_json: Json = False,
 ) -> None:
