@@ -114,6 +114,8 @@ def _of_rows(rows: Iterable[Named], folder: Path, questions: Sequence[str]) -> l
     made: list[Task] = []
     seen: dict[str, str] = {}
     for where, row in rows:
+        if not isinstance(row, Mapping):
+            raise SettingError(f"{where} is no row: each is a dict with {COLUMNS}")
         name, document, text, question = (_field(row, each, where) for each in _NAMES)
         if not name:
             raise _missing(where, "id")

@@ -429,6 +429,9 @@ def test_python_rows(model: Path) -> None:
     assert [each.answer for each in rest] == [each.answer for each in made]
     with pytest.raises(library.KvliteError, match="row 0 has no question"):
         library.batch([{"id": "1", "text": "some"}], runner)
+    odd: Any = [rows[0], "some"]
+    with pytest.raises(library.KvliteError, match="row 1 is no row: each is a dict"):
+        library.batch(odd, runner)
 
 
 @pytest.mark.long
