@@ -47,7 +47,8 @@ class Handler(BaseHTTPRequestHandler):
             self._until_left()
             return
         self._begin()
-        for text in (f"{body['model']} heard ", f"{len(body['messages'])}: {said.split()[-1]}"):
+        last = said.replace("\n", " ").split(" ")[-1]
+        for text in (f"{body['model']} heard ", f"{len(body['messages'])}: {last}"):
             self._say({"choices": [{"delta": {"content": text}}]})
         self._say({"choices": [{"delta": {}, "finish_reason": "length"}]})
 
@@ -56,7 +57,7 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
 
     def _say(self, chunk: dict[str, Any]) -> None:
-        self.wfile.write(f"data: {json.dumps(chunk)}\n\n".encode())
+        self.wfile.write(f"data:{json.dumps(chunk, ensure_ascii=False)}\r\n\r\n".encode())
 
     def _until_left(self) -> None:
         """Say nothing at all, not even that it is well."""

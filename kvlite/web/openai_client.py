@@ -126,9 +126,8 @@ class OpenAIClient:
             for line in lines:
                 if callbacks.progress is not None and (known := _READING.match(line)):
                     callbacks.progress(int(known[1]), 100)
-                if not line.startswith("data: ") or line == "data: [DONE]":
-                    continue
-                if self._took(answer, line.removeprefix("data: ")):
+                name, _, data = line.partition(":")
+                if name == "data" and data.strip() != "[DONE]" and self._took(answer, data):
                     yield answer
         if callbacks.cancelled:
             answer.finish_reason = "interrupted"
@@ -170,8 +169,13 @@ class OpenAIClient:
                 if response.status_code != 200:
                     await response.aread()
                     raise self._refused(_message(response))
-                async for line in response.aiter_lines():
-                    yield line
+                # An answer may hold characters that httpx takes for ends of lines.
+                rest = b""
+                async for part in response.aiter_bytes():
+                    *whole, rest = (rest + part).split(b"\n")
+                    for line in whole:
+                        yield line.decode(errors="replace").removesuffix("\r")
+                yield rest.decode(errors="replace")
         except httpx.ReadTimeout:
             raise SettingError(
                 f"--server {self._named} has said nothing for {SILENCE:g} seconds: look whether it "

@@ -46,7 +46,8 @@ def test_a_foreign_server_is_sent_all_that_was_said(foreign: Foreign, tmp_path: 
     first = foreign.asked[-1]
     assert (first["temperature"], first["max_tokens"], first["top_k"]) == (0.0, 256, 7)
     assert not {"top_p", "kvlite", "seed"} & first.keys()
-    assert said(service.say("", id, "Who?")) == "odd/one heard 4: Who?"
+    who = "Who\u2028\x85\x1c?"  # three lines to Python, one to the server
+    assert said(service.say("", id, who)) == f"odd/one heard 4: {who}"
     sent = foreign.asked[-1]["messages"]
     assert [each["role"] for each in sent] == ["system", "user", "assistant", "user"]
     assert sent[0]["content"] == "Be brief." and "built in 1911" in sent[1]["content"]
@@ -55,7 +56,7 @@ def test_a_foreign_server_is_sent_all_that_was_said(foreign: Foreign, tmp_path: 
     (account,) = [
         json.loads(each.read_text())["brief"]
         for each in (store.place(id) / "answers").glob("*.json")
-        if "Who?" in each.read_text()
+        if "Who" in each.read_text()
     ]
     assert account.startswith("odd/one · first token") and account.endswith("longest answer")
 
@@ -64,7 +65,7 @@ def test_a_foreign_server_is_sent_all_that_was_said(foreign: Foreign, tmp_path: 
     assert said(service.edit("", id, 1, "Where?")) == "odd/one heard 2: Where?"
     assert "built in 1911" in foreign.asked[-1]["messages"][1]["content"]
     service.switch("", id, 1).wait()
-    assert texts(service, id)[0::2] == ["When?", "Who?"]
+    assert texts(service, id)[0::2] == ["When?", who]
     service.branch("", id, 1).wait()
     service.undo("", id).wait()
     record = service.record("", id)
