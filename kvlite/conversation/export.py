@@ -54,7 +54,7 @@ def save(session: Session, name: str, progress: Progress | None) -> tuple[str, l
 def _write(path: Path, text: str) -> None:
     try:
         with replaced(path) as file:
-            file.write(text.encode())
+            file.write(text.encode("utf-8", "replace"))  # a file's name may be no text
     except OSError as error:
         raise SettingError(f"{path} cannot be written: {error.strerror}") from error
 

@@ -10,6 +10,7 @@ from prompt_toolkit.document import Document
 from rich.console import Console
 
 import kvlite
+from kvlite import documents
 from kvlite.cli.chat.commands import COMMANDS, Quit
 from kvlite.cli.chat.completion import ChatCompleter
 from kvlite.cli.chat.typed import shown_name
@@ -17,6 +18,7 @@ from kvlite.cli.chat.views import differences
 from kvlite.config.settings import OPTIONS, Settings
 from kvlite.conversation.session import Session
 from kvlite.conversation.verify import difference
+from kvlite.engine.callbacks import NO_CALLBACKS
 from kvlite.errors import Stopped
 from kvlite.model.chat_template import question_about, tokens_of
 from tests.chat.conftest import Chat, Recorder
@@ -283,6 +285,12 @@ def test_saved_for_people(chat: Chat, text: Path, tmp_path: Path) -> None:
     assert {each.name for each in tmp_path.iterdir()} <= {text.name, "talk.md", "data"}
     nowhere = tmp_path / "nowhere" / "talk.md"
     assert chat.refused(f"/save {nowhere}").startswith(f"{nowhere} cannot be written: No such")
+    chat.session.read(
+        [documents.Document("caf\udce9.txt", "Nobody sat.", ())], NO_CALLBACKS
+    )  # in Latin-1
+    chat("Who?")
+    chat(f"/save {path}")
+    assert "*read caf?.txt*" in path.read_text()
 
 
 @pytest.mark.cases(1)
