@@ -83,6 +83,8 @@ def plan(
             made = planner.best(min(tokens, max(1, most)))
         if not as_json:
             _show(made, tokens, longest)
+            if card and made.room.bandwidth is None:
+                output().print(f"How fast {card} answers is not known.")
         with screen.status("Looking how long a text fits"):
             rows = reaches(planner)
     if as_json:

@@ -48,6 +48,12 @@ def test_tables_for_people(kvlite: Run, llama: Path) -> None:
     assert "smaller model" in shown.out
 
 
+def test_a_card_of_unknown_speed_is_said(kvlite: Run, llama: Path) -> None:
+    given = ["plan", llama, "--vram", "24GiB", "--context", 1000, "--card"]
+    assert "How fast RTX 9999 answers is not known." in kvlite(*given, "RTX 9999").out
+    assert "not known" not in kvlite(*given, "RTX 4090").out
+
+
 def test_each_card_has_a_line(
     kvlite: Run, refused: Refused, llama: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
