@@ -429,10 +429,9 @@ def nobodys_settings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]
 
 
 @pytest.fixture(autouse=True)
-def threads(request: pytest.FixtureRequest) -> None:
-    """Tiny models are fastest on one thread; the embedded one gets all."""
-    real = {"smollm", "tiny_folder"} & {*request.fixturenames} == {"smollm"}
-    torch.set_num_threads((os.cpu_count() or 1) if real else 1)
+def threads() -> None:
+    """Tiny models are fastest on one thread, and other tests run beside the embedded one's."""
+    torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -135,7 +135,7 @@ def test_a_download_that_waits_for_the_network_ends(hub: Hub, find: Any) -> None
     thread.start()
     assert hub.asked.wait(60)
     cancel.set()
-    thread.join(10)
+    thread.join(60)
     assert not thread.is_alive() and len(ended) == 1
 
 

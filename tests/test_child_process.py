@@ -144,5 +144,5 @@ def test_child_ends_with_its_parent(tmp_path: Path) -> None:
     child = _begun(path)
     parent.kill()
     parent.wait()
-    psutil.wait_procs([child], timeout=30)
+    psutil.wait_procs([child], timeout=120)
     assert not child.is_running()

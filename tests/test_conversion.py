@@ -221,7 +221,7 @@ def test_cancel_ends_a_conversion_and_leaves_nothing(
     thread.start()
     _until_begun(file)
     cancel.set()
-    thread.join(10)
+    thread.join(WAIT)
     assert not thread.is_alive() and len(ended) == 1
     assert left(models) == []
 
@@ -254,7 +254,7 @@ def test_an_interrupt_leaves_nothing_and_a_kill_what_is_swept_next(
         )
         _until_begun(file)
         program.send_signal(number)
-        program.wait(10)
+        program.wait(WAIT)
         assert len(left(models)) == remains
     monkeypatch.setattr(conversion, "run_in_child", here)
     monkeypatch.setattr(conversion, "_convert", copied)

@@ -216,7 +216,7 @@ def test_reading_that_is_stopped_leaves_the_states(hybrid: Tiny) -> None:
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.cases(0, 6)
+@pytest.mark.cases(0, 4)
 @pytest.mark.parametrize("name", ["full", "recall in 4 bits"])
 def test_where_memory_runs_out_states_are_right(hybrid: Tiny, name: str) -> None:
     """Chunks and steps are run again from the states before them."""

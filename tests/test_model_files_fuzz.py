@@ -22,9 +22,8 @@ from kvlite.model.shape import read_config, require_admitted
 from tests.configs import PUBLISHED
 from tests.test_model import write_gguf
 
-INPUTS = 2000
 many = settings(
-    max_examples=INPUTS,
+    max_examples=1000,
     phases=[Phase.generate],
     suppress_health_check=[*HealthCheck],
 )

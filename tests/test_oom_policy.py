@@ -29,7 +29,7 @@ from .test_packed import random_ids
 
 LOSSY = {oom_step.name for oom_step in OOM_STEPS if oom_step.lossy}
 DEFAULT = Settings().method
-LEAST_RUNS = 48
+LEAST_RUNS = 24
 
 CASES: dict[str, dict[str, Any]] = {
     "full": {"method": "full"},
@@ -206,11 +206,11 @@ def at_random(straight: Straight) -> int:
     return max(0, LEAST_RUNS - len(straight.firsts))
 
 
-def test_there_were_a_thousand_runs(straight: dict[str, Straight]) -> None:
+def test_there_were_hundreds_of_runs(straight: dict[str, Straight]) -> None:
     runs = [
         len(each.firsts) + len(each.firsts[::5]) + at_random(each) for each in straight.values()
     ]
-    assert sum(runs) >= 1000
+    assert sum(runs) >= 500
 
 
 def run_dry(talk: Conversation, at: int) -> tuple[list[int], str]:

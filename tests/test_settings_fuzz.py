@@ -24,7 +24,7 @@ from kvlite.methods.engine_config import require_meaning, require_meanings
 pytestmark = pytest.mark.long
 
 many = settings(
-    max_examples=600,
+    max_examples=300,
     deadline=5000,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )

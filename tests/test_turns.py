@@ -6,7 +6,6 @@ from pathlib import Path
 
 import psutil
 import pytest
-import torch
 
 import kvlite
 from kvlite.bench.fork import Choice, Recalled
@@ -188,7 +187,6 @@ def test_the_table_says_how_many_of_the_full_caches() -> None:
 @pytest.mark.long
 def test_the_second_question_is_answered_with_recall_alone(smollm: kvlite.Runner) -> None:
     """An eighth of the entries held, chosen for the first question."""
-    torch.set_num_threads(1)  # steps over so few entries only wait for a second one
     default = parse_method(smollm.settings.method)
     grid = [Choice(default, 64, None, way) for way in (None, Recalled(128))]
     rows = list(measure(turns(smollm.model, [made(smollm, 500, 2)], grid, 1)))

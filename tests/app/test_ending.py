@@ -10,7 +10,7 @@ from gradio_client import handle_file
 from tests.app.conftest import Server, client, serving, waited
 
 # Seconds: by hand it takes one.
-SOON = 15
+SOON = 60
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ from kvlite_app.web.uploading import Uploading
 
 pytestmark = pytest.mark.long
 MANY = settings(
-    max_examples=200,
+    max_examples=100,
     deadline=None,
     database=None,
     suppress_health_check=list(HealthCheck),
@@ -49,7 +49,7 @@ POSTS = (
     "/logout",
     "/config",
 )
-SECONDS, BYTES = 10, 1 << 30
+SECONDS, BYTES = 60, 1 << 30
 texts = st.text(max_size=40) | st.sampled_from(
     ["..", "../../etc/passwd", "\0", "\ud800", "\u202e", "/" * 500, "a" * 3000, "%00", "http://x"]
 )

@@ -13,16 +13,16 @@ def test_who_goes_elsewhere_leaves_off_first() -> None:
     def follow() -> None:
         with tabs.following("one") as left:
             begun.set()
-            assert left.wait(10)
+            assert left.wait(60)
             order.append("left")
 
     former = threading.Thread(target=follow)
     former.start()
-    assert begun.wait(10)
+    assert begun.wait(60)
     with tabs.following("one") as left:
         order.append("goes on")
         assert not left.is_set()
-    former.join(10)
+    former.join(60)
     assert order == ["left", "goes on"]
     assert tabs._following == {}
 
@@ -46,7 +46,7 @@ def test_of_many_that_begin_at_once_one_goes_on() -> None:
     assert all(left.is_set() for left in job)
     over.set()
     for each in threads:
-        each.join(10)
+        each.join(60)
 
 
 def test_who_is_to_leave_off_is_woken_in_every_place() -> None:
@@ -84,8 +84,8 @@ def test_who_comes_late_to_what_is_not_shown_any_more_leaves_off() -> None:
     with tabs.following("one", "b") as left:
         assert not left.is_set()
         (goes := threading.Thread(target=tabs.go, args=["one", "a"])).start()
-        assert left.wait(10)
-    goes.join(10)
+        assert left.wait(60)
+    goes.join(60)
 
 
 def test_only_who_shows_nothing_yet_arrives() -> None:

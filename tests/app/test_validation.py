@@ -1,8 +1,6 @@
 """Whatever anybody sends, it is answered or refused in a sentence."""
 
-import asyncio
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +13,7 @@ from kvlite_app.engine.service import Service
 from kvlite_app.form import Models
 from kvlite_app.page import make_page
 from kvlite_app.web.validation import ValidatedPage
+from tests.app.conftest import awaited
 
 ODD = [
     None,
@@ -56,36 +55,44 @@ def page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ValidatedP
     service.close()
 
 
-def told(
+async def outcome(
     page: ValidatedPage, event: Any, given: list[Any], data: Any = None, state: Any = None
 ) -> Any:
     """What an event comes to, or the sentence that refuses it."""
     about = {"event_data": gr.EventData(None, data)} if data is not None else {}
-    asked = page.process_api(
-        event, given, state or SessionState(page), gr.Request(session_hash="tab"), **about
-    )
     try:
-        with ThreadPoolExecutor(1) as apart:  # a browser's own loop may run in this one
-            return apart.submit(asyncio.run, asked).result()["data"]
+        made = await page.process_api(
+            event, given, state or SessionState(page), gr.Request(session_hash="tab"), **about
+        )
     except gr.Error as error:
         assert not error.print_exception, error
         assert "\n" not in error.message and len(error.message) < 300, error
         return error.message
+    return made["data"]
+
+
+def told(page: ValidatedPage, *given: Any) -> Any:
+    """Likewise, from where nothing is awaited."""
+    return awaited(outcome(page, *given))
 
 
 @pytest.mark.long
 def test_odd_values_are_refused_in_a_sentence_or_are_nothing(page: ValidatedPage) -> None:
-    state = SessionState(page)
-    for event in page.fns.values():
-        if event.fn is None:
-            continue
-        usual = [getattr(each, "value", None) for each in event.inputs]
-        step = min(max(1, len(usual)), 10)
-        for number, odd in enumerate(ODD):
-            told(page, event, [odd] * len(usual), state=state)
-            for place in range(number % step, len(usual), step):
-                told(page, event, [*usual[:place], odd, *usual[place + 1 :]], state=state)
-        told(page, event, usual[:-1], state=state)
+    async def all_of_them() -> None:
+        state = SessionState(page)
+        for event in page.fns.values():
+            if event.fn is None:
+                continue
+            usual = [getattr(each, "value", None) for each in event.inputs]
+            step = min(max(1, len(usual)), len(ODD))
+            for number, odd in enumerate(ODD):
+                await outcome(page, event, [odd] * len(usual), state=state)
+                for place in range(number % step, len(usual), step):
+                    one_odd = [*usual[:place], odd, *usual[place + 1 :]]
+                    await outcome(page, event, one_odd, state=state)
+            await outcome(page, event, usual[:-1], state=state)
+
+    awaited(all_of_them())
 
 
 def test_a_place_that_is_none_is_refused_in_a_sentence(page: ValidatedPage) -> None:

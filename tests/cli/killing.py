@@ -18,7 +18,7 @@ from kvlite.jobs.output import job_of, reserved, writing
 from kvlite.jobs.run import answered
 from kvlite.jobs.tasks import Task, tasks_in
 
-KILLS = 20
+KILLS = 10
 
 
 def work(runner: kvlite.Runner, tasks: list[Task], out: Path, noted: Path) -> None:

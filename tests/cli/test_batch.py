@@ -445,4 +445,4 @@ def test_killed_at_any_moment(reports: Path, model: Path) -> None:
     threads = {**os.environ, "OMP_NUM_THREADS": "1"}  # none that a fork would miss
     done = subprocess.run(command, env=threads, capture_output=True, text=True, timeout=1200)
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout) == {"kills": 20, "rows": 45}
+    assert json.loads(done.stdout) == {"kills": 10, "rows": 45}

@@ -157,24 +157,26 @@ def test_without_matplotlib_there_is_a_table_and_a_word(
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("stopped", [1, 10])
 def test_ctrl_c_keeps_what_is_done_and_says_how_to_go_on(
-    kvlite: Run, model: Path, tmp_path: Path, stopped: int
+    kvlite: Run, model: Path, tmp_path: Path
 ) -> None:
-    out = tmp_path / "run"
-    args = [*words("niah", model), "--out", out]
-    first = interrupted("kvlite.bench.folder", "RunFolder", "add", stopped, *args)
-    assert first.code == 130
-    kept = (out / "rows.jsonl").read_text() if stopped > 1 else ""
-    assert len(kept.splitlines()) == stopped - 1
-    assert f"Stopped after {stopped - 1} of 10 rows. To go on: kvlite bench niah" in first.err
-    assert f"--out {out}" in first.err
-    assert f"Stopped after {stopped - 1} of 10 rows." in (out / "table.md").read_text()
-    second = kvlite(*args, "--json")
-    assert second.code == 0
-    whole = kvlite(*words("niah", model), "--out", tmp_path / "other", "--json")
-    assert second.json()["rows"] == whole.json()["rows"]
-    assert "Stopped" not in (out / "table.md").read_text()
+    """Before the first of ten rows is kept, and before the last one."""
+    rows = []
+    for stopped in (1, 10):
+        out = tmp_path / f"run{stopped}"
+        args = [*words("niah", model), "--out", out]
+        first = interrupted("kvlite.bench.folder", "RunFolder", "add", stopped, *args)
+        assert first.code == 130
+        kept = (out / "rows.jsonl").read_text() if stopped > 1 else ""
+        assert len(kept.splitlines()) == stopped - 1
+        assert f"Stopped after {stopped - 1} of 10 rows. To go on: kvlite bench niah" in first.err
+        assert f"--out {out}" in first.err
+        assert f"Stopped after {stopped - 1} of 10 rows." in (out / "table.md").read_text()
+        second = kvlite(*args, "--json")
+        assert second.code == 0
+        assert "Stopped" not in (out / "table.md").read_text()
+        rows.append(second.json()["rows"])
+    assert rows[0] == rows[1]
 
 
 def test_another_run_in_a_folder_is_refused(

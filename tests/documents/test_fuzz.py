@@ -18,7 +18,7 @@ from .test_pdf import with_everything
 from .test_word import example
 from .test_word_parts import everything
 
-INPUTS = 1000
+INPUTS = 600
 # Far above what any takes here, and far below what a hang or a bomb does.
 SECONDS, MEMORY = 10, 200 * 2**20
 

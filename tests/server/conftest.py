@@ -58,7 +58,7 @@ class Server:
 
     def until_idle(self) -> None:
         """Wait until nothing is done or waits."""
-        until = time.monotonic() + 20
+        until = time.monotonic() + 120
         while self.state.engine.current is not None or self.state.counters.waiting:
             assert time.monotonic() < until
             time.sleep(0.01)
@@ -83,7 +83,7 @@ def serving(settings: Settings, config: ServerConfig, *, loaded: bool = True) ->
             yield found
         finally:
             found.end()
-            found.until_ended(20)
+            found.until_ended(120)
 
 
 @pytest.fixture(scope="session")

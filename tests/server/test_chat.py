@@ -3,7 +3,6 @@
 import asyncio
 import json
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -206,19 +205,18 @@ def test_a_client_that_goes_away_stops_its_answer(server: Server) -> None:
         next(answer.iter_lines())
     server.until_idle()
     assert server.state.counters.generated - before < 400
-    body["stream"] = False
+    body["stream"], before = False, server.state.counters.generated
     with pytest.raises(Exception, match="timed out"):
         server.http.post("/v1/chat/completions", json=body, timeout=0.2)
-    begun = time.monotonic()
     server.until_idle()
-    assert time.monotonic() - begun < 2
+    assert server.state.counters.generated - before < 900
 
 
 def test_models_answer_while_something_is_read(server: Server) -> None:
     over, tasks = threading.Event(), []
-    tasks.append(server.state.engine.submit(lambda work: over.wait(20), "Reading"))
+    tasks.append(server.state.engine.submit(lambda work: over.wait(120), "Reading"))
     try:
-        listed = server.client.models.list(timeout=5).data
+        listed = server.client.models.list(timeout=60).data
         assert listed[0].id == server.model.names[0]
         about = server.http.get(f"/v1/models/{listed[0].id}").json()
         assert about["max_model_len"] == about["meta"]["n_ctx"] == 1024
@@ -230,7 +228,7 @@ def test_models_answer_while_something_is_read(server: Server) -> None:
 def test_who_waits_is_told_so(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kvlite.server.served_model.BEAT", 0.05)
     over = threading.Event()
-    server.state.engine.submit(lambda work: over.wait(20), "Reading")
+    server.state.engine.submit(lambda work: over.wait(120), "Reading")
     body = {"messages": said("Hello."), "stream": True}
     with server.http.stream("POST", "/v1/chat/completions", json=body) as answer:
         lines = answer.iter_lines()
@@ -243,7 +241,7 @@ def test_who_waits_is_told_so(server: Server, monkeypatch: pytest.MonkeyPatch) -
 
 def test_clients_that_vanish_leave_nothing_behind(server: Server) -> None:
     over = threading.Event()
-    server.state.engine.submit(lambda work: over.wait(20), "Reading")
+    server.state.engine.submit(lambda work: over.wait(120), "Reading")
     before = server.state.counters.answered
     for stream in (True, False) * 10:
         body = {"messages": said("Never mind."), "stream": stream, "max_tokens": 500}

@@ -38,7 +38,7 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def until(server: Server, waiting: int, generated: int = 1) -> None:
     """Wait until so many requests are open, and the first one is being answered."""
-    limit = time.monotonic() + 20
+    limit = time.monotonic() + 120
     counters = server.state.counters
     while counters.waiting < waiting or counters.generated < generated:
         assert time.monotonic() < limit
@@ -62,8 +62,8 @@ def test_open_requests_are_told_that_the_server_ends(
             asked["response"] = ask("/v1/responses", {"input": "Hi", "max_output_tokens": 600})
             until(server, 5)
             begun = time.monotonic()
-        assert time.monotonic() - begun < 2
-        answers = {name: each.result(5) for name, each in asked.items()}
+        assert time.monotonic() - begun < 20
+        answers = {name: each.result(60) for name, each in asked.items()}
     streamed = answers.pop("streamed")
     assert streamed.status_code == 200
     *chunks, error, done, _ = streamed.text.split("\n\n")
@@ -98,7 +98,7 @@ def test_clients_that_send_no_more_or_read_nothing_do_not_hold_it(
         until(server, 1)
         server.end()
         assert b"503" in sending.recv(1000).split(b"\r\n")[0]
-        server.until_ended(5)
+        server.until_ended(60)
     assert not [each for each in caplog.records if each.levelno >= logging.WARNING]
 
 
@@ -111,7 +111,7 @@ def test_the_newer_way_is_told_in_an_event_of_its_own(settings: Settings, tmp_pa
         answer = clients.submit(server.http.post, "/v1/responses", json=asked)
         until(server, 1, generated=3)
         server.end()
-        *_, event, _ = answer.result(5).text.split("\n\n")
+        *_, event, _ = answer.result(60).text.split("\n\n")
     name, _, data = event.partition("\ndata: ")
     told = json.loads(data)
     assert name == "event: error" and told["type"] == "error" and told["code"] == "server_ends"

@@ -67,7 +67,7 @@ def statuses(server: Server) -> dict[str, str]:
 
 
 def until(is_so: Callable[[], bool]) -> None:
-    limit = time.monotonic() + 30
+    limit = time.monotonic() + 300
     while not is_so():
         assert time.monotonic() < limit
         time.sleep(0.01)

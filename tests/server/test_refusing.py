@@ -164,7 +164,7 @@ def test_an_assistant_may_have_said_nothing(server: Server) -> None:
 
 def test_what_is_longer_is_refused_before_it_is_sent(server: Server) -> None:
     host, _, port = server.address.removeprefix("http://").partition(":")
-    with socket.create_connection((host, int(port)), timeout=5) as sending:
+    with socket.create_connection((host, int(port)), timeout=60) as sending:
         head = f"POST {CHAT} HTTP/1.1\r\nHost: {host}\r\nContent-Length: {LONGEST + 1}\r\n\r\n"
         sending.sendall(head.encode())
         assert b"413" in sending.recv(1000).split(b"\r\n")[0]
@@ -258,7 +258,7 @@ def test_while_it_loads_programs_are_asked_to_wait(
 
     over = threading.Event()
     monkeypatch.setattr(
-        "kvlite.server.served_model.open_runner", lambda *args, **given: over.wait(20) and 1 / 0
+        "kvlite.server.served_model.open_runner", lambda *args, **given: over.wait(120) and 1 / 0
     )
     with serving(settings, ServerConfig(folder=tmp_path), loaded=False) as server:
         answer = server.http.post(CHAT, json={"messages": HI})

@@ -21,7 +21,7 @@ CHAT = "/v1/chat/completions"
 def held(server: Server) -> threading.Event:
     """The engine is at work until this is set, so that requests come together."""
     over = threading.Event()
-    server.state.engine.submit(lambda work: over.wait(20), "Something else")
+    server.state.engine.submit(lambda work: over.wait(120), "Something else")
     return over
 
 
@@ -112,7 +112,7 @@ def test_one_joins_one_leaves_and_one_for_which_memory_is_short_waits(
             lines = long.iter_lines()
             next(lines)
             ask = {"messages": said("Join."), "max_tokens": 8}
-            joined = clients.submit(server.http.post, CHAT, json=ask).result(30).json()
+            joined = clients.submit(server.http.post, CHAT, json=ask).result(300).json()
             assert joined["choices"][0]["message"]["content"] == expected(
                 reference, ask["messages"], 8
             )
@@ -124,7 +124,7 @@ def test_one_joins_one_leaves_and_one_for_which_memory_is_short_waits(
             while not refused:
                 next(lines)
             assert not waits.done() and len(server.model.answering.waiting) == 1
-        waited = waits.result(30).json()  # the long one has gone away
+        waited = waits.result(300).json()  # the long one has gone away
     assert waited["choices"][0]["message"]["content"] == expected(reference, said("Wait."), 8)
     assert len(refused) < 3  # again when the vanished one has ended, not at every token
 
