@@ -215,9 +215,10 @@ class LayerPrefill:
             opening = q[:, :, :missing].clone()
         future = self.policy.method.needs.future_queries
         if future is not None:
-            late = self.positions[self.done : self.done + length] >= future.skipped
-            cos, sin = self._rotation(self.done, length)
-            statistics = statistics.joined(q[:, :, late], (cos[:, late], sin[:, late]))
+            first = self.end - self.positions.shape[0] + self.done
+            early = min(length, max(0, future.skipped - first))
+            rotation = self._rotation(self.done + early, length - early)
+            statistics = statistics.joined(q[:, :, early:], rotation)
         return Found(length, queries, opening, query_sq_sum, statistics)
 
     def _over_head_group(
