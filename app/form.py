@@ -46,6 +46,10 @@ class Models:
     others: bool = True
     here: bool = True
 
+    def may_use(self, model: str, first: str) -> bool:
+        """Whether a model may be chosen; the one that was there at `first` always."""
+        return self.others or model in (first, *self.listed)
+
     def may_set(self, name: str) -> bool:
         """Whether a setting makes a difference."""
         return self.here or name in _SERVED

@@ -94,27 +94,10 @@ class Parts:
     def view(self) -> list[Any]:
         """What changes when another conversation is shown, or this one has gone on."""
         return [
-            self.here,
-            self.kept_here,
-            self.start,
-            self.stage,
-            self.earlier,
-            self.chat,
-            self.status,
-            self.box,
-            self.refused,
-            self.former,
-            self.branches,
-            self.later,
-            self.listed,
-            self.name,
-            self.model,
-            self.go_on,
-            self.tune,
-            self.chosen,
-            self.answer,
-            self.difference,
-            *self.tuning.view,
+            *(self.here, self.kept_here, self.start, self.stage, self.earlier, self.chat),
+            *(self.status, self.box, self.refused, self.former, self.branches, self.later),
+            *(self.listed, self.name, self.model, self.go_on, self.tune, self.chosen),
+            *(self.answer, self.difference, *self.tuning.view),
         ]
 
     def _conversations(self) -> None:

@@ -72,7 +72,7 @@ class ModelsEvents:
 
     def listing(self) -> Iterator[tuple[Any, Any]]:
         """The models, then what the plan says of each as it is known, then others that fit."""
-        found = [each for each in models_here() if self._may_use(each)]
+        found = [each for each in models_here() if self.models.may_use(each.name, self._first)]
         verdicts = dict[str, str]()
         now = self.service.model_host.settings.model
         yield self._choices(found, verdicts, value=now), gr.skip()
@@ -162,13 +162,10 @@ class ModelsEvents:
             if each.name not in here
         ]
 
-    def _may_use(self, model: LocalModel) -> bool:
-        return self.models.others or model.name in (self._first, *self.models.listed)
-
     def _require_listed(self, name: str | None) -> None:
         """Raises a KvliteError if a model is not one of the list."""
         found = next((each for each in models_here() if each.name == name), None)
-        if not name or found is None or not self._may_use(found):
+        if not name or found is None or not self.models.may_use(found.name, self._first):
             raise SettingError("choose one of the models of the list first")
         if found.flaw:
             raise ModelError(f"{found.name} cannot be run: {found.flaw}")

@@ -165,7 +165,7 @@ class SettingsEvents:
     def _require_listed(self, profile: str, values: Mapping[str, Any]) -> None:
         """Raises SettingError if a profile has a model that may not be chosen here."""
         model = values.get("model", self._first)
-        if not self.models.others and model not in (self._first, *self.models.listed):
+        if not self.models.may_use(model, self._first):
             raise SettingError(
                 f"the profile {profile} has the model {model}, which is not in the list here: take "
                 "another profile, or have it downloaded on the app's machine, or the app begun "

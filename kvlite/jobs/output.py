@@ -21,15 +21,8 @@ Job = dict[str, str]
 
 # Settings that change where and how fast an answer is made, not what is asked for.
 _ELSEWHERE = (
-    "device",
-    "vram",
-    "stream",
-    "chunk",
-    "recall_limit",
-    "checkpoint_limit",
-    "never_lossy",
-    "measure",
-    "speculate",
+    *("device", "vram", "stream", "chunk", "recall_limit", "checkpoint_limit"),
+    *("never_lossy", "measure", "speculate"),
 )
 
 
