@@ -176,39 +176,34 @@ def _launch(page: Any, service: Any, server_config: ServerConfig) -> str:
     return str(shared or local)
 
 
+# Colors on a light page and on a dark one; gradio's own are too faint for many to read.
+_COLORS = {
+    "body_text_color_subdued": ("*neutral_600", "*neutral_300"),
+    "button_primary_background_fill": ("*primary_700", "*primary_700"),
+    "button_primary_background_fill_hover": ("*primary_800", "*primary_800"),
+    "button_secondary_background_fill": ("transparent", "transparent"),
+    "button_secondary_background_fill_hover": ("*neutral_100", "*neutral_800"),
+    "button_secondary_border_color": ("*neutral_300", "*neutral_600"),
+    "link_text_color": ("*primary_700", "*primary_400"),
+    "link_text_color_hover": ("*primary_800", "*primary_300"),
+    "link_text_color_visited": ("*primary_700", "*primary_400"),
+    "input_placeholder_color": ("*neutral_600", "*neutral_300"),
+}
+
+
 def _theme() -> Any:
     import gradio as gr
 
-    return gr.themes.Base(
+    light = {name: color for name, (color, _) in _COLORS.items()}
+    dark = {f"{name}_dark": color for name, (_, color) in _COLORS.items()}
+    base = gr.themes.Base(
         primary_hue="teal",
         neutral_hue="slate",
         font=["system-ui", "-apple-system", "Segoe UI", "Roboto", "sans-serif"],
         font_mono=["ui-monospace", "Menlo", "Consolas", "monospace"],
-    ).set(  # gradio's own are too faint for many to read
-        body_text_color_subdued="*neutral_600",
-        body_text_color_subdued_dark="*neutral_300",
-        button_primary_background_fill="*primary_700",
-        button_primary_background_fill_hover="*primary_800",
-        button_primary_background_fill_dark="*primary_700",
-        button_primary_background_fill_hover_dark="*primary_800",
-        button_primary_text_color="white",
-        button_secondary_background_fill="transparent",
-        button_secondary_background_fill_dark="transparent",
-        button_secondary_background_fill_hover="*neutral_100",
-        button_secondary_background_fill_hover_dark="*neutral_800",
-        button_secondary_border_color="*neutral_300",
-        button_secondary_border_color_dark="*neutral_600",
-        button_border_width="1px",
-        color_accent="*primary_700",
-        link_text_color="*primary_700",
-        link_text_color_hover="*primary_800",
-        link_text_color_visited="*primary_700",
-        link_text_color_dark="*primary_400",
-        link_text_color_hover_dark="*primary_300",
-        link_text_color_visited_dark="*primary_400",
-        input_placeholder_color="*neutral_600",
-        input_placeholder_color_dark="*neutral_300",
     )
+    others = {"button_border_width": "1px", "color_accent": "*primary_700"}
+    return base.set(button_primary_text_color="white", **others, **light, **dark)
 
 
 def _free_port(host: str, first: int) -> int:
