@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -37,7 +36,6 @@ def test_what_is_compiled_is_what_is_used() -> None:
     thread.join()
     loops = (search, add, fill)
     assert [len(loop.signatures) for loop in loops] == [1, 1, 1]
-    assert numba_rows.attend_fetching.cache_info().currsize == 1
     everything = full_head_group(300)
     keys = everything.head_groups[0].keys
     queries = torch.randn(1, 3, 4, 64)
@@ -64,7 +62,8 @@ def test_what_is_compiled_is_what_is_used() -> None:
         rows, rows[:, :, 0].copy(), rows[:, :, 1].copy(), [line], 2, None, (16, 4, 4, 16)
     )
     assert [len(loop.signatures) for loop in loops] == [1, 1, 1]
-    assert numba_rows.attend_fetching.cache_info().currsize == 1
+    for compiled in (numba_rows.fetch_exact, numba_rows.fetch_packed):
+        assert compiled.cache_info().currsize == 1  # type: ignore[attr-defined]
 
 
 def test_nothing_more_is_compiled_than_is_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,7 +78,7 @@ def test_nothing_more_is_compiled_than_is_wanted(monkeypatch: pytest.MonkeyPatch
 
     for name in ("search", "add"):
         monkeypatch.setattr(numba_ahead, name, Loop(name))
-    numba_ahead.compile_all(lambda: len(done) < 2)
+    numba_ahead.compile_all(lambda: len(done) < 2, everything=True)
     assert done == ["search", "add"]
 
 
@@ -95,18 +94,23 @@ def test_a_program_that_ends_does_not_wait_for_all_of_it(tmp_path: Path) -> None
         [sys.executable, "-c", script], capture_output=True, text=True, env=environment
     )
     assert run.returncode != 0 and run.stderr.rstrip().endswith("KeyboardInterrupt")
-    assert "Fatal" not in run.stderr and not list(tmp_path.rglob("*fill*"))
+    assert "Fatal" not in run.stderr and not list(tmp_path.rglob("*fetch_exact*"))
 
 
 def test_it_begins_where_a_turn_recalls(llama: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
-    begun: list[torch.device] = []
-    begin: Callable[[torch.device], None] = begun.append
+    begun: list[tuple[torch.device, bool]] = []
+
+    def begin(device: torch.device, *, everything: bool) -> None:
+        begun.append((device, everything))
+
     monkeypatch.setattr("kvlite.conversation.turn.begin_compiling", begin)
     for settings, wanted in (
         ({"recall": "off"}, []),
         ({"recall_entries": 0}, []),
         ({"budget": 200}, []),
-        ({}, [CPU]),
+        ({}, [(CPU, False)]),
+        ({"kv_bits": "8"}, [(CPU, True)]),
+        ({"recall_bits": "4"}, [(CPU, True)]),
     ):
         begun.clear()
         chat(llama.model, **settings).read(random_ids(90)[0].tolist())

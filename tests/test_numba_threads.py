@@ -33,7 +33,7 @@ def _wait(address, part):
     if part == 0:
         threads._add(counts, 0, 1)
     else:
-        for looks in range(1 << 14):
+        for looks in range(threads.PATIENCE):
             threads._rest(looks)
             counts[1] = threads._read(counts, 0)
 

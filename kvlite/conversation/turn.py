@@ -17,6 +17,7 @@ from kvlite.conversation.planned_peak import planned_phases
 from kvlite.conversation.run_stats import RunStats, kept, recalled
 from kvlite.conversation.turn_config import TurnConfig, notes
 from kvlite.engine.callbacks import NO_CALLBACKS, Callbacks
+from kvlite.engine.compiled_rows import are_small
 from kvlite.engine.cuda_graph import GraphDecoder, graph_decoder
 from kvlite.engine.decode import Step
 from kvlite.engine.detokenizer import TextStream
@@ -178,7 +179,9 @@ class Turn:
         for note in self.notes:
             self.say(note)
         if self.store is not None and self.settings.recall_entries:
-            begin_compiling(self.model.device)
+            small = are_small(self.policies, self.model.shape.kv_size)
+            everything = self.store.bits is not None or not small
+            begin_compiling(self.model.device, everything=everything)
         with self.run_stats.work(self.model):
             failed = ""
             try:

@@ -10,9 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kvlite.cache import KVHeadGroup, LayerCache
+from kvlite.cache import KVHeadGroup, KVSize, LayerCache
 from kvlite.cache.packed import Packed
 from kvlite.cache.quantized import Quantized, has_compiled
+from kvlite.methods.layer_policy import LayerPolicy
 from kvlite.offload.kv.recall import is_ordered
 from kvlite.offload.kv.store import INDEXED_AT_ONCE, HostKVLayer
 from kvlite.offload.kv.swap import CANDIDATES, RECENT, SINKS
@@ -46,6 +47,13 @@ def is_small(step: "LayerStep") -> bool:
     """Whether a step through a layer is too little for torch's threads."""
     layer = step.layer
     return layer.kv_heads * layer.keys.shape[2] * max(used for _, used in layer.lengths) < MANY
+
+
+def are_small(policies: Sequence[LayerPolicy], size: KVSize) -> bool:
+    """Whether steps through layers whose KV heads have such a size will be, and all is exact."""
+    most = max(policy.budget for policy in policies)
+    exact = all(policy.bits is None for policy in policies)
+    return exact and size.heads * size.dim * most < MANY
 
 
 def _compiles(q: Tensor, k: Tensor, v: Tensor) -> bool:

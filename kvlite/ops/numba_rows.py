@@ -11,13 +11,13 @@ from functools import cache
 import numpy as np
 from numba import carray, types
 
-from kvlite.ops.numba_attention import products_of_held, weighed
+from kvlite.ops.numba_attention import products_of_held, softmax, weighed
 from kvlite.ops.numba_jit import jitted
 from kvlite.ops.numba_pointers import bytes_at, floats_at, halves_at, places_at, words_at
 from kvlite.ops.numba_recall import candidates, exchanged, fill, wanted
 from kvlite.ops.numba_search import add, search
 from kvlite.ops.numba_threads import board, passing, share, work
-from kvlite.ops.numba_vectors import fetch_vector, multiply
+from kvlite.ops.numba_vectors import fetch_vector, multiply, weigh
 
 Array = np.ndarray
 # Of what is held, and from `SOURCE` on of the host store: where exact keys, values and positions of
@@ -70,7 +70,10 @@ def attend(
 
 def attending(table: Array) -> int:
     """The address of what attends with one head, for `share_heads`, where lines are in a table."""
-    return attend_fetching() if table[..., SOURCE].any() else attend_held()
+    has = table.reshape(-1, table.shape[-1]).any(0)
+    if has[PACKED] or has[SOURCE + PACKED]:
+        return fetch_packed() if has[SOURCE] else attend_packed()
+    return fetch_exact() if has[SOURCE] else attend_exact()
 
 
 @cache
@@ -146,36 +149,100 @@ def _write(line, first, head, k, v):
 
 
 @work
-def attend_held(address, part):
-    """As `attend`, with one head of one conversation, where nothing is fetched; what fetches takes
-    long to compile."""
-    q, k, v, table, softcap, sinks, _, out, _ = _given(address)
-    each, at, dim = part // k.shape[1], part % k.shape[1], k.shape[2]
-    line = table[each]
-    _write(line, 0, at, k[each, at], v[each, at])
-    entries, packed, sizes = _whole(line, 0, at, dim)
-    products = products_of_held(q[each, at : at + 1], entries[:2], packed, sizes, line[USED])
-    made = out[each, at : at + 1]
-    weighed(products, entries[:2], packed, sizes, softcap, sinks[at : at + 1], made)
+def attend_exact(address, part):
+    """As `attend`, with one head of one conversation: all that is held is exact, nothing is
+    fetched. What does more takes longer to compile."""
+    given = _given(address)
+    _enter(given, part)
+    _weigh_exact(given, part, _multiply_exact(given, part))
 
 
 @work
-def attend_fetching(address, part):
-    """Likewise, and fetch what is wanted."""
-    q, k, v, table, softcap, sinks, recalling, out, came = _given(address)
-    each, at, dim = part // k.shape[1], part % k.shape[1], k.shape[2]
-    line, queries = table[each], q[each, at : at + 1]
-    _write(line, 0, at, k[each, at], v[each, at])
+def fetch_exact(address, part):
+    """Likewise, and what is wanted is fetched, all of it exact."""
+    _fetch_exact(_given(address), part)
+
+
+@work
+def attend_packed(address, part):
+    """Likewise, nothing is fetched, and entries may be quantized."""
+    given = _given(address)
+    _enter(given, part)
+    _attend_packed(given, part)
+
+
+@work
+def fetch_packed(address, part):
+    """Likewise, what is wanted is fetched, and entries may be quantized."""
+    given = _given(address)
+    q, k, _, table, _, _, recalling, _, came = given
+    each, at = part // k.shape[1], part % k.shape[1]
+    line = table[each]
+    if line[PACKED] + line[SOURCE + PACKED] == 0:
+        _fetch_exact(given, part)
+        return
+    _enter(given, part)
+    if line[COUNT]:
+        came[each, at] = _fetch_packed(line, at, q[each, at : at + 1], recalling)
+    _attend_packed(given, part)
+
+
+@jitted
+def _enter(given, part):
+    """Write the token's entry into all that it goes to."""
+    _, k, v, table, _, _, recalling, _, _ = given
+    each, at = part // k.shape[1], part % k.shape[1]
+    line, key, value = table[each], k[each, at], v[each, at]
+    _write(line, 0, at, key, value)
     if line[SOURCE]:
-        _tell(line, at, k[each, at], v[each, at], recalling[0])
-    quantized = line[PACKED] + line[SOURCE + PACKED] > 0
-    if line[COUNT] and quantized:
-        came[each, at] = _fetch_packed(line, at, queries, recalling)
-    entries, packed, sizes = _whole(line, 0, at, dim)
+        _tell(line, at, key, value, recalling[0])
+
+
+@jitted
+def _fetch_exact(given, part):
+    q, k, _, table, _, _, recalling, _, came = given
+    each, at = part // k.shape[1], part % k.shape[1]
+    line = table[each]
+    _enter(given, part)
+    products = _multiply_exact(given, part)
+    if line[COUNT]:
+        came[each, at] = _fetch(line, at, q[each, at], products, recalling)
+    _weigh_exact(given, part, products)
+
+
+@jitted
+def _multiply_exact(given, part):
+    """Products `(rows, entries)` with all that is held."""
+    q, k, _, table, _, _, _, _, _ = given
+    each, at, dim = part // k.shape[1], part % k.shape[1], k.shape[2]
+    line = table[each]
+    keys, _, _ = _entries(line, 0, at, dim)
+    products = np.empty((q.shape[2], line[USED]), np.float32)
+    multiply(q[each, at], keys[0], np.arange(line[USED]), products, 0)
+    return products
+
+
+@jitted
+def _weigh_exact(given, part, products):
+    """Attention by the products, which become probabilities."""
+    _, k, _, table, softcap, sinks, _, out, _ = given
+    each, at, dim = part // k.shape[1], part % k.shape[1], k.shape[2]
+    _, values, _ = _entries(table[each], 0, at, dim)
+    for row in range(len(products)):
+        softmax(products[row], softcap, sinks[at, row])
+    made = out[each, at]
+    made[:] = 0
+    weigh(products, 0, values[0], products.shape[1], made)
+
+
+@jitted
+def _attend_packed(given, part):
+    """Attend to all that is held."""
+    q, k, _, table, softcap, sinks, _, out, _ = given
+    each, at = part // k.shape[1], part % k.shape[1]
+    line, queries, made = table[each], q[each, at : at + 1], out[each, at : at + 1]
+    entries, packed, sizes = _whole(line, 0, at, k.shape[2])
     products = products_of_held(queries, entries[:2], packed, sizes, line[USED])
-    if line[COUNT] and not quantized:
-        came[each, at] = _fetch(line, at, queries[0], products[0], recalling)
-    made = out[each, at : at + 1]
     weighed(products, entries[:2], packed, sizes, softcap, sinks[at : at + 1], made)
 
 

@@ -10,22 +10,25 @@ from kvlite.cache.quantized import has_compiled
 
 
 @cache
-def begin_compiling(device: torch.device) -> threading.Thread | None:
+def begin_compiling(device: torch.device, *, everything: bool = True) -> threading.Thread | None:
     """Compile what recall needs on a device, once, in a thread; None if it needs nothing. A loop
     that is used before it is ready waits for numba's compiler.
+
+    Args:
+        everything: also for what is quantized, and for layers that hold much.
 
     At the program's end the thread finishes the loop it compiles: it is not killed meanwhile.
     """
     if not has_compiled(device):
         return None
-    thread = threading.Thread(target=_compile, name="kvlite-compiling")
+    thread = threading.Thread(target=_compile, args=(everything,), name="kvlite-compiling")
     thread.start()
     return thread
 
 
-def _compile() -> None:
+def _compile(everything: bool) -> None:
     # What fails here fails again where it is used, and is reported there.
     with suppress(Exception):
         from kvlite.ops import numba_ahead as compiled
 
-        compiled.compile_all(threading.main_thread().is_alive)
+        compiled.compile_all(threading.main_thread().is_alive, everything)
