@@ -125,6 +125,7 @@ def test_models_are_removed_where_they_are_ours(home: Path, tiny_folder: Path) -
     assert not os.listdir(home / "hub") and not os.listdir(home / "models")
 
 
+@pytest.mark.long
 def test_a_large_gguf_is_planned_without_converting_it(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -157,6 +157,7 @@ def answers(talk: kvlite.Conversation) -> list[list[int]]:
     return [talk.generate(ids, max_new_tokens=12, ignore_eos=True).token_ids for ids in IDS]
 
 
+@pytest.mark.cases(1)
 def test_its_language_model_says_what_the_whole_says(whole: Any, folder: Path) -> None:
     """Over two turns, whichever way its weights are named, read at once or layer by layer."""
     expected, ids = [], list[int]()

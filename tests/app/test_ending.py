@@ -32,16 +32,6 @@ def read_by(server: Server, path: Path) -> None:
 
 
 @pytest.mark.long
-def test_it_ends_while_a_document_is_extracted(tmp_path: Path, talker: Path, large: Path) -> None:
-    with serving(tmp_path, "--model", str(talker)) as server:
-        read_by(server, large)
-        begun = time.monotonic()
-        assert server.end(signal.SIGTERM) == 0
-        assert time.monotonic() - begun < SOON
-    assert uploads(server) == []
-
-
-@pytest.mark.long
 def test_it_ends_while_a_model_is_loaded(tmp_path: Path) -> None:
     with serving(tmp_path) as server:
         begun = time.monotonic()
@@ -50,13 +40,18 @@ def test_it_ends_while_a_model_is_loaded(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_what_a_killed_app_left_is_gone_at_the_next_start(
+def test_whether_killed_or_ended_no_document_is_left(
     tmp_path: Path, talker: Path, large: Path
 ) -> None:
+    """Of one that was killed at the next start, which ends at once while it reads another."""
     with serving(tmp_path, "--model", str(talker)) as server:
         read_by(server, large)
         server.end(signal.SIGKILL)
     assert uploads(server)
     with serving(tmp_path, "--model", str(talker)) as server:
         assert uploads(server) == []
+        read_by(server, large)
+        begun = time.monotonic()
         assert server.end(signal.SIGTERM) == 0
+        assert time.monotonic() - begun < SOON
+    assert uploads(server) == []

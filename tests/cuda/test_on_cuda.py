@@ -235,7 +235,7 @@ def test_speculation_is_that_of_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
         assert answered(headed("qwen3-5", "cuda", right=True).model, HIDDEN) == expected
 
 
-@pytest.mark.cases(1)
+@pytest.mark.cases(1, 8)
 @pytest.mark.parametrize("maps", [True, False])
 @pytest.mark.parametrize("given", WAYS, ids=str)
 def test_a_conversation_is_that_of_a_cpu(
