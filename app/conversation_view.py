@@ -145,7 +145,7 @@ class ConversationView:
     def account(self, key: str | None) -> tuple[dict[str, Any], str]:
         """The account of an answer, empty where there is none; and as HTML."""
         account = self.store.account(self.id, key) if key else {}
-        return account, answer_html(account)
+        return account, answer_html(account, self.service.model_host.calibration)
 
     def difference(self) -> str:
         """The result of a check of the last answer, if that is what was done last."""

@@ -15,6 +15,7 @@ from kvlite.conversation.runner import Runner, open_runner, prepare
 from kvlite.conversation.session import Session
 from kvlite.errors import ContextError, KvliteError, SettingError
 from kvlite.memory.free import held_bytes, return_memory
+from kvlite.model.calibration import Calibration
 from kvlite.model.files import fingerprint
 from kvlite.model.making import load_transformers
 from kvlite.model.text_limit import require_fits
@@ -53,6 +54,11 @@ class ModelHost:
         self.runner: Runner | None = None
         self.holding = Holding(())
         self.active: ActiveConversation | None = None
+
+    @property
+    def calibration(self) -> Calibration | None:
+        """The model's calibration, if it has one."""
+        return None if self.runner is None else self.runner.model.calibration
 
     @property
     def pause(self) -> float:

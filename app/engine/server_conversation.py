@@ -26,7 +26,7 @@ _SAID = TypeAdapter(Said)
 class ServerHost:
     """Answers by a server: nothing of a conversation stays in memory."""
 
-    pause, beside = PAUSE, True
+    pause, beside, calibration = PAUSE, True, None
 
     def __init__(self, settings: Settings, upstream: Upstream) -> None:
         self.settings = settings

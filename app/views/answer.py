@@ -7,8 +7,10 @@ from typing import Any
 from kvlite.conversation.metrics import GenerationMetrics
 from kvlite.conversation.verify import difference
 from kvlite.errors import SnapshotError
+from kvlite.model.calibration import Calibration
 
 from ..engine.kept import KeptMap
+from .heads import draw_heads
 from .kept_map import draw_kept
 
 _KEPT = (
@@ -17,8 +19,8 @@ _KEPT = (
 )
 
 
-def answer_html(account: Mapping[str, Any]) -> str:
-    """The account of an answer."""
+def answer_html(account: Mapping[str, Any], calibration: Calibration | None) -> str:
+    """The account of an answer, with a picture of the model's heads if it has a calibration."""
     if not account:
         return '<p class="quiet">Click on an answer to see what it was made from.</p>'
     asked = account.get("question")  # which accounts of earlier versions lack
@@ -30,6 +32,9 @@ def answer_html(account: Mapping[str, Any]) -> str:
     )
     told = f"<ul>{''.join(f'<li>{escape(each)}</li>' for each in account['told'])}</ul>"
     details = _kept(account["kept"]) if account.get("kept") else ""
+    if calibration is not None:
+        heads = draw_heads(calibration)
+        details += _figure("Effective rank of the model's heads (UNComp)", heads)
     if facts:
         told, details = f"<table>{rows}</table>", told + details
     if details:
@@ -58,8 +63,11 @@ def _kept(kept: Any) -> str:
         picture = draw_kept(KeptMap.from_json(kept))
     except SnapshotError as error:
         return f"<p>{escape(str(error))}</p>"
-    caption = "<figcaption>What each layer holds</figcaption>"
-    return f"<p>{_KEPT}</p><figure>{caption}{picture}</figure>"
+    return f"<p>{_KEPT}</p>{_figure('What each layer holds', picture)}"
+
+
+def _figure(caption: str, svg: str) -> str:
+    return f"<figure><figcaption>{escape(caption)}</figcaption>{svg}</figure>"
 
 
 def difference_html(former: str, exact: str, metrics: GenerationMetrics) -> str:
