@@ -40,8 +40,8 @@ browser:
 
 # What numba makes takes a minute, and two workers would both begin with it.
 $(COMPILED): $(READY) $(wildcard kvlite/ops/numba_*.py)
-	KVLITE_CACHE=tests/.cache $(BIN)/kvlite ask LICENSE "What is allowed?" -q \
-		--budget 10% --max-tokens 4 >/dev/null
+	KVLITE_CACHE=tests/.cache KVLITE_DATA=tests/.cache KVLITE_CONFIG=tests/.cache \
+		$(BIN)/kvlite ask LICENSE "What is allowed?" -q --budget 10% --max-tokens 4 >/dev/null
 	@touch $@
 
 # Types and style are checked beside the tests.
