@@ -28,24 +28,22 @@ def compile_all(wanted: Callable[[], bool], everything: bool) -> None:
     sizes = types.UniTuple(whole, 3)
     held = types.Tuple((own, packed, sizes))
     signs = types.uint64[:, :, ::1]
-    loops: list[Callable[[], Any]] = [
-        partial(search.compile, (blocks, lines, signs, lines, whole, whole)),
-        partial(add.compile, (blocks, lines, lines, signs, lines, whole)),
-        fetch_exact,
+    works: list[Callable[[], Any]] = [fetch_exact]
+    loops: list[tuple[Any, tuple[Any, ...]]] = [
+        (search, (blocks, lines, signs, lines, whole, whole)),
+        (add, (blocks, lines, lines, signs, lines, whole)),
     ]
     if everything:
         each = byte[:, ::1], types.uint16[:, ::1], types.uint16[:, ::1], whole[::1], whole, lines
+        works += [fetch_packed]
         loops += [
-            partial(put.compile, (line, codes, halves, halves, whole, whole, whole)),
-            partial(restore.compile, each),
-            partial(products_of.compile, (lines, held, whole, whole[::1], lines, place[::1])),
-            partial(
-                fill.compile,
-                (blocks, lines, whole[::1], held, held, blocks, *(whole,) * 5),
-            ),
-            fetch_packed,
+            (put, (line, codes, halves, halves, whole, whole, whole)),
+            (restore, each),
+            (products_of, (lines, held, whole, whole[::1], lines, place[::1])),
+            (fill, (blocks, lines, whole[::1], held, held, blocks, *(whole,) * 5)),
         ]
-    for compiled in loops:
+    compiling: list[Callable[[], Any]] = [partial(loop.compile, given) for loop, given in loops]
+    for compiled in compiling + works:
         if not wanted():
             return
         compiled()

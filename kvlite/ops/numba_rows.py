@@ -70,7 +70,7 @@ def attend(
 
 def attending(table: Array) -> int:
     """The address of what attends with one head, for `share_heads`, where lines are in a table."""
-    has = table.reshape(-1, table.shape[-1]).any(0)
+    has: Array = np.any(table.reshape(-1, table.shape[-1]), 0)
     if has[PACKED] or has[SOURCE + PACKED]:
         return fetch_packed() if has[SOURCE] else attend_packed()
     return fetch_exact() if has[SOURCE] else attend_exact()
