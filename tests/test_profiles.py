@@ -154,7 +154,9 @@ def test_one_that_is_not_there(profiles: Profiles) -> None:
     profiles.save("slow", {"top_k": 1})
     profiles.save("exact", {"top_k": 1})
     for use in (profiles.read, profiles.delete):
-        with pytest.raises(SettingError, match=r"'fast' is no profile in .*: there is exact, slow"):
+        with pytest.raises(
+            SettingError, match=r"'fast' is no profile in .*: saved are exact, slow"
+        ):
             use("fast")
 
 

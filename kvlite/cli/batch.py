@@ -298,7 +298,11 @@ class Summary:
             print_json({**made, "out": out})
             return
         before = f", {self.before:,} there before" if self.before else ""
-        failed = f", {self.failed:,} with an error (--retry-errors)" if self.failed else ""
+        failed = (
+            f", {self.failed:,} with an error (--retry-errors tries them again)"
+            if self.failed
+            else ""
+        )
         left = f", {self.left:,} left: the same command goes on" if self.left else ""
         rate = (
             f" {counted(self.documents, 'document')}, {self.read_tokens:,} tokens read, "

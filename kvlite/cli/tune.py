@@ -110,4 +110,4 @@ def _save(
     screen = output()
     screen.print(found.reason)
     screen.print(shlex.join(as_flags(found.values)))
-    say(f"Saved in {saved.path}: use it with --profile {name}")
+    say(f"Saved in {saved.path}\nUse it with --profile {name}")

@@ -162,7 +162,7 @@ class Profiles:
 
     def _absent(self, name: str, called: str) -> SettingError:
         names = self.names()
-        there = f"there is {', '.join(names)}" if names else "none was saved yet"
+        there = f"saved are {', '.join(names)}" if names else "none was saved yet"
         return SettingError(
             f"{called} {name!r} is no profile in {self.folder}: {there} (see `kvlite profile "
             "--help`)"

@@ -145,7 +145,9 @@ class Conversations:
                     _LOG.info("%d of %d tokens are known", same, len(ids))
                 return each
         most = max((same for same, _ in alike), default=0)
-        _LOG.info("a new conversation of %d tokens; others begin with %d of them", len(ids), most)
+        _LOG.info(
+            "a new conversation of %d tokens; the most that another shares is %d", len(ids), most
+        )
         return None
 
     def _opened(self, kept: Kept) -> Conversation:

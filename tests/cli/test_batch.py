@@ -192,7 +192,10 @@ def test_what_fails_is_in_its_rows_and_is_tried_again(job: Job, reports: Path) -
     picture.write_bytes(b"\x89PNG\r\n\x1a\n")
     done = job.run()
     errors = {row["id"]: row["error"] for row in job.rows if row["error"]}
-    assert done.code == 2 and "9 rows answered, 6 with an error (--retry-errors)" in done.err
+    assert (
+        done.code == 2
+        and "9 rows answered, 6 with an error (--retry-errors tries them again)" in done.err
+    )
     assert {*errors} == {f"{name}#{n}" for name in ("0.txt", "d.png") for n in (1, 2, 3)}
     assert "tokens do not fit this model" in errors["0.txt#1"]
     assert "d.png" in errors["d.png#2"] and len(job.rows) == 15

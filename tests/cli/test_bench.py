@@ -110,6 +110,12 @@ def test_a_table_by_default_in_a_folder_of_its_own(
     assert re.fullmatch(r"memory-\d{4}-\d\d-\d\d-\d{6}", folder.name)
     assert done.err == f"Rows, table and plots: {folder}\n"
     assert "share of full's peak" in done.out and "snapkv" in done.out
+    # What is the same in all lines is said once.
+    head, caption = (
+        done.out.split("━┓", 1)[1].split("┡")[0],
+        done.out.split("━┛")[-1].split("└")[-1],
+    )
+    assert "tokens" not in head and "tokens " in caption
 
 
 @pytest.mark.long

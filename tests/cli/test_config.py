@@ -80,7 +80,7 @@ def test_a_table_for_people(
 
 def test_bad_input(refused: Refused, mine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     refused(["config", "--top-p", "2"], "--top-p 2", "between 0 and 1")
-    refused(["config", "--profile", "his"], "--profile 'his'", "there is mine")
+    refused(["config", "--profile", "his"], "--profile 'his'", "saved are mine")
     refused(["config", "more"], "more", "kvlite config --help")
     monkeypatch.setenv("KVLITE_NEVER_LOSSY", "perhaps")
     refused(["config"], "KVLITE_NEVER_LOSSY 'perhaps'", "true or false")

@@ -83,7 +83,7 @@ def test_tables_for_people(kvlite: Run, folder: Path, monkeypatch: pytest.Monkey
 
 def test_deleting(kvlite: Run, refused: Refused, folder: Path) -> None:
     path, broken = put(folder, "mine", "top_k = 1"), put(folder, "broken", "top_k =")
-    refused(["profile", "delete", "other"], "'other'", "there is broken, mine")
+    refused(["profile", "delete", "other"], "'other'", "saved are broken, mine")
     for each in (path, broken):
         done = kvlite("profile", "delete", each.stem)
         assert (done.code, done.out) == (0, f"Deleted {each}\n")

@@ -45,7 +45,7 @@ def test_it_saves_a_profile_and_goes_on(
     again = kvlite(*words, "--save", "mine")
     assert again.code == 0
     assert (folder / "rows.jsonl").read_text().startswith(before)
-    assert "nats lost" in again.out and again.out.endswith("use it with --profile mine\n")
+    assert "nats lost" in again.out and again.out.endswith("Use it with --profile mine\n")
     assert profile.with_name("mine.toml").is_file()
 
     ask = ["ask", report, "Who?", "--profile", "tuned", "--max-tokens", "2", "--json"]

@@ -116,10 +116,20 @@ def _report(
 
 
 def _print_table(lines: "Sequence[Cells]", machine: Mapping[str, str]) -> None:
-    caption = ", ".join(f"{name} {value}" for name, value in machine.items())
+    """What is the same in all lines is said below them: terminals are narrow."""
+    alike = {
+        name: value
+        for name, value in lines[0].items()
+        if len(lines) > 1 and all(line[name] == value for line in lines)
+    }
+    caption = [
+        ", ".join(f"{name} {value}" for name, value in each.items()) for each in (alike, machine)
+    ]
     # Narrow terminals fold what they have no room for, and leave nothing out.
-    columns = [Column(name, overflow="fold") for name in lines[0]]
-    table = Table(*columns, caption=caption)
+    names = [name for name in lines[0] if name not in alike]
+    table = Table(
+        *(Column(name, overflow="fold") for name in names), caption="\n".join(caption).strip()
+    )
     for line in lines:
-        table.add_row(*line.values())
+        table.add_row(*(line[name] for name in names))
     output().print(table)
