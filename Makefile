@@ -39,7 +39,7 @@ browser:
 		|| echo "no Chromium here: the app's browser tests will be skipped"
 
 # What numba makes takes a minute, and two workers would both begin with it.
-$(COMPILED): $(READY) $(wildcard kvlite/ops/numba_*.py)
+$(COMPILED): $(READY) $(wildcard kvlite/ops/numba_*.py) kvlite/ops/blocks.py
 	KVLITE_CACHE=tests/.cache KVLITE_DATA=tests/.cache KVLITE_CONFIG=tests/.cache \
 		$(BIN)/kvlite ask LICENSE "What is allowed?" -q --budget 10% --max-tokens 4 >/dev/null
 	@touch $@
@@ -47,7 +47,7 @@ $(COMPILED): $(READY) $(wildcard kvlite/ops/numba_*.py)
 # Types and style are checked beside the tests.
 test: setup browser
 	@$(MAKE) --no-print-directory check >.check.log 2>&1 & checked=$$!; \
-	$(MAKE) --no-print-directory --silent $(COMPILED) || { wait $$checked; exit 1; }; \
+	$(MAKE) --no-print-directory --silent $(COMPILED) || { wait $$checked; cat .check.log; exit 1; }; \
 	OMP_WAIT_POLICY=passive $(BIN)/pytest -n 2 --dist worksteal --durations=10; tested=$$?; \
 	wait $$checked || { cat .check.log; exit 1; }; cat .check.log; exit $$tested
 

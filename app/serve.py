@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from filelock import FileLock, Timeout
 
@@ -19,9 +19,6 @@ from kvlite.server.config import ServerConfig as ApiConfig
 from kvlite.web.openai_client import Upstream
 
 from .web.guard import ServerConfig
-
-if TYPE_CHECKING:
-    pass
 
 _STYLE = Path(__file__).parent / "web" / "style.css"
 # Read when gradio is imported or starts: no analytics are sent, nor collected after every event.

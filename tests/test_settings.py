@@ -124,9 +124,12 @@ def test_replace_changes_only_what_it_names() -> None:
         before.replace({"temperature": 11})
 
 
-def test_an_unknown_name_is_an_error_that_names_the_known_ones() -> None:
-    with pytest.raises(SettingError, match="unknown setting 'max_tokens': there is ") as error:
+def test_an_unknown_name_is_an_error_that_names_the_nearest_or_the_known_ones() -> None:
+    nearest = r"unknown setting 'max_tokens': did you mean max_new_tokens\?"
+    with pytest.raises(SettingError, match=nearest):
         Settings().replace({"max_tokens": 5})
+    with pytest.raises(SettingError, match="unknown setting 'volume': there is ") as error:
+        Settings().replace({"volume": 5})
     assert all(name in str(error.value) for name in OPTIONS)
 
 

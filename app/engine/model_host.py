@@ -13,7 +13,7 @@ from kvlite.config.settings import Settings
 from kvlite.config.units import readable
 from kvlite.conversation.runner import Runner, open_runner, prepare
 from kvlite.conversation.session import Session
-from kvlite.errors import ContextError, KvliteError, SettingError
+from kvlite.errors import ContextError, SettingError
 from kvlite.memory.free import held_bytes, return_memory
 from kvlite.model.calibration import Calibration
 from kvlite.model.files import fingerprint
@@ -162,7 +162,7 @@ class ModelHost:
             self._use(open_runner(settings, work.begin, cancel=work.cancel), settings)
             if was is not None:
                 self.opened(*was, work)
-        except KvliteError as error:
+        except Exception as error:  # what is raised is why the other one was refused
             work.note(f"{name} comes back with the next message: {error}")
         else:
             work.note(f"{name} is in use as before")

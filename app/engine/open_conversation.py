@@ -1,4 +1,4 @@
-"""A conversation that is gone on with, whoever answers in it: a model here or a server."""
+"""An open conversation, answered by the model here or by a server."""
 
 import time
 from abc import ABC, abstractmethod

@@ -120,7 +120,7 @@ class Service:
             raise SettingError("an answer is on its way in this conversation: stop it, or wait")
 
     def load(self, settings: Settings) -> Work:
-        """Load another model; the memory of the one there is is freed first."""
+        """Load another model in place of the one there is, which stays if the other is refused."""
         return self.engine.submit(
             lambda work: self.host.load(settings, work),
             "Loading the model",

@@ -103,7 +103,7 @@ def in_race(rows: Sequence[TuneRow], choices: Sequence[Choice]) -> list[Choice]:
     are compared with.
     """
     left, part = [*choices], 0
-    while _measured(rows, part, left):
+    while left and _measured(rows, part, left):
         if not _checks(part):
             own = {_setting_of(choice) for choice in left}
             seen = (row for row in rows if row.part <= part and not _checks(row.part))

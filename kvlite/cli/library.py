@@ -11,7 +11,6 @@ from kvlite.cli.options import AsJson
 from kvlite.cli.screen import console
 from kvlite.config.settings import Settings
 from kvlite.config.units import readable
-from kvlite.conversation import library
 
 if TYPE_CHECKING:
     from kvlite.conversation.library import Entry
@@ -66,6 +65,8 @@ def remove(
     as_json: AsJson = False,
 ) -> None:
     """Remove entries; none of them if one does not exist."""
+    from kvlite.conversation import library
+
     for name in names:
         library.entry_path(name)
     freed = sum(map(library.remove, dict.fromkeys(names)))
@@ -84,6 +85,8 @@ def limit(
 ) -> None:
     """Limit how much all entries may take, or show the limit. The documents that were not used
     for longest are removed first; conversations stay until you remove them."""
+    from kvlite.conversation import library
+
     removed = library.set_limit(size) if size else []
     most = library.limit()
     if as_json:

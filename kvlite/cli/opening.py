@@ -15,7 +15,6 @@ from kvlite.cli.screen import reading_bar
 from kvlite.config.paths import SUFFIX
 from kvlite.config.settings import Settings
 from kvlite.config.units import readable
-from kvlite.conversation import library
 from kvlite.documents import Document, read_document, require_readable
 from kvlite.engine.callbacks import Callbacks
 from kvlite.errors import SettingError, SnapshotError
@@ -176,6 +175,7 @@ def _from_library(
 ) -> "Conversation | None":
     """The library's conversation about these documents; None if there is none, or if it cannot be
     opened, which is printed."""
+    from kvlite.conversation import library
     from kvlite.conversation.snapshot import Snapshot
 
     entry = library.matching(runner.model, documents, runner.settings)

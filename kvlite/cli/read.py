@@ -16,7 +16,6 @@ from kvlite.cli.screen import console, reading, reading_bar
 from kvlite.config.paths import SUFFIX, require_writable
 from kvlite.config.settings import Settings
 from kvlite.config.units import readable
-from kvlite.conversation import library
 from kvlite.errors import SettingError, SnapshotError, Stopped
 from kvlite.model.chat_template import all_of
 
@@ -53,6 +52,8 @@ def read(
 
       kvlite ask report.kv "What does it conclude?"
     """
+    from kvlite.conversation import library
+
     target = _target(out, name)
     if any(file.lower().endswith(SUFFIX) for file in files):
         raise SettingError(

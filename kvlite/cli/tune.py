@@ -33,7 +33,9 @@ if TYPE_CHECKING:
 def tune(
     settings: Settings,
     file: Annotated[str, typer.Argument(help="the document")],
-    minutes: Annotated[float, typer.Option(min=0.01, help="how long it may take")] = MINUTES,
+    minutes: Annotated[
+        float, typer.Option(min=0.01, max=10_000, help="how long it may take")
+    ] = MINUTES,
     tokens: Annotated[
         int, typer.Option(min=200, help="of the document to read at a time, at most")
     ] = TOKENS,

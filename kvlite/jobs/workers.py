@@ -44,7 +44,7 @@ def answered_by_workers(
     callbacks: Callbacks,
 ) -> Iterator[BatchAnswer]:
     """Answer tasks in several places; answers come as they end. `begin` makes an engine, as
-    `engine.Engine` does, and is at the top level of a module. If `callbacks` is cancelled it ends
+    `run.Engine` does, and is at the top level of a module. If `callbacks` is cancelled it ends
     at once; answers that have begun are lost. Raises KvliteError if an engine could not begin."""
     queue, heard = _Queue(tasks), SimpleQueue[tuple[_Worker, str, Any]]()
     with ExitStack() as stack:

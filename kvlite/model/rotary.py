@@ -66,8 +66,13 @@ def rotations_apart(model: LoadedModel, positions: Sequence[int]) -> list[Rotati
     if fixed_tables(model):
         return model.rotations_at(torch.tensor(positions, device=model.device), model.dtype)
     apart = [model.rotations(position, 1) for position in positions]
-    by_layer = (zip(*each, strict=True) for each in zip(*apart, strict=True))
-    return [(torch.cat(coses, 1), torch.cat(sines, 1)) for coses, sines in by_layer]
+    by_layer = [*zip(*apart, strict=True)]
+    by_table = {id(each[0][0]): each for each in by_layer}
+    joined = {
+        table: (torch.cat([cos for cos, _ in each], 1), torch.cat([sin for _, sin in each], 1))
+        for table, each in by_table.items()
+    }
+    return [joined[id(each[0][0])] for each in by_layer]
 
 
 def _continued(cos: Tensor, sin: Tensor, count: int, dtype: torch.dtype) -> Rotation:

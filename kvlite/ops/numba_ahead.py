@@ -32,6 +32,7 @@ def compile_all(wanted: Callable[[], bool], everything: bool) -> None:
     loops: list[tuple[Any, tuple[Any, ...]]] = [
         (search, (blocks, lines, signs, lines, whole, whole)),
         (add, (blocks, lines, lines, signs, lines, whole)),
+        (fill, (blocks, lines, whole[::1], held, held, blocks, *(whole,) * 5)),
     ]
     if everything:
         each = byte[:, ::1], types.uint16[:, ::1], types.uint16[:, ::1], whole[::1], whole, lines
@@ -40,7 +41,6 @@ def compile_all(wanted: Callable[[], bool], everything: bool) -> None:
             (put, (line, codes, halves, halves, whole, whole, whole)),
             (restore, each),
             (products_of, (lines, held, whole, whole[::1], lines, place[::1])),
-            (fill, (blocks, lines, whole[::1], held, held, blocks, *(whole,) * 5)),
         ]
     compiling: list[Callable[[], Any]] = [partial(loop.compile, given) for loop, given in loops]
     for compiled in compiling + works:

@@ -5,12 +5,15 @@ are compiled into it. So all are kept in a folder that is named after the conten
 another release compiled is never run, and is deleted.
 """
 
+import inspect
 import shutil
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
+from pickle import UnpicklingError
 from tempfile import TemporaryFile
 from typing import Any
 
@@ -72,9 +75,8 @@ def _name() -> str:
     """The name of the folder; empty if there are no files to name it after, as in an archive."""
     found = sorted(each for one in SOURCES for each in Path(__file__).parent.glob(one))
     content = "".join(_digest(str(each)) for each in found)
-    return (
-        content and f"kvlite-{sha256(f'{numba.__version__} {content}'.encode()).hexdigest()[:16]}"
-    )
+    digest = sha256(content.encode()).hexdigest()[:16]
+    return content and f"kvlite-{digest}-{numba.__version__}"
 
 
 @cache
@@ -92,9 +94,11 @@ def _places() -> Iterator[Path]:
 
 
 def _delete_others(folder: Path) -> None:
-    """Delete what other releases compiled; the first ones left it beside the folder."""
+    """Delete what other releases compiled; the first ones left it beside the folder. What this one
+    compiled by another numba stays: several environments may share the files."""
+    own = folder.name.removesuffix(numba.__version__)
     for each in folder.parent.glob("kvlite-*"):
-        if each != folder:
+        if not each.name.startswith(own):
             shutil.rmtree(each, ignore_errors=True)
     for each in folder.parent.glob("numba_*.nb[ci]"):
         with suppress(OSError):
@@ -122,17 +126,26 @@ class _Locator(_CacheLocator):  # type: ignore[misc]
 
 
 class _Files(CompileResultCacheImpl):  # type: ignore[misc]
-    _locator_classes = (_Locator,)
+    """Always here, whatever locators numba is told to use: theirs would keep stale functions."""
+
+    def __init__(self, py_func: Loop) -> None:
+        file = inspect.getfile(py_func)
+        self._lineno, self._locator = py_func.__code__.co_firstlineno, _Locator(py_func, file)
+        name = f"{Path(file).stem}.{py_func.__qualname__}"
+        self._filename_base = self.get_filename_base(name, getattr(sys, "abiflags", ""))
 
 
 class _Cache(FunctionCache):  # type: ignore[misc]
-    """Does without a folder that is full, or is there no longer."""
+    """Does without a folder that is full, damaged, or there no longer."""
 
     _impl_class = _Files
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
         with suppress(OSError):
-            return super().load_overload(sig, target_context)
+            try:
+                return super().load_overload(sig, target_context)
+            except (EOFError, UnpicklingError):  # the power failed while it was written
+                self.flush()
 
     def save_overload(self, sig: Any, data: Any) -> None:
         with suppress(OSError):

@@ -183,7 +183,7 @@ def fetch_packed(address, part):
         return
     _enter(given, part)
     if line[COUNT]:
-        came[each, at] = _fetch_packed(line, at, q[each, at : at + 1], recalling)
+        came[each, at] += _fetch_packed(line, at, q[each, at : at + 1], recalling)
     _attend_packed(given, part)
 
 
@@ -206,7 +206,7 @@ def _fetch_exact(given, part):
     _enter(given, part)
     products = _multiply_exact(given, part)
     if line[COUNT]:
-        came[each, at] = _fetch(line, at, q[each, at], products, recalling)
+        came[each, at] += _fetch(line, at, q[each, at], products, recalling)
     _weigh_exact(given, part, products)
 
 

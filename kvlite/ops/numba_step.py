@@ -40,7 +40,7 @@ def through(
     return out, came.sum(2)
 
 
-@lru_cache(maxsize=4)
+@lru_cache(maxsize=256)
 def _joined(layers: tuple[LayerWeights, ...]) -> tuple[Array, Array]:
     """Norms and products of all layers."""
     return np.stack([each.norms for each in layers]), np.stack([each.products for each in layers])

@@ -61,8 +61,7 @@ def board(parts: int = 2) -> Array:
         _add(made, HELPERS, 1)
         try:
             threads.submit(_help, made)
-        except RuntimeError:  # no more threads can be had: work is done without
-            _add(made, HELPERS, -1)
+        except RuntimeError:  # no more threads can be had: one that is there takes its turn, too
             break
     return made
 

@@ -130,8 +130,13 @@ class Plan:
 
     def without_mtp(self, nbytes: int) -> "Plan":
         """The same without the model's own MTP head, for which there is no room."""
+        made = replace(self, mtp=0)
         said = f"the model's own MTP head is left out: there is no room for its {readable(nbytes)}"
-        return replace(self, mtp=0, reasons=(*self.reasons, said))
+        before = self.reasons
+        if not self.changes:
+            offered = f"{readable(made.room.tensors)} for tensors of {made.room.name}"
+            before = (f"all else fits: {readable(made.peak_bytes)} of {offered}",)
+        return replace(made, reasons=(*before, said))
 
     def to_json(self) -> dict[str, Any]:
         """Plain values by name; bytes."""

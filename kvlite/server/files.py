@@ -65,9 +65,11 @@ class Files:
             raise Refusal(
                 f"{said}: delete one (DELETE /v1/files/ID)", param="file", code="storage_limit"
             )
-        self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with _room():
+            self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         async with self._reading:
-            upload, purpose = await _uploaded(request)
+            with _room():
+                upload, purpose = await _uploaded(request)
             try:
                 return await asyncio.to_thread(self._kept, upload, purpose, limit, ocr)
             finally:
@@ -79,7 +81,7 @@ class Files:
         suffix = suffix if _SUFFIX.fullmatch(suffix) else ""
         path = self.folder / part_name("upload", suffix)
         try:
-            with path.open("xb") as file, _room():
+            with _room(), path.open("xb") as file:
                 shutil.copyfileobj(upload.file, file)
                 size = file.tell()
             document = read_document(str(path), limit=limit, ocr=ocr, apart=True)

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from kvlite.planner.plan import refusal
 from kvlite.server.refusals import Refusal, in_fields
 from kvlite.server.served_model import ServedModel
 from kvlite.server.state import ServerState
+from kvlite.web.work import Shown, Work
 
 _LOG = logging.getLogger("kvlite.server")
 # Seconds without requests after which conversations go to disk, in case the server is killed.
@@ -95,7 +96,7 @@ class Models:
         async with self._switching:
             if model.runner is not None and not model.users:
                 _LOG.info("%s is unloaded, as nobody asks it anything", model.names[0])
-                await asyncio.to_thread(model.unload().wait)
+                await _ended(model.unload())
 
     def close(self) -> None:
         """End what is being done, and keep what was read."""
@@ -182,10 +183,10 @@ class Models:
                 code="busy",
             )
         _LOG.info("%s is loaded in place of %s", model.names[0], now.names[0])
-        await asyncio.to_thread(now.unload().wait)
+        await _ended(now.unload())
         self.current = model
         try:
-            await asyncio.to_thread(model.load().wait)
+            await _ended(model.load())
         except ModelError as error:
             raise _cannot_be_run(model.names[0], sentence(error)) from error
         finally:
@@ -202,3 +203,20 @@ def names_of(model: str) -> list[str]:
     """What requests may call a model: the last part of a path, and what the setting says."""
     path = Path(model).expanduser()
     return [*dict.fromkeys([path.resolve().name if path.exists() else model, model])]
+
+
+async def _ended(work: Work) -> None:
+    """Wait for work, in no thread that could keep the server from ending. Raises what went
+    wrong."""
+    loop, ended = asyncio.get_running_loop(), asyncio.Event()
+
+    def shows(shown: Shown) -> None:
+        if shown.ended:
+            with suppress(RuntimeError):  # the server has ended
+                loop.call_soon_threadsafe(ended.set)
+
+    work.on_show = shows
+    shows(work.shown)
+    await ended.wait()
+    if work.failure is not None:
+        raise work.failure

@@ -119,7 +119,9 @@ async def parts_of(
                 yield Part(token)
                 continue
             usage.add(token)
-            reader = readers.setdefault(token.choice, reader_of(use))
+            if token.choice not in readers:
+                readers[token.choice] = reader_of(use)
+            reader = readers[token.choice]
             reason = usage.reason(token)
             text, calls = reader.push(token.piece.token_id, token.piece.text)
             if reason is not None:

@@ -151,12 +151,10 @@ class OpenAIClient:
     def _lines(self, path: str, body: dict[str, Any], callbacks: Callbacks) -> Generator[str]:
         """The lines of a stream, until it has ended or is cancelled."""
         with asyncio.Runner() as runner:
+            # Closing the runner cancels what is awaited, which ends the answer there.
             lines = self._heard(path, body)
-            try:
-                while (line := runner.run(_next(lines, callbacks))) is not None:
-                    yield line
-            finally:  # which ends the answer there
-                runner.run(lines.aclose())
+            while (line := runner.run(_next(lines, callbacks))) is not None:
+                yield line
 
     async def _heard(self, path: str, body: dict[str, Any]) -> AsyncGenerator[str]:
         import httpx

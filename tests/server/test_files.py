@@ -2,6 +2,7 @@
 
 import errno
 import io
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -49,14 +50,21 @@ def test_a_damaged_upload_hides_no_other_and_a_full_disk_is_said(
     require_error(own.http.get(f"/v1/files/file-{0:032x}"), 404, "upload it")
     there = sorted(folder.iterdir())
 
-    def full(*_: Any) -> None:
+    def full_at_once(*_: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(files.shutil, "copyfileobj", full)
+    def full_when_closed(_: Any, file: Any) -> None:
+        with open("/dev/full", "wb", buffering=0) as device:
+            os.dup2(device.fileno(), file.fileno())
+        file.write(b"a little")
+
     form: Any = {"files": {"file": ("crane.md", TEXT)}}
-    error = require_error(own.http.post("/v1/files", **form), 507, "make room on the server's disk")
-    assert error["code"] == "storage_limit"
-    assert sorted(folder.iterdir()) == there
+    for full in (full_at_once, full_when_closed):
+        monkeypatch.setattr(files.shutil, "copyfileobj", full)
+        answer = own.http.post("/v1/files", **form)
+        error = require_error(answer, 507, "make room on the server's disk")
+        assert error["code"] == "storage_limit"
+        assert sorted(folder.iterdir()) == there
 
 
 def about(name: str) -> str:

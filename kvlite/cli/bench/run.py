@@ -57,8 +57,10 @@ def run(
         folder = opened(task, settings, model, out)
         runner = open_runner(settings, status.update)
     task.resume(folder.rows)
-    work = task.work(runner)
-    total = sum(len(keys) for keys, _ in work) if seconds == inf else None
+    work, total = task.work(runner), None
+    if seconds == inf:
+        work = list(work)
+        total = sum(len(keys) for keys, _ in work)
     folder.begin()
     (folder.path / COMMAND).write_text(f"kvlite {shlex.join(sys.argv[1:])}\n", encoding="utf-8")
     stopped = False
