@@ -147,15 +147,16 @@ def advise(rows: Sequence[TuneRow], choices: Sequence[Choice], most_lost: float)
     for each in ranked:
         beside = [rival for rival in defaults if rival.kv_bytes <= each.kv_bytes]
         rival = max(beside, key=lambda tally: tally.kv_bytes, default=None)
-        check = "" if held_back else " No part was left to check that: given more time, it goes on."
-        if rival is not None and held_back:
-            own, other = (lost(held_back[_setting(one.rows[0])].rows) for one in (each, rival))
-            if own > other:
-                continue
-            check = (
-                f" On parts that had no say in this it loses {own:.3f}, and the default method "
-                f"with no more bytes {other:.3f}."
-            )
+        check = " No part was left to check that: given more time, it goes on."
+        if held_back:
+            own = lost(held_back[_setting(each.rows[0])].rows)
+            beside_it = "and the default method takes more bytes at every budget measured."
+            if rival is not None:
+                other = lost(held_back[_setting(rival.rows[0])].rows)
+                if own > other:
+                    continue
+                beside_it = f"and the default method with no more bytes {other:.3f}."
+            check = f" On parts that had no say in this it loses {own:.3f}, {beside_it}"
         choice = by_setting[_setting(each.rows[0])]
         full = next(one for one in tuning if by_setting[_setting(one.rows[0])].is_full)
         return Advice(_values(choice, each.rows[0].length), _reason(each, full, most_lost) + check)
