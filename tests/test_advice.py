@@ -110,6 +110,7 @@ def test_the_half_that_loses_most_beside_as_few_bytes_drops_out() -> None:
 
     first = part(0, choices)
     assert in_race([], choices) == in_race(first[:-1], choices) == choices
+    assert not in_race(first, [])
     left = in_race(first, choices)
     assert {*left} == {FULL, FEW, MANY, one, near, others[0]}
     assert {row.budget for row in comparable(first, choices)} == {each.budget for each in left}

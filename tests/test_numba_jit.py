@@ -88,6 +88,29 @@ def test_what_cannot_be_kept_is_compiled(release: Callable[[int], Any], tmp_path
     assert release(1)() == 2 and sys.modules["loops.numba_jit"].cache_folder() is None
 
 
+def test_what_was_half_written_is_compiled_anew(
+    release: Callable[[int], Any], tmp_path: Path
+) -> None:
+    assert release(1)() == 2
+    kept = tmp_path / "loops" / "__pycache__"
+    for index in kept.rglob("*.nbi"):
+        index.write_bytes(b"")
+    again = release(1)
+    assert (again(), hits(again)) == (2, 0)
+    again = release(1)
+    assert (again(), hits(again)) == (2, 1)
+
+
+def test_numbas_own_locators_are_not_asked(
+    release: Callable[[int], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They would keep what was compiled of a callee that has changed."""
+    for locator in ("UserWideCacheLocator", "nowhere.Locator"):
+        monkeypatch.setattr(config, "CACHE_LOCATOR_CLASSES", locator)
+        assert (release(1)(), release(3)()) == (2, 6)
+        assert len([*(tmp_path / "loops" / "__pycache__").iterdir()]) == 1
+
+
 def test_all_that_is_compiled_is_known() -> None:
     """Numbers of other files become constants of compiled loops."""
     folder = Path(numba_jit.__file__).parent
