@@ -2,7 +2,7 @@
 document."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 from statistics import fmean
@@ -107,7 +107,7 @@ def in_race(rows: Sequence[TuneRow], choices: Sequence[Choice]) -> list[Choice]:
         if not _checks(part):
             own = {_setting_of(choice) for choice in left}
             seen = (row for row in rows if row.part <= part and not _checks(row.part))
-            found = [each for each in tallies(seen) if _setting(each.rows[0]) in own]
+            found = _by_setting(row for row in seen if _setting(row) in own)
             left = _better_half(found, left, choices)
         part += 1
     return left
@@ -135,21 +135,24 @@ def advise(rows: Sequence[TuneRow], choices: Sequence[Choice], most_lost: float)
         None if there is no part that every choice in the race has read.
     """
     whole = comparable(rows, choices)
-    tuning = tallies(row for row in whole if not _checks(row.part))
-    held_back = {
-        _setting(each.rows[0]): each for each in tallies(row for row in whole if _checks(row.part))
-    }
+    tuning = _by_setting(row for row in whole if not _checks(row.part))
+    held_back = _by_setting(row for row in whole if _checks(row.part))
     if not tuning:
         return None
     by_setting = {_setting_of(choice): choice for choice in choices}
-    defaults = [each for each in tuning if _is_default(by_setting[_setting(each.rows[0])], choices)]
-    ranked = sorted(tuning, key=lambda each: (max(most_lost, lost(each.rows)), each.kv_bytes))
-    for each in ranked:
+    full = next(each for key, each in tuning.items() if by_setting[key].is_full)
+    defaults = [each for key, each in tuning.items() if _is_default(by_setting[key], choices)]
+
+    def rank(key: Key) -> tuple[float, float]:
+        return max(most_lost, lost(tuning[key].rows)), tuning[key].kv_bytes
+
+    for key in sorted(tuning, key=rank):
+        each, choice = tuning[key], by_setting[key]
         beside = [rival for rival in defaults if rival.kv_bytes <= each.kv_bytes]
         rival = max(beside, key=lambda tally: tally.kv_bytes, default=None)
         check = " No part was left to check that: given more time, it goes on."
         if held_back:
-            own = lost(held_back[_setting(each.rows[0])].rows)
+            own = lost(held_back[key].rows)
             beside_it = "and the default method takes more bytes at every budget measured."
             if rival is not None:
                 other = lost(held_back[_setting(rival.rows[0])].rows)
@@ -157,14 +160,16 @@ def advise(rows: Sequence[TuneRow], choices: Sequence[Choice], most_lost: float)
                     continue
                 beside_it = f"and the default method with no more bytes {other:.3f}."
             check = f" On parts that had no say in this it loses {own:.3f}, {beside_it}"
-        choice = by_setting[_setting(each.rows[0])]
-        full = next(one for one in tuning if by_setting[_setting(one.rows[0])].is_full)
         return Advice(_values(choice, each.rows[0].length), _reason(each, full, most_lost) + check)
     raise AssertionError("the default is no worse than itself")
 
 
 def _setting(row: TuneRow) -> Key:
     return row.method, row.budget, row.kv_bits, row.recall
+
+
+def _by_setting(rows: Iterable[TuneRow]) -> dict[Key, Tally[TuneRow]]:
+    return {_setting(each.rows[0]): each for each in tallies(rows)}
 
 
 def _setting_of(choice: Choice) -> Key:
@@ -183,13 +188,13 @@ def _measured(rows: Sequence[TuneRow], part: int, choices: Sequence[Choice]) -> 
 
 
 def _better_half(
-    found: Sequence[Tally[TuneRow]], left: Sequence[Choice], choices: Sequence[Choice]
+    found: Mapping[Key, Tally[TuneRow]], left: Sequence[Choice], choices: Sequence[Choice]
 ) -> list[Choice]:
     """Choices without those that lose most beside the best with no more bytes."""
     behind = {
-        _setting(each.rows[0]): lost(each.rows)
-        - min(lost(other.rows) for other in found if other.kv_bytes <= each.kv_bytes)
-        for each in found
+        key: lost(each.rows)
+        - min(lost(other.rows) for other in found.values() if other.kv_bytes <= each.kv_bytes)
+        for key, each in found.items()
     }
     stay = [
         each

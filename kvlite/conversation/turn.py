@@ -179,9 +179,8 @@ class Turn:
         for note in self.notes:
             self.say(note)
         if self.store is not None and self.settings.recall_entries:
-            small = are_small(self.policies, self.model.shape.kv_size)
-            everything = self.store.bits is not None or not small
-            begin_compiling(self.model.device, everything=everything)
+            exact = self.store.bits is None and are_small(self.policies, self.model.shape.kv_size)
+            begin_compiling(self.model.device, everything=not exact)
         with self.run_stats.work(self.model):
             failed = ""
             try:
@@ -313,11 +312,8 @@ class Turn:
             self.entered(logits)
 
     def next_step(self) -> Step:
-        """The decode step of the pending token, not begun.
-
-        Raises:
-            OutOfMemory: nothing is left to give up.
-        """
+        """The decode step of the pending token, not begun; raises OutOfMemory if nothing is left to
+        give up."""
         ids = torch.tensor(self.pending_ids, device=self.model.device)
         given = self.model, self.cache, ids, self.policies, self.recall, self.oom_policy
         return self._safely(lambda: Step(*given))

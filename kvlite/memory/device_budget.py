@@ -84,6 +84,11 @@ class DeviceBudget:
         """Bytes that tensors may take."""
         return max(0, self.total - self.context - self.margin)
 
+    @property
+    def offered(self) -> str:
+        """That in words."""
+        return f"{readable(self.tensors)} for tensors of {self.name}"
+
 
 def capped_bytes(vram: str) -> int | None:
     """The bytes that `--vram` allows, None for auto.

@@ -132,10 +132,9 @@ class Plan:
         """The same without the model's own MTP head, for which there is no room."""
         made = replace(self, mtp=0)
         said = f"the model's own MTP head is left out: there is no room for its {readable(nbytes)}"
-        before = self.reasons
-        if not self.changes:
-            offered = f"{readable(made.room.tensors)} for tensors of {made.room.name}"
-            before = (f"all else fits: {readable(made.peak_bytes)} of {offered}",)
+        before = self.changes or (
+            f"all else fits: {readable(made.peak_bytes)} of {self.room.offered}",
+        )
         return replace(made, reasons=(*before, said))
 
     def to_json(self) -> dict[str, Any]:
@@ -284,8 +283,7 @@ class Planner:
             plans.append(self._first_fit(list(self._choices(weights, stream)), tokens))
             if plans[-1].fits:
                 break
-        chosen = min(plans, key=lambda plan: (not plan.fits, plan.peak_bytes))
-        chosen = self._filled(chosen)
+        chosen = self._filled(min(plans, key=lambda plan: (not plan.fits, plan.peak_bytes)))
         mtp = self._mtp_bytes(chosen.choice.weights)
         headed = replace(chosen, mtp=mtp)
         made = headed if headed.fits else chosen
@@ -294,9 +292,8 @@ class Planner:
 
     def _mtp_bytes(self, weights: Weights) -> int:
         """Bytes of the model's own MTP head, if it has one that is wanted; else 0."""
-        config = self.forecaster.config
-        wanted = self.settings.speculate != "off" and has_mtp(config) and not self.room.cards
-        if not wanted or weights.index is not None:
+        wanted = self.settings.speculate != "off" and weights.index is None and not self.room.cards
+        if not wanted or not has_mtp(self.forecaster.config):
             return 0
         head = empty_mtp(self.forecaster.model(weights).module, weights.dtype)
         own = Weights("bf16", weights.dtype) if weights.stored else weights
@@ -347,8 +344,7 @@ class Planner:
                     yield Choice(weights, stream, budget, width, chunk)
 
     def _reasons(self, plan: Plan) -> Iterator[str]:
-        settings, choice, room = self.settings, plan.choice, plan.room
-        offered = f"{readable(room.tensors)} for tensors of {room.name}"
+        settings, choice, offered = self.settings, plan.choice, plan.room.offered
         first = self.usual()
         usual = self.plan(first, plan.tokens)
         if usual.fits:
