@@ -1,6 +1,7 @@
 """Entries brought back by kernels, as an entry at a time says: Triton's interpreter on a CPU, the
 kernels on a CUDA device."""
 
+import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
 from types import ModuleType
@@ -31,9 +32,11 @@ def kernel() -> Iterator[ModuleType]:
 @pytest.fixture
 def small(kernel: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     """Few numbers at once, so that all loops go round."""
-    sizes = {"NEIGHBORS": 4, "SCANNED": 64, "CHOSEN_FROM": 32, "TILE": 4}
-    for name, size in sizes.items():
+    for name, size in {"COMPARED": 4, "MOVED": 4, "CHOSEN_FROM": 32}.items():
         monkeypatch.setattr(kernel, name, size)
+    candidates = sys.modules["kvlite.ops.triton_candidates"]
+    for name, size in {"GROUPS": 32, "SCANNED": 64, "CHOSEN_FROM": 32}.items():
+        monkeypatch.setattr(candidates, name, size)
 
 
 def pinned(tensor: Tensor) -> Tensor:

@@ -53,34 +53,41 @@ def check(
     assert kernel.search(turned, index.signs, index.sizes, used, entries).equal(found)
 
 
-def test_a_token_is_told(kernel: ModuleType) -> None:
-    """As many at once: to a place that the host knows, or the device; queries beside it, or not."""
+@pytest.mark.parametrize("count", [1, 3])
+def test_tokens_are_told(kernel: ModuleType, count: int) -> None:
+    """As a CPU's index has them: in places that the host knows, or the device; queries beside them,
+    or not."""
     with kernels("kvlite.ops.triton_tell") as telling:
         for dim, rows, dtype in ((128, 4, torch.float32), (80, 3, torch.bfloat16)):
-            index, _ = index_of(2, 3, 1, dim, used=20, room=9)
+            index, _ = index_of(2, 3, 1, dim, used=20, room=12)
             random = torch.Generator().manual_seed(1)
-            given = [torch.randn(2, 3, n, dim, generator=random) for n in (1, 1, rows)]
-            keys, values, queries = (each.to(DEVICE, dtype) for each in given)
+            given = [torch.randn(2, n, 3, dim, generator=random) for n in (count, count, rows)]
+            keys, values, queries = (each.transpose(1, 2).to(DEVICE, dtype) for each in given)
             others, turn = index.signs[:, :, :20].clone(), rotation(dim, DEVICE)
-            host = [torch.zeros(2, 3, 30, dim, dtype=dtype) for _ in range(2)]
+            host = [torch.zeros(2, 3, 32, dim, dtype=dtype) for _ in range(2)]
             if DEVICE.type == "cuda":
                 host = [each.pin_memory() for each in host]
             both = values, host[0], host[1]
             assert telling.tell(index, turn, keys, 22) is None
-            at = torch.tensor([25], device=DEVICE)
+            at = torch.tensor([27], device=DEVICE)
             turned = telling.tell(index, turn, keys, at, both, queries, 0.3)
             assert index.signs[:, :, :20].equal(others)
-            assert index.sizes[:, :, [21, 23]].isnan().all()
-            for to, own in zip(host, (keys, values), strict=True):
-                assert to[:, :, 25:26].equal(own.cpu())
-                assert not to[:, :, :25].any() and not to[:, :, 26:].any()
+            assert index.sizes[:, :, [21, 22 + count, 26]].isnan().all()
+            own = slice(27, 27 + count)
+            for to, came in zip(host, (keys, values), strict=True):
+                assert to[:, :, own].equal(came.cpu())
+                assert not to[:, :, :27].any() and not to[:, :, 27 + count :].any()
             expected = (queries.float() * 0.3 / index.balance[:, :, None]).double() @ turn.double()
             torch.testing.assert_close(turned.double(), expected, atol=1e-5, rtol=1e-5)
             assert telling.tell(index, turn, None, 0, queries=queries, scale=0.3).equal(turned)
-            index.add(keys)
-            for place in (22, 25):
-                assert index.signs[:, :, place].equal(index.signs[:, :, 20])
-                assert torch.allclose(index.sizes[:, :, place], index.sizes[:, :, 20], rtol=1e-5)
+            signs, sizes, mean, balance = (each.cpu() for each in index.tensors)
+            oracle = Index(signs.clone(), sizes.clone(), mean, balance, 20)
+            oracle.add(keys.cpu())
+            for place in (22, 27):
+                there = slice(place, place + count)
+                assert signs[:, :, there].equal(oracle.signs[:, :, 20 : 20 + count])
+                held = oracle.sizes[:, :, 20 : 20 + count]
+                assert torch.allclose(sizes[:, :, there], held, rtol=1e-5)
 
 
 @pytest.mark.cases(4)

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kvlite.ops.device import has_triton
+from kvlite.ops.device import WIDEST, has_triton
 from kvlite.ops.softmax import Softmax
 
 ROW_BLOCK = 256
@@ -243,6 +243,8 @@ def attention_of(
     Returns:
         `(batch, heads, N)` float32.
     """
+    if q.is_meta:  # takes what the kernel does where its programs keep every processor busy
+        return q.new_empty(*q.shape[:2], k.shape[2], dtype=torch.float32)
     from kvlite.ops import triton_sums
 
     return triton_sums.attention_of(q, k, lse, softmax, causal=causal, highest=highest)
@@ -262,8 +264,11 @@ def causal_lse(q: Tensor, k: Tensor, softmax: Softmax) -> Tensor:
 
 
 def sums_in_tiles(q: Tensor) -> bool:
-    """Whether `attention_of` takes these; products of float32 would not fit into registers."""
-    return has_triton(q.device, q.shape[3]) and q.dtype != torch.float32
+    """Whether `attention_of` takes these; products of float32 would not fit into registers. Of meta
+    tensors, as on the device that computes with their type."""
+    if q.dtype == torch.float32:
+        return False
+    return q.shape[3] <= WIDEST if q.is_meta else has_triton(q.device, q.shape[3])
 
 
 def grouped(q: Tensor, kv_heads: int) -> Tensor:

@@ -1,8 +1,22 @@
-"""The largest of many numbers, found by one program of a kernel, eight bits at a time: each pass
-counts how many of those that are alike so far have which digit."""
+"""The largest of many numbers, found by one program of a kernel.
+
+Few are held in registers, and the bound is found a bit at a time. Many are read again and again,
+eight bits at a time: each pass counts how many of those that are alike so far have which digit.
+"""
 
 import triton
 import triton.language as tl
+
+
+@triton.jit
+def bound_of(number, k, BITS: tl.constexpr):
+    """The k-th largest of a block's numbers, of which those that are negative do not count; 0 if
+    there are fewer. With fewer than 31 bits it is rounded down, to its first ones."""
+    found = 0
+    for at in range(BITS):
+        trial = found | (1 << (30 - at))
+        found = tl.where(tl.sum((number >= trial).to(tl.int32), 0) >= k, trial, found)
+    return found
 
 
 @triton.jit
@@ -31,23 +45,37 @@ def ranked(numbers, count, k, BLOCK: tl.constexpr):
 @triton.jit
 def largest(numbers, count, k, chosen, BLOCK: tl.constexpr):
     """Write where the k largest of so many numbers are, ascending; of those alike the first."""
-    bound = ranked(numbers, count, k, BLOCK)
-    left = k
-    for at in range(0, count, BLOCK):
-        each = at + tl.arange(0, BLOCK)
+    if count <= BLOCK:
+        each = tl.arange(0, BLOCK)
         number = tl.load(numbers + each, mask=each < count, other=-1)
-        left -= tl.sum((number > bound).to(tl.int32), 0)
-    taken = 0
-    for at in range(0, count, BLOCK):
-        each = at + tl.arange(0, BLOCK)
-        number = tl.load(numbers + each, mask=each < count, other=-1)
-        alike = (number == bound).to(tl.int32)
-        takes = (number > bound) | ((alike > 0) & (tl.cumsum(alike, 0) <= left))
-        rank = taken + tl.cumsum(takes.to(tl.int32), 0) - 1
-        tl.store(chosen + rank, each, mask=takes)
-        taken += tl.sum(takes.to(tl.int32), 0)
-        left -= tl.sum(alike, 0)
+        bound = bound_of(number, k, 31)
+        left = k - tl.sum((number > bound).to(tl.int32), 0)
+        _take(each, number, bound, left, 0, chosen)
+    else:
+        bound = ranked(numbers, count, k, BLOCK)
+        left = k
+        for at in range(0, count, BLOCK):
+            each = at + tl.arange(0, BLOCK)
+            number = tl.load(numbers + each, mask=each < count, other=-1)
+            left -= tl.sum((number > bound).to(tl.int32), 0)
+        taken = 0
+        for at in range(0, count, BLOCK):
+            each = at + tl.arange(0, BLOCK)
+            number = tl.load(numbers + each, mask=each < count, other=-1)
+            takes = _take(each, number, bound, left, taken, chosen)
+            taken += tl.sum(takes, 0)
+            left -= tl.sum((number == bound).to(tl.int32), 0)
     tl.debug_barrier()
+
+
+@triton.jit
+def _take(each, number, bound, left, taken, chosen):
+    """Write which of a block's numbers are above the bound, and the first few that are on it,
+    behind those that were taken before; returns 1 for those."""
+    alike = (number == bound).to(tl.int32)
+    takes = ((number > bound) | ((alike > 0) & (tl.cumsum(alike, 0) <= left))).to(tl.int32)
+    tl.store(chosen + taken + tl.cumsum(takes, 0) - 1, each, mask=takes > 0)
+    return takes
 
 
 @triton.jit

@@ -1,12 +1,9 @@
-"""Recall's second stage on a CUDA device that reads pinned memory by itself: three launches bring
+"""Recall's second stage on a CUDA device that reads pinned memory by itself: five launches bring
 the entries that a token wants most into a head group.
 
-The first names candidates by their estimated attention, the second compares their real keys, the
-third puts the best that are not held in the place of others. Nothing is read back, and what runs
+Two name candidates by their estimated attention, the third compares their real keys, the fourth
+chooses what comes and what leaves, and the fifth moves it. Nothing is read back, and what runs
 depends on shapes alone, so that nobody waits and a CUDA graph can hold it.
-
-The largest of all entries are found among a few. The maxima of as many groups of neighbors as
-entries are wanted are themselves entries, so no entry below the least of these maxima is wanted.
 """
 
 from dataclasses import dataclass
@@ -17,30 +14,14 @@ import triton.language as tl
 from torch import Tensor
 
 from kvlite.ops.heads import runs
-from kvlite.ops.triton_largest import ascending, largest, ranked
+from kvlite.ops.triton_candidates import Wanted, name_candidates
 from kvlite.ops.triton_pack import Segment, pack
-from kvlite.ops.triton_replace import is_packed, own_slot, replace
+from kvlite.ops.triton_replace import choose, is_packed, move, own_slot
 
-NEIGHBORS = 32
-SCANNED = 4096
-CHOSEN_FROM = 1024
-TILE = 16
-
-
-@dataclass(frozen=True)
-class Wanted:
-    """How many entries a token wants of a KV head.
-
-    Attributes:
-        count: at most as many as are held, more than `first + recent`.
-        candidates: how many are compared by their keys, at least `count`.
-        first, recent: entries at both ends that are always wanted.
-    """
-
-    count: int
-    candidates: int
-    first: int
-    recent: int
+# What a program takes at once: candidates compared, entries moved, numbers that it chooses from.
+COMPARED = 16
+MOVED = 8
+CHOSEN_FROM = 2048
 
 
 @dataclass(frozen=True)
@@ -94,11 +75,10 @@ def bring_back(
         writes: whether anything is put anywhere.
     """
     keys, values = source
-    (batch, _, asked, dim), entries, segment = queries.shape, scores.shape[2], held.segment
+    (batch, _, asked, dim), segment = queries.shape, held.segment
     start, packed = (0, 0) if segment is None else (segment.start, segment.positions.shape[2])
     slots, named = packed + held.positions.shape[2], wanted.candidates
-    ends = {"FIRST": wanted.first, "RECENT": wanted.recent, "ON_DEVICE": isinstance(seen, Tensor)}
-    row = {"ROWS": asked, "DIM": dim, "WIDE": triton.next_power_of_2(dim)}
+    wide = triton.next_power_of_2(dim)
 
     def numbers(*shape: int) -> Tensor:
         return torch.empty(shape, dtype=torch.int32, device=queries.device)
@@ -107,38 +87,13 @@ def bring_back(
     with torch.cuda.device_of(queries):
         for at, first, length in runs(held.heads):
             own, far, lines = slice(at, at + length), slice(first, first + length), batch * length
-            candidates, in_slots, worth = (numbers(lines, n) for n in (named, named, slots))
-            positions = (
-                held.positions[:, own],
-                None if segment is None else segment.positions[:, own],
-            )
-            _name[length, batch](
-                scores[:, far],
-                *positions,
-                seen,
-                numbers(lines, entries),
-                *(numbers(lines, -(-entries // NEIGHBORS)) for _ in range(2)),
-                *(numbers(lines, entries) for _ in range(2)),
-                numbers(lines, named),
-                candidates,
-                in_slots,
-                worth,
-                *scores.stride()[:2],
-                *held.positions.stride()[:2],
-                *((0, 0) if segment is None else segment.positions.stride()[:2]),
-                entries,
-                slots,
-                named,
-                start,
-                packed,
-                **ends,
-                NEIGHBORS=NEIGHBORS,
-                SCANNED=SCANNED,
-                BLOCK=CHOSEN_FROM,
-                num_warps=8,
+            positions = held.positions[:, own]
+            quantized = None if segment is None else segment.positions[:, own]
+            candidates, in_slots, worth = name_candidates(
+                scores[:, far], positions, quantized, start, seen, wanted
             )
             logits = torch.empty(lines, asked, named, device=queries.device)
-            _compare[-(-named // TILE), length, batch](
+            _compare[-(-named // COMPARED), length, batch](
                 queries[:, own],
                 keys[:, far],
                 held.keys[:, own],
@@ -152,13 +107,15 @@ def bring_back(
                 named,
                 start,
                 packed,
-                **row,
-                TILE=TILE,
+                ROWS=asked,
+                DIM=dim,
+                WIDE=wide,
+                TILE=COMPARED,
                 num_warps=4,
             )
             coming, leaving = numbers(lines, wanted.count), numbers(lines, wanted.count)
             missing = numbers(lines)
-            replace[length, batch](
+            choose[length, batch](
                 logits,
                 candidates,
                 in_slots,
@@ -169,155 +126,44 @@ def bring_back(
                 coming,
                 leaving,
                 missing,
-                keys[:, far],
-                values[:, far],
-                held.keys[:, own],
-                held.values[:, own],
-                positions[0],
-                None if held.rows is None else held.rows[:, own],
                 came,
-                *keys.stride()[:2],
-                *held.keys.stride()[:2],
-                *held.positions.stride()[:2],
-                *((0, 0, 0) if held.rows is None else held.rows.stride()[:3]),
                 slots,
                 named,
                 wanted.count if writes else 0,
                 wanted.count,
-                start,
-                packed,
-                **ends,
-                **row,
-                REMEMBERED=0 if held.rows is None else held.rows.shape[2],
+                ON_DEVICE=isinstance(seen, Tensor),
+                FIRST=wanted.first,
+                RECENT=wanted.recent,
+                ROWS=asked,
                 ALL=triton.next_power_of_2(named),
                 BLOCK=CHOSEN_FROM,
-                TILE=TILE,
+                num_warps=8,
+            )
+            move[-(-wanted.count // MOVED), length, batch](
+                coming,
+                leaving,
+                missing,
+                keys[:, far],
+                values[:, far],
+                held.keys[:, own],
+                held.values[:, own],
+                positions,
+                None if held.rows is None else held.rows[:, own],
+                *keys.stride()[:2],
+                *held.keys.stride()[:2],
+                *held.positions.stride()[:2],
+                *((0, 0, 0) if held.rows is None else held.rows.stride()[:3]),
+                wanted.count,
+                start,
+                packed,
+                REMEMBERED=0 if held.rows is None else held.rows.shape[2],
+                DIM=dim,
+                WIDE=wide,
+                TILE=MOVED,
                 num_warps=4,
             )
             if segment is not None:
                 pack(segment, own, (keys[:, far], values[:, far]), coming, leaving, missing)
-
-
-@triton.jit(do_not_specialize=["seen", "entries", "slots", "wanted", "start", "packed"])
-def _name(
-    scores,
-    positions,
-    packed_positions,
-    seen,
-    slot_of,
-    maxima,
-    near,
-    reaching,
-    places,
-    best,
-    candidates,
-    in_slots,
-    worth,
-    s_batch,
-    s_head,
-    p_batch,
-    p_head,
-    c_batch,
-    c_head,
-    entries,
-    slots,
-    wanted,
-    start,
-    packed,
-    ON_DEVICE: tl.constexpr,
-    FIRST: tl.constexpr,
-    RECENT: tl.constexpr,
-    NEIGHBORS: tl.constexpr,
-    SCANNED: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    """The candidates of one KV head, ascending, the slots they are held in, or -1, and what is held
-    there: the larger `worth`, the sooner it gives way, and never at 0."""
-    head, batch = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
-    line = batch * tl.num_programs(0) + head
-    scores += batch * s_batch + head * s_head
-    positions += batch * p_batch + head * p_head
-    if packed_positions is not None:
-        packed_positions += batch * c_batch + head * c_head
-    slot_of += line * entries
-    groups = tl.cdiv(entries, NEIGHBORS)
-    maxima += line * groups
-    near += line * groups
-    reaching += line * entries
-    places += line * entries
-    best += line * wanted
-    candidates += line * wanted
-    in_slots += line * wanted
-    worth += line * slots
-    filled = tl.load(seen).to(tl.int32) if ON_DEVICE else seen
-    highest = tl.full((), 0x7F800000, tl.int32)
-
-    for at in range(0, slots, BLOCK):
-        each = at + tl.arange(0, BLOCK)
-        real = each < slots
-        place = _place(positions, packed_positions, each, real, start, packed)
-        tl.store(slot_of + place, each, mask=real)
-        score = ascending(tl.load(scores + place, mask=real, other=0.0))
-        tl.store(worth + each, tl.where(place < filled, highest - score, 0), mask=real)
-    for at in range(0, filled, SCANNED):
-        each = at + tl.arange(0, SCANNED)
-        score = ascending(tl.load(scores + each, mask=each < filled, other=0.0))
-        most = tl.max(tl.reshape(score, (SCANNED // NEIGHBORS, NEIGHBORS)), 1)
-        group = at // NEIGHBORS + tl.arange(0, SCANNED // NEIGHBORS)
-        tl.store(maxima + group, most, mask=group < groups)
-    # What others of these threads wrote is read from here on.
-    tl.debug_barrier()
-    filled_groups = tl.cdiv(filled, NEIGHBORS)
-    least = ranked(maxima, filled_groups, wanted, BLOCK)
-    near_count = 0
-    for at in range(0, filled_groups, BLOCK):
-        each = at + tl.arange(0, BLOCK)
-        reaches = tl.load(maxima + each, mask=each < filled_groups, other=-1) >= least
-        rank = near_count + tl.cumsum(reaches.to(tl.int32), 0) - 1
-        tl.store(near + rank, each, mask=reaches)
-        near_count += tl.sum(reaches.to(tl.int32), 0)
-    tl.debug_barrier()
-    reach = 0
-    for at in range(0, near_count * NEIGHBORS, BLOCK):
-        each = at + tl.arange(0, BLOCK)
-        real = each < near_count * NEIGHBORS
-        group = tl.load(near + each // NEIGHBORS, mask=real, other=0)
-        place = group * NEIGHBORS + each % NEIGHBORS
-        real = real & (place >= FIRST) & (place < filled - RECENT)
-        score = ascending(tl.load(scores + place, mask=real, other=0.0))
-        reaches = real & (score >= least)
-        rank = reach + tl.cumsum(reaches.to(tl.int32), 0) - 1
-        tl.store(reaching + rank, score, mask=reaches)
-        tl.store(places + rank, place, mask=reaches)
-        reach += tl.sum(reaches.to(tl.int32), 0)
-    tl.debug_barrier()
-    largest(reaching, reach, wanted - FIRST - RECENT, best, BLOCK)
-    for at in range(0, wanted, BLOCK):
-        each = at + tl.arange(0, BLOCK)
-        real = each < wanted
-        between = (each >= FIRST) & (each < wanted - RECENT)
-        chosen = tl.load(best + each - FIRST, mask=between, other=0)
-        chosen = tl.load(places + chosen, mask=between, other=0)
-        end = tl.where(each < FIRST, each, filled - wanted + each)
-        place = tl.where(between, chosen, end)
-        # A place that is not held has whatever was there.
-        slot = tl.load(slot_of + place, mask=real, other=-1)
-        there = real & (slot >= 0) & (slot < slots)
-        own = _place(positions, packed_positions, slot, there, start, packed)
-        there = there & (own == place)
-        tl.store(candidates + each, place, mask=real)
-        tl.store(in_slots + each, tl.where(there, slot, -1), mask=real)
-
-
-@triton.jit
-def _place(positions, packed_positions, slot, real, start, packed):
-    """The positions of what is in slots that are `real`."""
-    inside = is_packed(slot, start, packed)
-    place = tl.load(positions + own_slot(slot, start, packed), mask=real & ~inside, other=-1)
-    if packed_positions is not None:
-        other = tl.load(packed_positions + slot - start, mask=real & inside, other=-1)
-        place = tl.where(inside, other, place)
-    return place
 
 
 @triton.jit(do_not_specialize=["wanted", "start", "packed"])

@@ -18,8 +18,8 @@ def own_slot(slot, start, packed):
     return tl.where(slot < start, slot, slot - packed)
 
 
-@triton.jit(do_not_specialize=["seen", "slots", "wanted", "count", "room", "start", "packed"])
-def replace(
+@triton.jit(do_not_specialize=["seen", "slots", "wanted", "count", "room"])
+def choose(
     logits,
     candidates,
     in_slots,
@@ -30,44 +30,21 @@ def replace(
     coming,
     leaving,
     missing_of,
-    keys,
-    values,
-    own_keys,
-    own_values,
-    positions,
-    rows,
     came,
-    k_batch,
-    k_head,
-    o_batch,
-    o_head,
-    p_batch,
-    p_head,
-    r_batch,
-    r_head,
-    r_row,
     slots,
     wanted,
     count,
     room,
-    start,
-    packed,
     ON_DEVICE: tl.constexpr,
     FIRST: tl.constexpr,
     RECENT: tl.constexpr,
     ROWS: tl.constexpr,
-    REMEMBERED: tl.constexpr,
-    DIM: tl.constexpr,
-    WIDE: tl.constexpr,
     ALL: tl.constexpr,
     BLOCK: tl.constexpr,
-    TILE: tl.constexpr,
 ):
     """The `count` best candidates of one KV head come, unless they are held, into the slots worth
-    least. What comes and leaves is noted, with `room` for as many; what goes into a segment is not
-    written."""
-    head, batch = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
-    line = batch * tl.num_programs(0) + head
+    least; both are noted, with `room` for as many."""
+    line = tl.program_id(1).to(tl.int64) * tl.num_programs(0) + tl.program_id(0)
     logits += line * ROWS * wanted
     candidates += line * wanted
     in_slots += line * wanted
@@ -76,11 +53,6 @@ def replace(
     best += line * room
     coming += line * room
     leaving += line * room
-    keys += batch * k_batch + head * k_head
-    values += batch * k_batch + head * k_head
-    own_keys += batch * o_batch + head * o_head
-    own_values += batch * o_batch + head * o_head
-    positions += batch * p_batch + head * p_head
     filled = tl.load(seen).to(tl.int32) if ON_DEVICE else seen
 
     _weigh(logits, candidates, weights, wanted, filled, FIRST, RECENT, ROWS, ALL)
@@ -101,26 +73,57 @@ def replace(
     tl.store(missing_of + line, missing)
     tl.atomic_add(came, missing)
 
+
+@triton.jit(do_not_specialize=["room", "start", "packed"])
+def move(
+    coming,
+    leaving,
+    missing_of,
+    keys,
+    values,
+    own_keys,
+    own_values,
+    positions,
+    rows,
+    k_batch,
+    k_head,
+    o_batch,
+    o_head,
+    p_batch,
+    p_head,
+    r_batch,
+    r_head,
+    r_row,
+    room,
+    start,
+    packed,
+    REMEMBERED: tl.constexpr,
+    DIM: tl.constexpr,
+    WIDE: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """Some of the entries that come into one KV head; what goes into a segment is not written."""
+    head, batch = tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
+    line = batch * tl.num_programs(1) + head
+    entries = tl.program_id(0) * TILE + tl.arange(0, TILE)
+    come = entries < tl.load(missing_of + line)
+    place = tl.load(coming + line * room + entries, mask=come, other=0)
+    to = tl.load(leaving + line * room + entries, mask=come, other=0)
+    exact = come & ~is_packed(to, start, packed)
+    own = own_slot(to, start, packed)
     channels = tl.arange(0, WIDE)
-    for at in range(0, missing, TILE):
-        entries = at + tl.arange(0, TILE)
-        come = entries < missing
-        place = tl.load(coming + entries, mask=come, other=0)
-        to = tl.load(leaving + entries, mask=come, other=0)
-        exact = come & ~is_packed(to, start, packed)
-        own = own_slot(to, start, packed)
-        there = exact[:, None] & (channels < DIM)[None, :]
-        begin = place.to(tl.int64)[:, None] * DIM + channels[None, :]
-        end = own.to(tl.int64)[:, None] * DIM + channels[None, :]
-        key = tl.load(keys + begin, mask=there)
-        value = tl.load(values + begin, mask=there)
-        tl.store(own_keys + end, key, mask=there)
-        tl.store(own_values + end, value, mask=there)
-        tl.store(positions + own, place, mask=exact)
-        if rows is not None:
-            for row in range(REMEMBERED):
-                remembered = rows + batch * r_batch + head * r_head + row * r_row + to
-                tl.store(remembered, 0.0, mask=come)
+    there = exact[:, None] & (channels < DIM)[None, :]
+    begin = batch * k_batch + head * k_head + place.to(tl.int64)[:, None] * DIM + channels[None, :]
+    end = batch * o_batch + head * o_head + own.to(tl.int64)[:, None] * DIM + channels[None, :]
+    key = tl.load(keys + begin, mask=there)
+    value = tl.load(values + begin, mask=there)
+    tl.store(own_keys + end, key, mask=there)
+    tl.store(own_values + end, value, mask=there)
+    tl.store(positions + batch * p_batch + head * p_head + own, place, mask=exact)
+    if rows is not None:
+        for row in range(REMEMBERED):
+            remembered = rows + batch * r_batch + head * r_head + row * r_row + to
+            tl.store(remembered, 0.0, mask=come)
 
 
 @triton.jit

@@ -1,5 +1,5 @@
-"""A token told to recall in one launch: its key and value go into pinned host memory, its signs
-into a layer's index, and its queries are turned as the index is searched by."""
+"""Tokens told to recall in one launch: keys and values go into pinned host memory, signs into a
+layer's index, and queries are turned as the index is searched by."""
 
 from typing import Protocol
 
@@ -31,12 +31,12 @@ def tell(
     queries: Tensor | None = None,
     scale: float = 1.0,
 ) -> Tensor | None:
-    """Put a token in its place, and turn queries.
+    """Put tokens in their places, and turn queries.
 
     Args:
         rotation: `(dim, dim)` float32, of keys and queries that are balanced.
-        keys: `(batch, kv heads, 1, dim)`, or None for queries alone.
-        place: of the token, in the index and in host memory: a number, or `(1,)` int64 on the
+        keys: `(batch, kv heads, n, dim)`, a key's channels together; or None for queries alone.
+        place: of the first token, in the index and in host memory: a number, or `(1,)` int64 on the
             device.
         host: the values, as `keys`; and keys and values `(batch, kv heads, places, dim)` in pinned
             memory, of the same dtype, that both are written to.
@@ -51,9 +51,9 @@ def tell(
     values, to_keys, to_values = (None, None, None) if host is None else host
     if queries is not None:
         turned = torch.empty(queries.shape, dtype=torch.float32, device=queries.device)
-    rows = 0 if queries is None else queries.shape[2]
+    rows, count = (0 if each is None else each.shape[2] for each in (queries, keys))
     with torch.cuda.device_of(rotation):
-        _tell[heads, batch, rows + (keys is not None)](
+        _tell[rows + count, heads, batch](
             keys,
             values,
             to_keys,
@@ -68,8 +68,8 @@ def tell(
             place,
             scale,
             capacity,
-            *_steps(keys, 2),
-            *_steps(values, 2),
+            *_steps(keys, 3),
+            *_steps(values, 3),
             *_steps(to_keys, 2),
             *_steps(queries, 3),
             ON_DEVICE=isinstance(place, Tensor),
@@ -105,8 +105,10 @@ def _tell(
     capacity,
     k_batch,
     k_head,
+    k_row,
     v_batch,
     v_head,
+    v_row,
     t_batch,
     t_head,
     q_batch,
@@ -119,11 +121,11 @@ def _tell(
     WIDTH: tl.constexpr,
     WIDE: tl.constexpr,
 ):
-    """A row of one KV head's queries, or behind them its key and value. Channels are turned as they
-    lie in bytes of signs: one bit of each byte after the other."""
-    head, batch = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
-    row = tl.program_id(2)
-    line = batch * tl.num_programs(0) + head
+    """A row of one KV head's queries, or behind them a key and its value. Channels are turned as
+    they lie in bytes of signs: one bit of each byte after the other."""
+    row = tl.program_id(0)
+    head, batch = tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
+    line = batch * tl.num_programs(1) + head
     every = tl.arange(0, ALL)
     held = every < DIM
     inside = tl.arange(0, WIDE)
@@ -138,12 +140,14 @@ def _tell(
                 part = _turned(query, rotation, every, held, channels, there, DIM)
                 tl.store(turned + (line * ROWS + row) * DIM + channels, part, mask=there)
     if keys is not None:  # noqa: SIM102
-        if row == ROWS:
-            at = tl.load(place) if ON_DEVICE else place
-            key = tl.load(keys + batch * k_batch + head * k_head + every, mask=held, other=0.0)
+        if row >= ROWS:
+            token = (row - ROWS).to(tl.int64)
+            at = token + (tl.load(place) if ON_DEVICE else place)
+            key = keys + batch * k_batch + head * k_head + token * k_row + every
+            key = tl.load(key, mask=held, other=0.0)
             if to_keys is not None:
                 to = batch * t_batch + head * t_head + at * DIM + every
-                value = values + batch * v_batch + head * v_head + every
+                value = values + batch * v_batch + head * v_head + token * v_row + every
                 tl.store(to_keys + to, key, mask=held)
                 tl.store(to_values + to, tl.load(value, mask=held), mask=held)
             key = key.to(tl.float32) - tl.load(mean + line * DIM + every, mask=held, other=0.0)

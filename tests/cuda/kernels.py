@@ -66,35 +66,48 @@ def tell(given: Arguments) -> None:
         given.turned.copy_(asked @ given.rotation)
     if given.keys is None:
         return
-    place = int(given.place)
+    own = slice(int(given.place), int(given.place) + given.keys.shape[2])
     if given.to_keys is not None:
         for rows, to in ((given.keys, given.to_keys), (given.values, given.to_values)):
             assert rows.dtype == to.dtype
-            to[:, :, place : place + 1] = rows
-    keys = (given.keys[:, :, 0].float() - given.mean) * given.balance @ given.rotation
-    given.signs[:, :, place] = packed_codes(F.pad(keys > 0, (0, -given.DIM % 64)), 1)
-    given.sizes[:, :, place] = keys.abs().mean(-1)
+            to[:, :, own] = rows
+    keys = (given.keys.float() - given.mean[:, :, None]) * given.balance[:, :, None]
+    keys = keys @ given.rotation
+    given.signs[:, :, own] = packed_codes(F.pad(keys > 0, (0, -given.DIM % 64)), 1)
+    given.sizes[:, :, own] = keys.abs().mean(-1)
 
 
-def name(given: Arguments) -> None:
-    scores, filled, last = given.scores.nan_to_num(), int(given.seen), 0x7F800000
-    assert given.wanted <= filled < given.entries + 1 == scores.shape[2] + 1
-    between = scores[:, :, given.FIRST : filled - given.RECENT]
-    likeliest = between.sort(dim=-1, descending=True, stable=True).indices
-    chosen = likeliest[:, :, : given.wanted - given.FIRST - given.RECENT] + given.FIRST
-    ends = torch.cat([torch.arange(given.FIRST), torch.arange(filled - given.RECENT, filled)])
-    named = torch.cat([ends.expand(*chosen.shape[:2], -1), chosen], 2).sort(-1).values
+def survey(given: Arguments) -> None:
+    assert given.grid[0] * given.SCANNED >= max(given.entries, given.slots)
+    scores, filled = given.scores.nan_to_num().clamp(min=0), int(given.seen)
+    given.maxima.fill_(-1)
+    for group in range(-(-filled // given.NEIGHBORS)):
+        at = group * given.NEIGHBORS
+        near = scores[:, :, at : min(at + given.NEIGHBORS, filled)]
+        given.maxima[:, group] = near.amax(2).view(torch.int32).flatten()
     places = given.positions
     if given.packed_positions is not None:
         first, others = places.tensor_split([given.start], 2)
         places = torch.cat([first, given.packed_positions, others], 2)
     places = places.long()
-    slot_of = torch.full(scores.shape, -1)
-    slot_of.scatter_(2, places, torch.arange(given.slots).expand(places.shape))
-    worth = last - scores.clamp(min=0).gather(2, places).view(torch.int32)
-    given.candidates.copy_(named.flatten(0, 1))
-    given.in_slots.copy_(slot_of.gather(2, named).flatten(0, 1))
+    slots = torch.arange(given.slots, dtype=torch.int32).expand(places.shape).flatten(0, 1)
+    given.slot_of.fill_(-1).scatter_(1, places.flatten(0, 1), slots)
+    worth = 0x7F800000 - scores.gather(2, places).view(torch.int32)
     given.worth.copy_(torch.where(places < filled, worth, 0).flatten(0, 1))
+
+
+def name(given: Arguments) -> None:
+    scores, filled = given.scores.nan_to_num(), int(given.seen)
+    assert given.wanted <= filled < given.entries + 1 == scores.shape[2] + 1
+    assert given.maxima.shape[1] <= given.GROUPS
+    between = scores[:, :, given.FIRST : filled - given.RECENT]
+    likeliest = between.sort(dim=-1, descending=True, stable=True).indices
+    chosen = likeliest[:, :, : given.wanted - given.FIRST - given.RECENT] + given.FIRST
+    ends = torch.cat([torch.arange(given.FIRST), torch.arange(filled - given.RECENT, filled)])
+    named = torch.cat([ends.expand(*chosen.shape[:2], -1), chosen], 2).sort(-1).values
+    named = named.flatten(0, 1)
+    given.candidates.copy_(named)
+    given.in_slots.copy_(given.slot_of.gather(1, named))
 
 
 def compare(given: Arguments) -> None:
@@ -107,33 +120,40 @@ def compare(given: Arguments) -> None:
     given.logits.copy_((given.queries.float() * given.scale @ keys.mT).flatten(0, 1))
 
 
-def replace(given: Arguments) -> None:
+def choose(given: Arguments) -> None:
     heads, batch = given.grid
     filled = int(given.seen)
     weights = given.logits.softmax(-1).mean(1).nan_to_num()
     forced = (given.candidates < given.FIRST) | (given.candidates >= filled - given.RECENT)
     weights.masked_fill_(forced, torch.inf)
     for line in range(batch * heads):
-        at = line // heads, line % heads
         best = weights[line].sort(dim=0, descending=True, stable=True).indices[: given.count]
         best = best.sort().values
         held = given.in_slots[line, best]
-        coming = given.candidates[line, best][held < 0].long()
+        coming = given.candidates[line, best][held < 0]
         given.worth[line, held[held >= 0].long()] = 0
         order = given.worth[line].sort(dim=0, descending=True, stable=True).indices
         slots = order[: len(coming)].sort().values
         assert (given.worth[line, slots] > 0).all()
-        exact = ~_packed(given, slots)
-        own, places = _own(given, slots)[exact], coming[exact]
-        given.own_keys[at][own] = given.keys[at][places]
-        given.own_values[at][own] = given.values[at][places]
-        given.positions[at][own] = places.int()
-        if given.rows is not None:
-            given.rows[at][:, slots] = 0.0
         given.came += len(coming)
         given.missing_of[line] = len(coming)
-        given.coming[line, : len(coming)] = coming.int()
+        given.coming[line, : len(coming)] = coming
         given.leaving[line, : len(coming)] = slots.int()
+
+
+def move(given: Arguments) -> None:
+    tiles, heads, batch = given.grid
+    assert tiles * given.TILE >= given.room
+    for line in range(batch * heads):
+        at, missing = (line // heads, line % heads), int(given.missing_of[line])
+        slots, places = (each[line, :missing].long() for each in (given.leaving, given.coming))
+        exact = ~_packed(given, slots)
+        own, came = _own(given, slots)[exact], places[exact]
+        given.own_keys[at][own] = given.keys[at][came]
+        given.own_values[at][own] = given.values[at][came]
+        given.positions[at][own] = came.int()
+        if given.rows is not None:
+            given.rows[at][:, slots] = 0.0
 
 
 def _packed(given: Arguments, slots: Tensor) -> Tensor:
@@ -305,9 +325,11 @@ TWINS: dict[str, Callable[[Arguments], None]] = {
     "triton_sums._walk": walk,
     "triton_topk._logits_of": logits_of,
     "triton_topk._averaged": averaged,
-    "triton_recall._name": name,
+    "triton_candidates._survey": survey,
+    "triton_candidates._name": name,
     "triton_recall._compare": compare,
-    "triton_replace.replace": replace,
+    "triton_replace.choose": choose,
+    "triton_replace.move": move,
     "triton_pack._pack": pack,
     "triton_tell._tell": tell,
     "triton_layer_ops._norm": norm,

@@ -29,11 +29,12 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
 
 from kvlite.ops import triton_experts, triton_layer_ops
+from kvlite.ops.triton_candidates import Wanted
 from kvlite.ops.triton_decode import attend_quantized
 from kvlite.ops.triton_linear import multiply, unpack
 from kvlite.ops.triton_pack import Segment
 from kvlite.ops.triton_ragged import attend_ragged
-from kvlite.ops.triton_recall import HeadGroupTensors, Wanted, bring_back
+from kvlite.ops.triton_recall import HeadGroupTensors, bring_back
 from kvlite.ops.triton_sums import attention_of
 from kvlite.ops.triton_tell import tell
 from kvlite.ops.triton_topk import search
@@ -108,6 +109,7 @@ def told(rows: int = 4, dim: int = 128) -> None:
     index = Index.of(keys, keys.square().sum(2).float(), 64)
     own, turn = keys[:, :, :1], rotation(dim, DEVICE)
     tell(index, turn, own, 5)
+    tell(index, turn, keys, 0)
     tell(index, turn, own, 5, (own, host, host))
     at = torch.full((1,), 5, device=DEVICE)
     tell(index, turn, own, at, (own, host, host), keys[:, :, :rows], 0.1)
@@ -246,7 +248,7 @@ WORK: dict[str, Callable[[], None]] = {
 
 
 # Bytes of a thread that go through memory nevertheless, at other shapes than an 8B model's.
-SPILLS = {(120, "2 bits"): 8, (120, "4 bits, Gemma 2"): 32}
+SPILLS = {(120, "2 bits"): 8, (120, "4 bits, Gemma 2"): 32, (120, "a token told"): 8}
 
 
 class Card(SimpleNamespace):

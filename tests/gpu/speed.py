@@ -40,6 +40,7 @@ WAYS: tuple[dict[str, Any], ...] = (
     {"method": "spans", "recall": "off", "kv_bits": "4"},
     {"method": "spans", "recall": "ram", "kv_bits": "4"},
     {"method": "kvx", "recall": "off"},
+    {"method": "h2o", "recall": "off"},
     {"method": "simlayerkv+kvx", "recall": "off"},
     {"method": "uncomp", "recall": "off"},
 )
@@ -48,7 +49,6 @@ DRAWN: dict[str, Any] = {"temperature": 0.8, "top_p": 0.9, "repetition_penalty":
 PROGRAMS: tuple[dict[str, Any], ...] = (
     *WAYS,
     {"method": "spans", "recall": "off", **DRAWN},
-    {"method": "h2o", "recall": "off"},
     {"method": "h2o", "recall": "ram", **DRAWN},
     {"method": "streaming", "recall": "off", "kv_bits": "4"},
     {"method": "lminfinite", "recall": "off"},

@@ -81,7 +81,7 @@ class Index:
 
     def add(self, keys: Tensor) -> None:
         """Append keys `(batch, kv heads, n, dim)`."""
-        self._write(keys, self.used)
+        self.put(keys, self.used)
         self.used += keys.shape[2]
 
     def _arrays(self) -> tuple[np.ndarray, np.ndarray]:
@@ -132,19 +132,13 @@ class Index:
             logits.append((2 * turned @ ones.mT - total) * self.sizes[:, :, None, part])
         return F.pad(torch.cat(logits, -1).softmax(-1).mean(2), (0, entries - self.used))
 
-    def put(self, keys: Tensor, place: int) -> None:
-        """Write a key a head, `(batch, kv heads, 1, dim)`, which is not counted."""
-        if keys.is_meta:
-            return
+    def put(self, keys: Tensor, at: int) -> None:
+        """Write keys `(batch, kv heads, n, dim)` from a place on, which are not counted."""
         if has_triton(keys.device, keys.shape[3]):
             from kvlite.ops.triton_tell import tell
 
-            tell(self, rotation(keys.shape[3], keys.device), keys, place)
-        else:
-            self._write(keys, place)
-
-    def _write(self, keys: Tensor, at: int) -> None:
-        """Write keys `(batch, kv heads, n, dim)` from a place on."""
+            tell(self, rotation(keys.shape[3], keys.device), keys, at)
+            return
         if keys.dtype == torch.float32 and keys.shape[2] <= FEW and has_compiled(keys.device):
             from kvlite.ops.numba_search import add as compiled
 

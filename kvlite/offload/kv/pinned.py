@@ -56,7 +56,8 @@ def _pinned_like(tensor: Tensor, device: torch.device) -> Tensor:
     if not size:
         return tensor.flatten()
     pages = _pages(size)
-    flat = torch.frombuffer(pages, dtype=torch.uint8)
+    # All threads touch them, which takes most of the time: pinning does so one after the other.
+    flat = torch.frombuffer(pages, dtype=torch.uint8).fill_(0)
     pinned: list[int] = []
     pages.release_memory = partial(release, pinned, device)
     for part in pieces(flat):
@@ -70,7 +71,10 @@ def _pinned_like(tensor: Tensor, device: torch.device) -> Tensor:
 def _pages(size: int) -> _Pages:
     if sys.platform == "win32":
         return _Pages(-1, size)
-    return _Pages(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    pages = _Pages(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with suppress(OSError):  # a kernel without them
+        pages.madvise(mmap.MADV_HUGEPAGE)
+    return pages
 
 
 def pieces(flat: Tensor) -> Iterator[slice]:

@@ -151,7 +151,8 @@ def swap_on_device(
         writes: whether anything is changed.
     """
     # torch brings triton along on CUDA alone.
-    from kvlite.ops.triton_recall import HeadGroupTensors, Wanted, bring_back
+    from kvlite.ops.triton_candidates import Wanted
+    from kvlite.ops.triton_recall import HeadGroupTensors, bring_back
 
     wanted = Wanted(count, min(scores.shape[2], CANDIDATES * count), SINKS, RECENT)
     positions = head_group.residual_positions[:, :, : slots - head_group.segment_len]
