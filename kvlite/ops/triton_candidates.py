@@ -159,25 +159,21 @@ def _survey(
     if packed_positions is not None:
         packed_positions += batch * c_batch + head * c_head
     filled = tl.load(seen).to(tl.int32) if ON_DEVICE else seen
-    highest = tl.full((), 0x7F800000, tl.int32)
     at = tl.program_id(0) * SCANNED
     each = at + tl.arange(0, SCANNED)
     if at < filled:
         score = ascending(tl.load(scores + each, mask=each < filled, other=0.0))
         most = tl.max(tl.reshape(score, (SCANNED // NEIGHBORS, NEIGHBORS)), 1)
-        group, groups = (
-            at // NEIGHBORS + tl.arange(0, SCANNED // NEIGHBORS),
-            tl.cdiv(entries, NEIGHBORS),
-        )
+        groups = tl.cdiv(entries, NEIGHBORS)
+        group = at // NEIGHBORS + tl.arange(0, SCANNED // NEIGHBORS)
         tl.store(maxima + line * groups + group, most, mask=group < groups)
     if at < slots:
         real = each < slots
         place = _place(positions, packed_positions, each, real, start, packed)
         tl.store(slot_of + line * entries + place, each, mask=real)
         score = ascending(tl.load(scores + place, mask=real, other=0.0))
-        tl.store(
-            worth + line * slots + each, tl.where(place < filled, highest - score, 0), mask=real
-        )
+        gives_way = tl.where(place < filled, 0x7F800000 - score, 0)
+        tl.store(worth + line * slots + each, gives_way, mask=real)
 
 
 @triton.jit(do_not_specialize=["seen", "entries", "slots", "wanted", "start", "packed"])
