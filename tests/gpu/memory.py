@@ -49,30 +49,38 @@ def long_documents(place: Place) -> Iterator[Row]:
 
 
 def out_of_memory(place: Place) -> Iterator[Row]:
-    """Does an answer go on when another program takes memory in the middle of it?"""
+    """Does an answer come when another program takes memory while it is read for, or given?"""
     if place.device.type != "cuda":
         yield {"skipped": "a CPU's memory cannot be taken away"}
         return
     total = torch.cuda.get_device_properties(place.device).total_memory
 
-    def squeezed(spare: int) -> Row:
+    def leave(held: int) -> None:
+        torch.cuda.set_per_process_memory_fraction(held / total)
+
+    def squeezed(spare: int, after: int) -> Row:
         model = place.large_model()
         talk = place.runner(model, method="full", max_new_tokens=256).conversation()
         said, metrics = 0, None
         try:
+            if not after:
+                leave(allocated(place) + spare)
             for piece in talk.stream_tokens(place.tokens(place.short), ignore_eos=True):
                 said, metrics = said + 1, piece.metrics
-                if said == 8:
-                    held = torch.cuda.memory_reserved(place.device) + spare
-                    torch.cuda.set_per_process_memory_fraction(held / total)
+                if said == after:
+                    leave(torch.cuda.memory_reserved(place.device) + spare)
         finally:
             torch.cuda.set_per_process_memory_fraction(1.0)
         assert metrics is not None
         ended = {"tokens": said, "ended by": metrics.finish_reason}
         return {**ended, "given up": "; ".join(metrics.fallbacks)}
 
-    for spare in (64 << 20, 1 << 20, 0):
-        yield attempted({"spare, MiB": spare >> 20}, partial(squeezed, spare))
+    # Reading takes some 1.2 GiB, a step of an answer nothing.
+    for after, spares in ((0, (2048, 1024, 512, 256)), (8, (64, 0))):
+        for spare in spares:
+            row = {"while": "answering" if after else "reading", "spare, MiB": spare}
+            yield attempted(row, partial(squeezed, spare << 20, after))
+            empty(place)
 
 
 def quantized_weights(place: Place) -> Iterator[Row]:
