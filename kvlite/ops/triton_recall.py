@@ -18,10 +18,10 @@ from kvlite.ops.triton_candidates import Wanted, name_candidates
 from kvlite.ops.triton_pack import Segment, pack
 from kvlite.ops.triton_replace import choose, is_packed, move, own_slot
 
-# What a program takes at once: candidates compared, entries moved, numbers that it chooses from.
+# What a program takes at once: candidates compared, entries moved, slots that it chooses from.
 COMPARED = 16
 MOVED = 8
-CHOSEN_FROM = 2048
+CHOSEN_FROM = 1 << 14
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,7 @@ def bring_back(
                 RECENT=wanted.recent,
                 ROWS=asked,
                 ALL=triton.next_power_of_2(named),
-                BLOCK=CHOSEN_FROM,
+                SLOTS=min(CHOSEN_FROM, triton.next_power_of_2(slots)),
                 num_warps=8,
             )
             move[-(-wanted.count // MOVED), length, batch](

@@ -40,7 +40,7 @@ def choose(
     RECENT: tl.constexpr,
     ROWS: tl.constexpr,
     ALL: tl.constexpr,
-    BLOCK: tl.constexpr,
+    SLOTS: tl.constexpr,
 ):
     """The `count` best candidates of one KV head come, unless they are held, into the slots worth
     least; both are noted, with `room` for as many."""
@@ -56,20 +56,18 @@ def choose(
     filled = tl.load(seen).to(tl.int32) if ON_DEVICE else seen
 
     _weigh(logits, candidates, weights, wanted, filled, FIRST, RECENT, ROWS, ALL)
-    largest(weights, wanted, count, best, BLOCK)
-    missing = 0
-    for at in range(0, count, BLOCK):
-        each = at + tl.arange(0, BLOCK)
-        real = each < count
-        chosen = tl.load(best + each, mask=real, other=0)
-        slot = tl.load(in_slots + chosen, mask=real, other=0)
-        tl.store(worth + slot, 0, mask=real & (slot >= 0))
-        comes = real & (slot < 0)
-        rank = missing + tl.cumsum(comes.to(tl.int32), 0) - 1
-        tl.store(coming + rank, tl.load(candidates + chosen, mask=comes, other=0), mask=comes)
-        missing += tl.sum(comes.to(tl.int32), 0)
+    largest(weights, wanted, count, best, ALL)
+    each = tl.arange(0, ALL)
+    real = each < count
+    chosen = tl.load(best + each, mask=real, other=0)
+    slot = tl.load(in_slots + chosen, mask=real, other=0)
+    tl.store(worth + slot, 0, mask=real & (slot >= 0))
+    comes = (real & (slot < 0)).to(tl.int32)
+    place = tl.load(candidates + chosen, mask=comes > 0, other=0)
+    tl.store(coming + tl.cumsum(comes, 0) - 1, place, mask=comes > 0)
+    missing = tl.sum(comes, 0)
     tl.debug_barrier()
-    largest(worth, slots, missing, leaving, BLOCK)
+    largest(worth, slots, missing, leaving, SLOTS)
     tl.store(missing_of + line, missing)
     tl.atomic_add(came, missing)
 
