@@ -21,21 +21,22 @@ CARD, NAME = "24GiB", "RTX 4090"
 
 INTRODUCTION = f"""# Models on a card of 24 GB
 
-What kvlite chooses for texts of some 8,000, 32,000 and 131,000 tokens on a card of {CARD} (an
-{NAME}) where nothing is set by hand: the first of its choices that fits, as `kvlite plan` has it.
-A cell has the weights, how keys and values are kept, and the peak of the card's memory. *Layers
-from ram* come one after the other for every token, which is slow; the bytes in brackets are what
-host memory then holds. Of models with experts those alone come that a token is routed to and that
-are not *there*: half of what a plan leaves free is for experts and what every token goes through,
-which the peak counts. *Too long* is beyond the context that the model was trained for. Recall is
-on, so that host memory also holds all keys and values.
+What kvlite chooses by itself for texts of some 8,000, 32,000 and 131,000 tokens on a card of
+{CARD} (an {NAME}): the first of its choices that fits, as `kvlite plan` shows it. Each cell has
+the format of the weights, the format of the KV cache if it is quantized, and the peak of the
+card's memory. *Layers from ram* means that layers are loaded one after another for every token,
+which is slow; the figure in brackets is the host memory for them. In models with experts, only
+those experts are loaded that a token is routed to and that are not *there*, that is, on the
+card already: half of the memory that a plan leaves free holds experts and the weights that
+every token uses, and the peak includes it. *Too long* means longer than the context that the
+model was trained for. Recall is on, so host memory also holds all keys and values.
 
-All figures are plans: nothing here was run on a card, and how much host memory there is was not
-asked. Of models with latent attention (GLM-4.7-Flash, DeepSeek-V3) a token's latent vector and its
-rotated part are kept, once: 1.2 KB a layer in 16 bits, where the keys and values of all heads would
-take 20 and 82 KB. Parameters are counted from the configs of
-`tests/configs.py`, which says which of them were written from memory.
-`python -m tests.models_table > docs/models.md` makes this page.
+All figures are plans: nothing here was run on a card, and no limit of host memory was assumed.
+Models with latent attention (GLM-4.7-Flash, DeepSeek-V3) keep one latent vector and its rotated
+part per token: 1.2 KB a layer in 16 bits, where the keys and values of all heads would take 20
+and 82 KB. Parameters are counted from the configs in `tests/configs.py`, which says which of
+them were written from memory. `python -m tests.models_table > docs/models.md` generates this
+page.
 
 """
 
