@@ -1,1 +1,1 @@
-"""What memory is used."""
+"""Measuring memory, limiting it, and recovering when it runs out."""

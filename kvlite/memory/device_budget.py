@@ -62,12 +62,12 @@ class DeviceBudget:
     Attributes:
         name: as users see it.
         kind: "cpu" or "cuda".
-        total: bytes it has, or may take.
-        context: how many of these are taken before the first tensor.
-        margin: how many of these are left alone.
+        total: bytes it has, or may use.
+        context: bytes of these in use before the first tensor.
+        margin: bytes of these left free.
         host: free bytes of host memory.
-        bandwidth: bytes a second, None if not known.
-        cards: each by itself, where it stands for several.
+        bandwidth: bytes per second, None if unknown.
+        cards: the single cards, if this stands for several.
     """
 
     name: str
@@ -86,7 +86,7 @@ class DeviceBudget:
 
     @property
     def offered(self) -> str:
-        """That in words."""
+        """The budget in words."""
         return f"{readable(self.tensors)} for tensors of {self.name}"
 
 
@@ -145,14 +145,14 @@ def device_budget(device: "torch.device", vram: str, freed: int = 0) -> DeviceBu
 
 
 def card(vram: str, name: str = "") -> DeviceBudget:
-    """What a card of this size offers that is not in this machine."""
+    """What a card of this size, not in this machine, offers."""
     total, shown = capped_bytes(vram) or 0, name or f"a card of {vram}"
     host = psutil.virtual_memory().available
     return DeviceBudget(shown, "cuda", total, CONTEXT, margin(), host, bandwidth(name))
 
 
 def together(cards: Sequence[DeviceBudget]) -> DeviceBudget:
-    """What several cards offer; one after the other they read no faster than the slowest."""
+    """What several cards offer. They take turns, so their bandwidth is the slowest one's."""
     if len(cards) == 1:
         return cards[0]
     name = several(each.name for each in cards)
@@ -166,7 +166,7 @@ def together(cards: Sequence[DeviceBudget]) -> DeviceBudget:
 
 
 def several(names: Iterable[str]) -> str:
-    """Names in one, equal ones counted."""
+    """Several names as one; equal names are counted."""
     counted = Counter(names).items()
     return " and ".join(f"{count} x {name}" if count > 1 else name for name, count in counted)
 
@@ -186,7 +186,7 @@ def hold(device: "torch.device", vram: str) -> None:
 
 
 def bandwidth(name: str) -> float | None:
-    """Bytes a second of a card's memory, if the card is known."""
+    """A card's memory bandwidth in bytes per second, if the card is known."""
     found = (
         speed
         for part, speed in _BANDWIDTHS.items()
@@ -197,5 +197,5 @@ def bandwidth(name: str) -> float | None:
 
 
 def margin() -> int:
-    """Bytes to leave alone on this system."""
+    """Bytes to leave free on this system."""
     return SPILLING_MARGIN if spills() else MARGIN

@@ -1,4 +1,4 @@
-"""How much memory is free, and releasing what nobody uses."""
+"""How much memory is free, and releasing unused memory."""
 
 import ctypes
 import gc

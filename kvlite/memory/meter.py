@@ -21,8 +21,8 @@ _ASIDE: ContextVar[bool] = ContextVar("aside", default=False)
 
 @contextmanager
 def aside() -> Iterator[None]:
-    """Tensors made in here count as host memory, not the device's. Where the device is a CPU,
-    nothing else tells them apart."""
+    """Tensors made in here count as host memory, not as the device's. If the device is a CPU,
+    this is the only way to tell them apart."""
     token = _ASIDE.set(True)
     try:
         yield
@@ -37,8 +37,8 @@ class TensorMeter(TorchDispatchMode):
     Attributes:
         live: bytes of storages on the device that are not freed yet.
         host: likewise in host memory.
-        peak: the most that `live` has been.
-        cap: the most that `live` may be; None for no limit.
+        peak: the maximum of `live` so far.
+        cap: the limit of `live`; None for no limit.
     """
 
     def __init__(
@@ -169,7 +169,7 @@ class PeakMeter:
         return nullcontext() if self.tensors is None else self.tensors
 
     def end_phase(self, name: str) -> None:
-        """Note the peak since the last phase ended and begin anew, unless it is the process'."""
+        """Note the peak since the last phase and reset it, unless it is the process'."""
         if not self.of_tensors:
             return
         self.phases[name] = self._peak
@@ -197,7 +197,7 @@ class PeakMeter:
 
 
 def peak_resident_bytes() -> int:
-    """The most resident memory that this process has had."""
+    """The peak resident memory of this process."""
     if sys.platform == "win32":
         import psutil
 

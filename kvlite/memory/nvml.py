@@ -1,4 +1,4 @@
-"""Memory of a whole card, other programs included, as its driver counts it."""
+"""Memory of a whole card, including other programs, as its driver counts it."""
 
 import platform
 import sys
@@ -38,7 +38,7 @@ class CardUse:
 
     @property
     def spilled(self) -> int:
-        """Bytes that torch holds and that are not on the card: the driver silently moved them to
+        """Bytes that torch holds but the card does not: the driver silently moved them to
         host memory, which is about ten times slower."""
         return max(0, self.held - self.used)
 
@@ -63,7 +63,7 @@ class Card:
 
 
 def cards() -> list[Card]:
-    """The NVIDIA cards of this machine that a driver tells of."""
+    """The NVIDIA cards of this machine that a driver reports."""
     found = list[Card]()
     with _driver() as nvml:
         if nvml is None:
@@ -112,8 +112,8 @@ def in_wsl() -> bool:
 
 
 def spill_note(devices: "Iterable[torch.device]") -> str:
-    """A warning about tensors of these cards in host memory; empty if there are none, or no driver
-    moves any there, which then is not asked."""
+    """A warning about tensors of these cards in host memory. Empty if there are none, or on
+    systems whose drivers never move any there (the driver is then not asked)."""
     uses = map(card_use, devices) if spills() else ()
     spilled = sum(use.spilled for use in uses if use is not None)
     if not spilled:

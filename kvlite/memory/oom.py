@@ -1,8 +1,8 @@
-"""When memory runs out: what is given up, in which order, so that the same answer goes on.
+"""Out of memory: what is given up, in which order, so that the same answer goes on.
 
-Work is done in parts that can be retried. A part that runs out of memory is tried once more after
-unused memory was released; then after giving up one thing at a time. What costs only time comes
-first, what costs quality last, or never.
+Work is done in parts that can be retried. A part that runs out of memory is first retried after
+releasing unused memory, then after giving up one thing at a time. Steps that cost quality can be
+forbidden.
 """
 
 from collections.abc import Callable, Sequence
@@ -41,7 +41,7 @@ class OOMStep:
 
     Attributes:
         name: as in metrics.
-        said: what users are told when it happens.
+        said: the message to the user.
         lossy: whether answers may get worse.
     """
 
@@ -68,13 +68,13 @@ OOM_STEPS = (
 
 
 class OOMPolicy:
-    """What one conversation has given up so far, which stays given up for its later turns.
+    """What one conversation has given up so far. It stays given up in later turns.
 
     Attributes:
-        never_lossy: stop rather than give up what costs quality.
+        never_lossy: stop instead of taking a step that costs quality.
         tell: called with a sentence when something is given up.
-        taken: names of the steps, in order; one can come several times.
-        free: returns how many bytes can be taken on a device now.
+        taken: names of the steps, in order; a step can come several times.
+        free: returns the bytes that are available on a device now.
     """
 
     def __init__(
@@ -95,11 +95,11 @@ class OOMPolicy:
         """Do a part of the work, and retry it while memory runs out.
 
         Args:
-            work: must change nothing for good before all that it needs is allocated.
-            oom_actions: what it can give up.
+            work: must allocate everything that it needs before its first lasting change.
+            oom_actions: the steps that are possible here.
 
         Raises:
-            OutOfMemory: nothing is left that can, or may, be given up.
+            OutOfMemory: no step is left, or none that is allowed.
         """
         tries = 0
         while True:

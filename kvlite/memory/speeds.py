@@ -1,4 +1,4 @@
-"""How fast this machine moves and multiplies numbers: what bounds a token, measured in seconds."""
+"""How fast this machine moves and multiplies numbers, which bounds the time of a token."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,13 +16,13 @@ SIDE = 1024
 
 @dataclass(frozen=True)
 class Speeds:
-    """What a device does in a second.
+    """A device's speeds, per second.
 
     Attributes:
-        memory_bytes: read from its memory.
-        transfer_bytes: brought from pinned host memory; None for a CPU.
-        operations: of a matrix product, in the weights' own type (float32 on a CPU, else bfloat16);
-            a multiplication and an addition are two.
+        memory_bytes: bytes read from its memory.
+        transfer_bytes: bytes copied from pinned host memory; None for a CPU.
+        operations: FLOPs of a matrix product (float32 on a CPU, else bfloat16); a multiplication
+            and an addition count as two.
     """
 
     memory_bytes: float
@@ -34,7 +34,7 @@ def measure_speeds(device: "torch.device", seconds: float = SECONDS) -> Speeds:
     """Measure a device for about `seconds` each. Takes 512 MiB there and as much in host memory.
 
     Raises:
-        torch.OutOfMemoryError, RuntimeError: that memory is not there.
+        torch.OutOfMemoryError, RuntimeError: there is not that much memory.
     """
     import torch
 

@@ -1,1 +1,1 @@
-"""What memory a conversation takes, and whether it fits, before it begins."""
+"""Planning: how much memory a conversation will take, and whether it fits."""

@@ -1,4 +1,4 @@
-"""From settings to a planner: which model, which device, and what may be chosen."""
+"""From settings to a planner: the model, the device, and the choices left open."""
 
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
@@ -36,16 +36,16 @@ def open_planner(
     reads_text: bool = False,
     cancel: Event | None = None,
 ) -> Planner:
-    """A planner from a model's config alone, also for a GPU that this machine does not have.
+    """A planner from a model's config alone, also for a GPU that is not in this machine.
 
     Args:
         notify: called before a download.
         card: the name of that GPU.
         reads_text: load the tokenizer, so that texts can be counted in tokens.
-        cancel: set to end this, and plans that are being made.
+        cancel: set it to stop this, and plans in progress.
 
     Raises:
-        ModelError: there is no config, or it is broken or of a model that cannot be run.
+        ModelError: the config is missing, broken, or of an unsupported model.
         SettingError: a setting is out of range, or does not fit the model.
         Stopped: `cancel` was set.
     """
@@ -137,8 +137,8 @@ def read_tokenizer(folder: Path) -> Any:
 def load_options_here(
     settings: Settings, device: torch.device, folder: Path, room: DeviceBudget
 ) -> list[tuple[str, Weights]]:
-    """Where a model's layers may stay (off, ram, disk) and what it may be loaded as, on a device of
-    this machine, the best first.
+    """The `stream` values (off, ram, disk) and weight formats that work for a model on a device of
+    this machine, best first.
 
     Raises:
         SettingError: the settings leave nothing that works here.

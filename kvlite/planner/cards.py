@@ -1,5 +1,5 @@
-"""Which layers are on which of several cards: as many as fill each to the same share, by the bytes
-of their weights and their cache."""
+"""Which layers go on which of several cards: each card is filled to the same share, by the bytes
+of the layers' weights and cache."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -21,12 +21,13 @@ class CardPlan:
     """One card's part of a plan, in bytes.
 
     Attributes:
-        layers: how many, in order; they follow those of the card before.
-        weights: of these; on the first card also of all that is no layer, and of a draft model.
-        kv: their cache and recall indexes, when these are largest.
-        work: the most that anything else takes at a time: hidden states, one layer with all that it
-            has read, activations.
-        passing: what is there twice while weights are read, when there is no cache yet.
+        layers: how many layers, following those of the card before.
+        weights: of these layers; on the first card also everything that is not a layer, and a draft
+            model.
+        kv: the layers' cache and recall indexes, at their largest.
+        work: the peak of everything else: hidden states, one layer with everything it has read,
+            activations.
+        passing: copies that exist while weights are loaded, before there is a cache.
         offered: what the card has for tensors.
     """
 
@@ -40,7 +41,7 @@ class CardPlan:
 
     @property
     def peak(self) -> int:
-        """Bytes at the most."""
+        """Peak bytes."""
         return self.weights + max(self.kv + self.work, self.passing)
 
     @property
@@ -54,12 +55,12 @@ class CardPlan:
 
 
 def split(layers: Sequence[int], first: int, work: int, offered: Sequence[int]) -> tuple[int, ...]:
-    """How many layers, in order, each card gets, so that the fullest is as little full as can be.
+    """How many layers, in order, each card gets, so that the fullest card is as empty as possible.
 
     Args:
-        layers: bytes of each.
-        first: bytes that the first card holds besides.
-        work: bytes that every card needs besides.
+        layers: bytes of each layer.
+        first: additional bytes on the first card.
+        work: additional bytes on every card.
         offered: bytes of each card.
     """
     ends = [0]
@@ -92,8 +93,8 @@ def over_cards(
 
     Args:
         weights, kv: of each layer.
-        first: what the first card holds besides.
-        work, passing: as of `CardPlan`, of every card.
+        first: additional bytes on the first card.
+        work, passing: as in `CardPlan`, for every card.
     """
     sizes, offered = list(map(sum, zip(weights, kv, strict=True))), [each.tensors for each in rooms]
     made, begin = list[CardPlan](), 0
@@ -105,7 +106,7 @@ def over_cards(
 
 
 def require_cards(config: EngineConfig, shape: ModelShape, count: int) -> None:
-    """Check, before anything is read, that a model's layers can be on several cards.
+    """Check, before anything is read, that a model's layers can go on several cards.
 
     Raises:
         SettingError: the model or a setting needs all layers on one.
@@ -134,7 +135,7 @@ def require_cards(config: EngineConfig, shape: ModelShape, count: int) -> None:
 def layable(
     load_options: Sequence[tuple[str, Weights]], shape: ModelShape, settings: Settings
 ) -> list[tuple[str, Weights]]:
-    """Of what a model may be loaded as, what can be read layer by layer.
+    """The weight formats that can be read layer by layer.
 
     Raises:
         SettingError: nothing can.
@@ -154,7 +155,7 @@ def layable(
 
 
 def require_on_cards(config: EngineConfig) -> None:
-    """Raises SettingError if a setting needs all layers on one card."""
+    """Raise SettingError if a setting needs all layers on one card."""
     settings = config.settings
     if settings.scores != "device":
         raise SettingError(f"--scores {settings.scores} is for one card: name one in --device")

@@ -1,4 +1,4 @@
-"""Whether a model fits a device, told before it is loaded, and models that do."""
+"""Whether a model fits a device, before it is loaded; and models that do."""
 
 import json
 from collections.abc import Iterator
@@ -24,11 +24,11 @@ ENOUGH = 32_768
 
 @dataclass(frozen=True)
 class Fit:
-    """What the plan says of a text with a model.
+    """Whether a text fits with a model.
 
     Attributes:
-        plan: the best one; None if there can be none.
-        flaw: why not.
+        plan: the best plan; None if there is none.
+        flaw: the reason if there is none.
     """
 
     plan: Plan | None
@@ -50,7 +50,7 @@ class Fit:
         }
 
     def line(self) -> str:
-        """For a table."""
+        """As a table cell."""
         if self.plan is None:
             return self.flaw
         made = self.plan
@@ -63,7 +63,7 @@ class Fit:
 
 
 def fit_of(settings: Settings, model: str, tokens: int) -> Fit:
-    """Whether a text of so many tokens fits with a model, also on a card that is not here."""
+    """Whether that many tokens fit with a model, also on a card that is not in this machine."""
     try:
         planner = open_planner(settings.replace({"model": model}))
         return Fit(planner.best(_within(planner, tokens)))
@@ -72,11 +72,11 @@ def fit_of(settings: Settings, model: str, tokens: int) -> Fit:
 
 
 def plan_here(settings: Settings, tokens: int, freed: int = 0) -> Plan:
-    """The best plan for a text of so many tokens, or of as many as the model was trained for, on
-    this machine; in any thread, also while a model is loaded or answers.
+    """The best plan on this machine for that many tokens, or for the model's trained context.
+    Works in any thread, even while a model is loading or answering.
 
     Args:
-        freed: bytes of the device that this process would give back first.
+        freed: bytes of the device that this process would free first.
 
     Raises:
         KvliteError: as `find_config`, `planner_here` and `Planner.best`.
@@ -103,8 +103,8 @@ class Proposal:
 
 
 def proposals(settings: Settings, cancel: Event | None = None) -> Iterator[Proposal]:
-    """Models that fit a device as they are published, with a text of `ENOUGH` tokens; the largest
-    first. Their configs come with kvlite: nothing is downloaded.
+    """Models that fit a device as published, with a text of `ENOUGH` tokens, largest first.
+    Their configs come with kvlite: nothing is downloaded.
 
     Raises:
         Stopped: `cancel` was set.

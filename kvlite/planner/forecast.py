@@ -1,8 +1,7 @@
-"""The memory that a turn will take, found by running the engine itself on meta tensors.
+"""The memory that a turn will take, measured by running the engine on meta tensors.
 
-There are no formulas that would have to follow the engine, or that a new method would have to bring
-along. Of layers that are treated alike one is run, and of the chunks of a layer the last ones,
-which see the most.
+There are no formulas to keep in step with the engine, and a new method needs none. Of layers that
+are treated alike only one is run, and of a layer's chunks only the last, which see the most.
 """
 
 from collections import Counter
@@ -31,14 +30,14 @@ from kvlite.planner.peaks import Forecast, Moment
 
 @dataclass(frozen=True)
 class Task:
-    """What is to be read and answered.
+    """What to read and answer.
 
     Attributes:
         new: tokens to read.
-        longest: tokens the answer may have.
+        longest: tokens of the longest answer.
         known: tokens read before, which a method may have the model repeat.
         chunk: tokens that go through a layer together.
-        recalled: entries that each token of the answer may bring back.
+        recalled: entries that each token of the answer may fetch back.
     """
 
     new: int
@@ -142,10 +141,10 @@ def forecast(
 
     Args:
         model: on the meta device (`model.meta`).
-        cache: what is held before the turn, as meta tensors; consumed.
-        policies: one for each layer.
-        store: as meta tensors, if what is read goes to host memory.
-        op_cache: from earlier forecasts, which makes this one faster.
+        cache: the cache before the turn, as meta tensors; consumed.
+        policies: one per layer.
+        store: the host store, as meta tensors, if there is one.
+        op_cache: of earlier forecasts; makes this one faster.
 
     Raises:
         ForecastError: something does not run on meta tensors.

@@ -18,8 +18,8 @@ from kvlite.planner.peaks import Forecast
 
 @dataclass
 class Forecaster:
-    """Forecasts for one model; `config` is transformers'. Without a tokenizer, a word counts as one
-    token where a method adds text."""
+    """Forecasts for one model; `config` is transformers'. Without a tokenizer, each word that a
+    method adds counts as one token."""
 
     config: Any
     shape: ModelShape
@@ -29,8 +29,8 @@ class Forecaster:
     _op_cache: MetaOpCache = field(default_factory=MetaOpCache)
 
     def model(self, weights: Weights, streamed: bool = False) -> LoadedModel:
-        """The model on the meta device, for these weights or others that take as much beside
-        them."""
+        """The model on the meta device, for these weights or others that need as much working
+        memory."""
         key = self.kind(weights, streamed)
         if key not in self._models:
             self._models[key] = meta_model(
@@ -44,7 +44,7 @@ class Forecaster:
         return self._models[key]
 
     def kind(self, weights: Weights, streamed: bool) -> Any:
-        """The same for weights that take as much beside them."""
+        """The same for weights that need as much working memory."""
         packed = weights.packs or weights.keeps_experts_packed(self.shape.model_type)
         one_by_one = streamed and self.shape.chosen_experts > 0
         return weights.dtype, weights.name if packed else "", one_by_one
@@ -65,8 +65,8 @@ class Forecaster:
         Args:
             chunk: tokens that go through a layer together.
             tokens: how many to read, at least one.
-            longest: how many the answer may have.
-            streamed: whether layers are.
+            longest: tokens of the longest answer.
+            streamed: whether layers are streamed.
 
         Raises:
             SettingError: the settings do not fit the model, or each other.

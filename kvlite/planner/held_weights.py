@@ -1,4 +1,4 @@
-"""Bytes of weights: on the device, on their way to it, and those that a token goes through."""
+"""Bytes of weights: on the device, in transfer, and used per token."""
 
 from dataclasses import dataclass, replace
 from math import ceil
@@ -10,12 +10,12 @@ from kvlite.offload.weights.experts import LEAST, Resident
 
 @dataclass(frozen=True)
 class HeldWeights:
-    """Of one model.
+    """The bytes of one model's weights.
 
     Attributes:
-        in_files: bytes of the model's files, which a quantized checkpoint takes in memory, too.
+        in_files: bytes of the model's files; a quantized checkpoint takes as many in memory.
         on_cpu: whether the device is a CPU.
-        by_layer: whether layers are read one after the other, as to several cards.
+        by_layer: whether layers are read one by one, as for several cards.
     """
 
     shape: ModelShape
@@ -45,11 +45,11 @@ class HeldWeights:
 
     @property
     def experts(self) -> int:
-        """The experts of all layers."""
+        """The number of experts in all layers."""
         return self._per_layer * self._with_experts
 
     def slots(self, resident: Resident) -> int:
-        """The experts that are on the device."""
+        """The number of experts on the device."""
         return max(resident.experts, min(2, self._with_experts) * self._per_layer)
 
     def filling(self, weights: Weights, spare: int) -> Resident:
@@ -67,12 +67,12 @@ class HeldWeights:
         return Resident(min(self.slots(LEAST) + more, self.experts), layers)
 
     def for_a_token(self, weights: Weights) -> int:
-        """Bytes that a token goes through: of experts, those that it is routed to."""
+        """Bytes that a token uses; of the experts, only those that it is routed to."""
         held = sum(self.on_device(weights, "off").values())
         return held - self.experts * self._expert_bytes(weights) + self._chosen_bytes(weights)
 
     def brought(self, weights: Weights, resident: Resident) -> int:
-        """Bytes of streamed weights that a token brings, where it is routed evenly."""
+        """Bytes of streamed weights that a token loads, if routing is even."""
         missing = 1 - self.slots(resident) / self.experts if self.experts else 0
         experts = int(missing * self._chosen_bytes(weights))
         if resident.layers:
@@ -82,8 +82,8 @@ class HeldWeights:
         return layers - self.experts * self._expert_bytes(weights) + experts
 
     def passing(self, weights: Weights) -> int:
-        """Bytes of a weight that is there twice while it is quantized, or laid out for a CPU; of a
-        layer, where layers are read by themselves."""
+        """Bytes of the weight that exists twice while it is quantized, or laid out for a CPU; of a
+        whole layer if layers are read one by one."""
         if not self.on_cpu and (weights.name in PLAIN or weights.index is not None):
             return 0
         if self.by_layer or weights.keeps_experts_packed(self.shape.model_type):

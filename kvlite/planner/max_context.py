@@ -18,7 +18,7 @@ class MaxContext:
 
     Attributes:
         tokens: the longest prompt that fits, 0 if none does.
-        all_of_it: whether that is the model's whole context.
+        all_of_it: whether this is the model's whole context.
     """
 
     weights: str
@@ -29,7 +29,7 @@ class MaxContext:
 
     @property
     def shown(self) -> str:
-        """For a table."""
+        """As a table cell."""
         if not self.tokens:
             return "does not fit"
         return f"{self.tokens:,} tokens" + (", all the model holds" if self.all_of_it else "")
@@ -40,8 +40,8 @@ class MaxContext:
 
 
 def reaches(planner: Planner) -> list[MaxContext]:
-    """All combinations of the weights the planner may choose from, with `full` and its own method,
-    in its usual chunks; nothing is streamed."""
+    """The longest text for each of the planner's weights, with `full` and with its own method, in
+    its usual chunks, without streaming."""
     settings = planner.settings
     methods = [FULL] if settings.method == FULL else [FULL, settings.method]
     rows = []
@@ -62,11 +62,11 @@ def reaches(planner: Planner) -> list[MaxContext]:
 
 
 def reach(planner: Planner, choice: Choice) -> int:
-    """The most tokens that fit with a choice; 0 if there are none.
+    """The most tokens that fit with a choice, or 0.
 
-    Each phase grows in a straight line between bends (`_bends`): forecasts of the longest text,
-    and of shorter ones until one fits, tell all others. Where windows are chunks, that line
-    has texts that all but fill their last one; any other takes less.
+    Each phase grows linearly between bends (`_bends`), so forecasts of the longest text, and of
+    shorter ones until one fits, determine all others. If windows are chunks, the line is that of
+    texts that almost fill their last chunk; others take less.
     """
     held = planner.held.on_device(choice.weights, choice.stream)
     beside = planner.held.passing(choice.weights) + planner.draft

@@ -1,6 +1,6 @@
 """Programs run on meta tensors (shapes without data) to see how much memory they would take.
 
-Where a program asks for a number, it gets one that leads to the most memory: a mask lets everything
+If a program asks for a value, it gets the one that leads to the most memory: a mask lets everything
 through, two tensors compare equal.
 """
 

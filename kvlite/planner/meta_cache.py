@@ -11,16 +11,16 @@ _Made: TypeAlias = int | tuple[torch.Size, tuple[int, ...], torch.dtype]
 
 
 class MetaOpCache:
-    """Runs an operator on meta tensors once for arguments of the same shapes. Next time, what it
-    returned is made anew, in a fraction of the time. Operators that return views or no tensors, or
-    that change shapes, are run every time."""
+    """Runs an operator on meta tensors once per combination of argument shapes. Later calls return
+    new tensors of the remembered shapes, in a fraction of the time. Operators that return views or
+    no tensors, or that change shapes, are always run."""
 
     def __init__(self) -> None:
         self._known: dict[Any, tuple[type, list[_Made]]] = {}
         self._run_always: set[Any] = set()
 
     def of(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-        """What an operator returns."""
+        """The result of an operator."""
         if func in self._run_always:
             return func(*args, **kwargs)
         told: list[Any] = [func]

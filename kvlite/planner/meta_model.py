@@ -16,7 +16,7 @@ from kvlite.model.weights import Weights
 
 
 class Words:
-    """Stands in for a tokenizer where only the number of tokens matters: one for each word."""
+    """Stands in for a tokenizer if only the number of tokens matters: one per word."""
 
     chat_template = None
     eos_token_id = None
@@ -35,9 +35,9 @@ def meta_model(
     calibration: Calibration | None = None,
     streamed: bool = False,
 ) -> LoadedModel:
-    """A model on the meta device, for forecasts; one layer stands for all that are alike.
-    `config` is transformers'; of the weights only the dtype matters, and whether they are unpacked
-    to be multiplied, and whether layers are `streamed`."""
+    """A model on the meta device, for forecasts; one layer stands for all equal ones.
+    `config` is transformers'. Of the weights, only the dtype matters, whether they are unpacked
+    for products, and whether layers are `streamed`."""
     register_attention()
     own = sum(map(len, shape.layer_groups[: max(shape.alike) + 1]))
     module = meta_module(config, weights.dtype, layers=own, attention=ATTENTION)

@@ -1,17 +1,17 @@
-"""What a forecast says: the highest moments of a turn, and what each is made of."""
+"""The result of a forecast: the peaks of a turn, and what each consists of."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class Moment:
-    """A peak by what it is made of, in bytes on the device, weights not included.
+    """The parts of a peak, in bytes on the device, without weights.
 
     Attributes:
         kv: all layers' keys, values, positions and attention rows, and the recall indexes.
         hidden: hidden states of all tokens, their ids and rotations.
-        layer: one layer with all it has read.
-        work: everything else that lives for a moment: a chunk's activations, scores, logits.
+        layer: one layer with everything it has read.
+        work: temporary tensors: a chunk's activations, scores, logits.
     """
 
     kv: int = 0
@@ -42,9 +42,9 @@ class Forecast:
         reading: the peak while a chunk passes through a layer.
         choosing: the peak while a layer is cut.
         answering: at the last token of the longest answer.
-        kv_bytes: of the cache after reading, recall indexes included.
-        host_bytes: of host memory or disk, for everything read and answered.
-        layers: of each layer's cache after the longest answer, its recall index included.
+        kv_bytes: bytes of the cache after reading, including recall indexes.
+        host_bytes: bytes of host memory or disk, for everything read and answered.
+        layers: bytes of each layer's cache after the longest answer, including its recall index.
     """
 
     reading: Moment
@@ -56,13 +56,12 @@ class Forecast:
 
     @property
     def peak_bytes(self) -> int:
-        """The highest peak, weights not included."""
+        """The highest peak, without weights."""
         return max(each.total for each in (self.reading, self.choosing, self.answering))
 
     @property
     def by_layer(self) -> tuple[list[int], int]:
-        """Bytes of each layer's cache when all are largest, and of the most that there is beside
-        it."""
+        """The largest bytes of each layer's cache, and the peak of everything else."""
         moments = self.reading, self.choosing, self.answering
         more = max(1, max(each.kv for each in moments) / max(1, sum(self.layers)))
         return [int(more * each) for each in self.layers], max(m.total - m.kv for m in moments)

@@ -1,4 +1,4 @@
-"""What will fit, and why: a plan is made before any weights are read."""
+"""Plans: what will fit, and why, before any weights are read."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -49,17 +49,17 @@ class Plan:
 
     Attributes:
         room: what the device offers.
-        choice: how it will be done.
-        tokens, longest: how many to read, and at most to answer.
+        choice: the settings to run with.
+        tokens, longest: tokens to read, and of the longest answer.
         weights: bytes by group, while the model runs.
-        passing: bytes of the largest weight, which is there twice while it is loaded.
+        passing: bytes of the largest weight, which exists twice while it is loaded.
         forecast: of everything else.
-        reasons: why each setting that was left open is as it is, a sentence each.
-        tokens_per_s: the most that the memory's bandwidth allows; None if it is not known.
+        reasons: for each setting that was left open, a sentence why it was chosen.
+        tokens_per_s: the limit set by the memory's bandwidth; None if it is unknown.
         draft: bytes that a draft model takes.
-        mtp: bytes that the model's own MTP head takes, if it is to be loaded.
-        resident: what stays on the device of layers that are streamed.
-        cards: each by itself, where layers are on several.
+        mtp: bytes of the model's own MTP head, if it is to be loaded.
+        resident: the part of streamed layers that stays on the device.
+        cards: the plan of each card, if there are several.
     """
 
     model: str
@@ -106,21 +106,21 @@ class Plan:
 
     @property
     def peak_bytes(self) -> int:
-        """Bytes of tensors in the phase that takes most; of several cards, all their peaks."""
+        """Bytes of tensors in the largest phase; with several cards, the sum of their peaks."""
         if self.cards:
             return sum(card.peak for card in self.cards)
         return max(sum(items.values()) for items in self.phases.values())
 
     @property
     def needs(self) -> list[tuple[int, int]]:
-        """Bytes of each phase, or of each card, and those that are offered for them."""
+        """Bytes of each phase, or of each card, and the bytes available for them."""
         if self.cards:
             return [(card.peak, card.offered) for card in self.cards]
         return [(sum(items.values()), self.room.tensors) for items in self.phases.values()]
 
     @property
     def fits(self) -> bool:
-        """Whether the device offers that much."""
+        """Whether the device has enough memory."""
         return all(need <= offered for need, offered in self.needs)
 
     @property
@@ -129,7 +129,7 @@ class Plan:
         return self.reasons if len(self.reasons) > 1 else ()
 
     def without_mtp(self, nbytes: int) -> "Plan":
-        """The same without the model's own MTP head, for which there is no room."""
+        """The same plan without the model's own MTP head, which does not fit."""
         made = replace(self, mtp=0)
         said = f"the model's own MTP head is left out: there is no room for its {readable(nbytes)}"
         before = self.changes or (
@@ -207,7 +207,7 @@ class Planner:
         return tokens_of(tokenizer, text, 4 * len(text)) if tokenizer else len(text) // 4 + 1
 
     def plan(self, choice: Choice, tokens: int, resident: Resident = LEAST) -> Plan:
-        """What a choice takes for so many tokens, without reasons."""
+        """The plan of a choice for that many tokens, without reasons."""
         held = self.held.on_device(choice.weights, choice.stream, resident)
         made = self.forecast(choice, tokens)
         return Plan(
@@ -246,7 +246,7 @@ class Planner:
         return over_cards(self.room.cards, weights, kv, first + self.draft, work, passing)
 
     def forecast(self, choice: Choice, tokens: int) -> Forecast:
-        """What a choice takes beside the weights."""
+        """The forecast of a choice: everything but the weights."""
         streamed = choice.stream != "off"
         kind = self.forecaster.kind(choice.weights, streamed)
         key = kind, choice.budget, choice.kv_bits, choice.chunk, tokens
@@ -272,11 +272,11 @@ class Planner:
         return replace(self.config, budget=budget, kv_bits=bits)
 
     def best(self, tokens: int) -> Plan:
-        """The first choice that fits, or the one that takes least.
+        """The first choice that fits, or else the smallest.
 
-        Quality goes first: a smaller chunk costs a little time and nothing else, a cache in 8 bits
-        next to nothing, then 4 bits, then a smaller budget, from which recall brings back what is
-        wanted; then weights of 4 bits; and streamed weights last, which cost most time.
+        Quality has priority. A smaller chunk costs only a little time, a cache in 8 bits next to
+        nothing. Then come 4 bits, a smaller budget (recall fetches back what is needed), weights of
+        4 bits and, last, streamed weights, which cost the most time.
         """
         plans: list[Plan] = []
         for stream, weights in self.load_options:
@@ -319,7 +319,7 @@ class Planner:
         return next(plan for plan in plans if plan.fits)
 
     def usual(self) -> Choice:
-        """What is chosen where no plan can be made."""
+        """The choice if no plan can be made."""
         stream, weights = self.load_options[0]
         return next(self._choices(weights, stream))
 
@@ -389,7 +389,7 @@ class Planner:
 
 
 def refusal(plan: Plan) -> SettingError:
-    """Why a plan that does not fit is not even begun."""
+    """The message that refuses a plan that does not fit."""
     room, choice = plan.room, plan.choice
     peak, phase = max((sum(items.values()), name) for name, items in plan.phases.items())
     return SettingError(

@@ -1,4 +1,4 @@
-"""Where memory goes now: what a conversation holds on its device, in host memory and on disk."""
+"""Current memory use of a conversation: on its device, in host memory and on disk."""
 
 import shutil
 from collections.abc import Collection, Iterator, Sequence
@@ -35,7 +35,7 @@ class Place:
 
     Attributes:
         short: VRAM, RAM or disk.
-        parts: what takes its bytes, in a fixed order; the last is what is free.
+        parts: the uses of its bytes, in a fixed order; the last is free memory.
     """
 
     name: str
@@ -45,7 +45,7 @@ class Place:
 
     @property
     def free(self) -> int:
-        """Bytes that nobody uses."""
+        """Unused bytes."""
         return self.parts[-1].nbytes
 
     @property
@@ -56,8 +56,8 @@ class Place:
 
 @dataclass(frozen=True)
 class Holding:
-    """What a conversation holds at one moment: on the model's device, the weights first; in host
-    memory; and in a file on disk, which is in `folder`."""
+    """What a conversation holds now: on the model's device (weights first), in host memory, and in
+    a file on disk, in `folder`."""
 
     device: tuple[Part, ...]
     host: tuple[Part, ...] = ()
@@ -80,7 +80,7 @@ def holding(
         cache: None where there is no conversation.
         checkpoints: bytes of host memory that checkpoints take.
         weights: from `weights_of`, if known; summing hundreds of tensors takes a while.
-        reading: what a reading holds that is under way.
+        reading: what a prefill in progress holds.
     """
     weights = weights or weights_of(model)
     beside, disk, folder = list[Part](), None, ""
@@ -106,7 +106,7 @@ def _of_reading(reading: ReadingBytes) -> Iterator[Part]:
 
 
 def weights_of(model: LoadedModel) -> Part:
-    """What a model's weights take on its device."""
+    """Bytes of a model's weights on its device."""
     return Part("weights", bytes_held(model.tensors()), model.weights.name)
 
 
@@ -171,7 +171,7 @@ def _use(device: torch.device) -> CardUse:
 
 
 def host(parts: tuple[Part, ...]) -> Place:
-    """Host memory, of which this program is known to hold `parts`."""
+    """Host memory, including the `parts` that this program is known to hold."""
     memory, mine = psutil.virtual_memory(), psutil.Process().memory_info().rss
     program = max(0, mine - _sum(parts))
     others = max(0, memory.total - memory.available - program - _sum(parts))
