@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Any
 from uuid import uuid4
@@ -25,14 +25,14 @@ _TOP, _FINGERPRINT = 20, f"kvlite-{__version__}"
 async def asked(
     model: ServedModel,
     request: Chat | ResponseRequest,
-    messages: Callable[[], Sequence[Plain]],
+    messages: Sequence[Plain],
     top: int | None,
 ) -> tuple[Ask, ToolUse | None]:
     """What is asked of a model, and what it may call. Raises Refusal or KvliteError if it cannot be
     answered.
 
     Args:
-        messages: returns those of the request, once its settings are known to be sound.
+        messages: with the ids of documents, whose text is put into them.
         top: as of `Ask`.
     """
     runner = model.ready()
@@ -44,7 +44,7 @@ async def asked(
         shown, schema = use.shown, settings.get("schema", "")
         settings["schema"] = await asyncio.to_thread(use.grammar, schema)
     told, lent = await asyncio.to_thread(
-        with_documents, messages(), request.documents, model.state.files
+        with_documents, messages, request.documents, model.state.files
     )
     ids = await message_ids(model, told, shown)
     return Ask(ids, settings, request.choices, top, lent=lent), use
@@ -64,9 +64,7 @@ class ChatAnswer:
     async def of(cls, model: ServedModel, request: Chat) -> "ChatAnswer":
         """For a request; raises Refusal or KvliteError if it cannot be answered."""
         request.require_here()
-        ask, use = await asked(
-            model, request, lambda: plain_messages(request.messages), _top(request)
-        )
+        ask, use = await asked(model, request, plain_messages(request.messages), _top(request))
         return cls(model, request, ask, use)
 
     async def whole(self) -> dict[str, Any]:

@@ -1,7 +1,11 @@
-"""What requests say: fields of OpenAI's that mean something here, checked. Others are ignored."""
+"""What requests say: fields of OpenAI's that mean something here, checked. Misspelled ones are
+refused, others ignored."""
 
 import json
+import re
 from collections.abc import Mapping
+from difflib import get_close_matches
+from itertools import islice
 from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, Field, ValidationError
@@ -12,7 +16,7 @@ from kvlite.methods.engine_config import require_meaning
 from kvlite.model.grammar import JSON
 from kvlite.server.config import OWN
 from kvlite.server.messages import Fields, Item, Message, Plain, joined
-from kvlite.server.refusals import Refusal
+from kvlite.server.refusals import Refusal, refusal_of_fields
 from kvlite.web.openai_client import FIELDS
 
 # Settings that are fields of their own, as vLLM and llama.cpp call them too.
@@ -22,6 +26,10 @@ _CHOICES, _STOPS = 16, 16
 
 _Model = TypeVar("_Model", bound=BaseModel)
 _LONGEST_NAME = 1000
+# How many fields without a meaning here are looked at, and how alike two names are of which one is
+# the other, misspelled: `topp` is `top_p`, vLLM's `min_tokens` is not `max_tokens`.
+_LOOKED_AT, _ALIKE = 100, 0.82
+_NAME = re.compile("[A-Za-z0-9_.-]{1,40}")
 
 
 class StreamOptions(Fields):
@@ -239,15 +247,25 @@ class Detokenizing(Named):
 
 
 def parsed(kind: type[_Model], plain: Mapping[str, Any]) -> _Model:
-    """A request's fields. Raises Refusal if one is missing, or of the wrong type."""
+    """A request's fields. Raises Refusal if one is missing, misspelled, or of the wrong type.
+
+    Clients send fields of other servers, and nobody has a list of all of them: so a field without a
+    meaning here is ignored, unless its name is nearly that of one that the request does not have.
+    """
+    lacking = [name for name in kind.model_fields if name not in plain]
+    for name in ignored(kind, plain):
+        if near := get_close_matches(name, lacking, 1, cutoff=_ALIKE):
+            raise Refusal(f"{name} is not a field: did you mean {near[0]}?", param=name)
     try:
         return kind.model_validate(plain)
     except ValidationError as error:
-        errors = error.errors(include_url=False, include_input=False, include_context=False)
-        first = max(errors, key=lambda each: len(each["loc"]))  # of alternatives, the nearest
-        name = ".".join(str(each) for each in first["loc"][:4]) or "body"
-        param = str(first["loc"][0]) if first["loc"] else None
-        raise Refusal(f"{name[:100]}: {first['msg']}", param=param) from None
+        raise refusal_of_fields(error, plain) from None
+
+
+def ignored(kind: type[BaseModel], plain: Mapping[str, Any]) -> list[str]:
+    """Names of a request's fields that mean nothing here, the first of them."""
+    others = (name for name in plain if name not in kind.model_fields and _NAME.fullmatch(name))
+    return [*islice(others, _LOOKED_AT)]
 
 
 def checked_field(name: str, value: Any, field: str, param: str = "") -> Any:

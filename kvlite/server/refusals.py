@@ -1,8 +1,10 @@
 """Errors as OpenAI's clients expect them."""
 
 import re
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from pydantic import ValidationError
 from starlette.responses import JSONResponse
 
 from kvlite.config.settings import OPTIONS, flag_of
@@ -54,6 +56,54 @@ class Refusal(Exception):
         """The whole answer; clients try again later where that may help."""
         headers = {"Retry-After": "2"} if self.status in (429, 503) else {}
         return JSONResponse(self.body, self.status, headers)
+
+
+# What a field has to be, by what pydantic calls the error.
+_WANTED = {
+    "string_type": "a text",
+    "list_type": "a list",
+    "dict_type": "an object",
+    "model_type": "an object",
+    "int_type": "a whole number",
+    "float_type": "a number",
+    "bool_type": "true or false",
+}
+
+
+def refusal_of_fields(error: ValidationError, plain: Mapping[str, Any]) -> Refusal:
+    """What is wrong with the deepest field of a request that is not as it has to be."""
+    errors = error.errors(include_url=False, include_input=False)
+    paths = [_path(each["loc"], plain, each["type"] == "missing") for each in errors]
+    deepest = max(paths, key=len)
+    same = [each for each, path in zip(errors, paths, strict=True) if path == deepest]
+    first = same[0]
+    about = first.get("ctx", {})
+    if first["type"] == "missing":
+        said = "is missing"
+    elif first["type"] == "literal_error":
+        said = f"is not {about['expected']}".replace("'", "")
+    elif first["type"] == "string_too_long":
+        said = f"is longer than {about['max_length']:,} characters"
+    else:
+        wanted = dict.fromkeys(_WANTED.get(each["type"], "valid") for each in same)
+        said = f"is not {' or '.join(wanted)}"
+    name = deepest[0] + "".join(
+        f"[{each}]" if isinstance(each, int) else f".{each}" for each in deepest[1:]
+    )
+    return Refusal(f"{name[:100]} {said}", param=str(deepest[0]))
+
+
+def _path(loc: Sequence[int | str], plain: Any, missing: bool) -> tuple[Any, ...]:
+    """Where an error is in a request: without pydantic's names of alternatives."""
+    made, value = list[int | str](), plain
+    for at, each in enumerate(loc):
+        try:
+            value = value[each]
+        except (LookupError, TypeError):
+            if not missing or at < len(loc) - 1:
+                continue
+        made.append(each)
+    return tuple(made)
 
 
 # What flags are in requests.

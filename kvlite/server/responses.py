@@ -78,14 +78,9 @@ class ResponseAnswer:
         request.require_here()
         if request.choices > 1:
             raise Refusal("a response is one answer: leave n out", param="n")
-        own = list[Plain]()
-
-        def messages() -> Messages:
-            own.extend(joined([*said.of(request.previous_response_id), *request.messages()]))
-            told = [{"role": "system", "content": request.instructions or ""}]
-            return [*(told if request.instructions else []), *own]
-
-        ask, use = await asked(model, request, messages, None)
+        own = joined([*said.of(request.previous_response_id), *request.messages()])
+        told = [{"role": "system", "content": request.instructions}] if request.instructions else []
+        ask, use = await asked(model, request, [*told, *own], None)
         return cls(model, request, ask, said, own, use)
 
     async def whole(self) -> dict[str, Any]:

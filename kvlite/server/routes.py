@@ -20,7 +20,15 @@ from kvlite.errors import KvliteError, Stopped
 from kvlite.model.chat_template import chat_tokens
 from kvlite.server.chat import ChatAnswer
 from kvlite.server.completions import CompletionAnswer
-from kvlite.server.fields import Chat, Completion, Detokenizing, ResponseRequest, Tokenizing, parsed
+from kvlite.server.fields import (
+    Chat,
+    Completion,
+    Detokenizing,
+    ResponseRequest,
+    Tokenizing,
+    ignored,
+    parsed,
+)
 from kvlite.server.guard import Guard, object_of
 from kvlite.server.messages import plain_messages
 from kvlite.server.models import Models
@@ -133,7 +141,11 @@ class Api:
             return JSONResponse({"prompt": text, "content": text})
 
     async def _fields(self, kind: type[_Fields], request: Request) -> _Fields:
-        return parsed(kind, await object_of(self.bodies, request))
+        plain = await object_of(self.bodies, request)
+        fields = parsed(kind, plain)
+        if without := ignored(kind, plain):
+            _LOG.info("fields that mean nothing here: %s", ", ".join(without))
+        return fields
 
 
 def make_app(models: Models) -> Starlette:

@@ -4,15 +4,19 @@ import json
 import logging
 import socket
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import httpx
 import openai
 import pytest
+from openai.types import completion_create_params as completion_params
+from openai.types.chat import completion_create_params as chat_params
+from openai.types.responses import response_create_params as response_params
 
 from kvlite.config.settings import Settings
 from kvlite.errors import SettingError
 from kvlite.server.config import ServerConfig
+from kvlite.server.fields import Chat, Completion, ResponseRequest
 from kvlite.server.refusals import in_fields, refusal_of
 from kvlite.web.sending import LONGEST
 from tests.server.conftest import Server, said, serving
@@ -33,13 +37,26 @@ BODIES: dict[str, tuple[Any, int, str]] = {
     "infinity": (b'{"messages": [], "temperature": -Infinity}', 400, "not a number"),
     "deep": (b'{"messages": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", 400, "nested too deeply"),
     "many": (b'{"messages": [' + b"[]," * 1_500_000 + b"[]]}", 413, "at most"),
-    "no messages": ({}, 400, "messages"),
+    "no messages": ({}, 400, "messages is missing"),
     "empty messages": ({"messages": []}, 400, "messages is empty"),
-    "messages as text": ({"messages": "Hi"}, 400, "messages"),
-    "a message as text": ({"messages": ["Hi"]}, 400, "messages.0"),
-    "no role": ({"messages": [{"content": "Hi"}]}, 400, "role"),
-    "an unknown role": ({"messages": [{"role": "god", "content": "Hi"}]}, 400, "role"),
-    "a number as content": ({"messages": [{"role": "user", "content": 1}]}, 400, "content"),
+    "messages as text": ({"messages": "Hi"}, 400, "messages is not a list"),
+    "a message as text": ({"messages": ["Hi"]}, 400, "messages[0] is not an object"),
+    "no role": ({"messages": [{"content": "Hi"}]}, 400, "messages[0].role is missing"),
+    "an unknown role": (
+        {"messages": [{"role": "god", "content": "Hi"}]},
+        400,
+        "role is not system, developer, user, assistant, tool or function",
+    ),
+    "a number as content": (
+        {"messages": [{"role": "user", "content": 1}]},
+        400,
+        "messages[0].content is not a text or a list",
+    ),
+    "a part without a type": (
+        {"messages": [{"role": "user", "content": [{"text": "Hi"}]}]},
+        400,
+        "messages[0].content[0].type is missing",
+    ),
     "no content": ({"messages": [{"role": "user"}]}, 400, "messages[0] has no content"),
     "null": ({"messages": [*HI, {"role": "user", "content": None}]}, 400, "messages[1] has no"),
     "a tool's result": ({"messages": [{"role": "tool"}]}, 400, "messages[0] has no content"),
@@ -47,21 +64,27 @@ BODIES: dict[str, tuple[Any, int, str]] = {
     "an image": ({"messages": [{"role": "user", "content": [PNG]}]}, 400, "'image_url'"),
     "a sound": ({"messages": [{"role": "user", "content": [AUDIO]}]}, 400, "'input_audio'"),
     "an unknown model": ({"messages": HI, "model": "gpt-4"}, 404, "no model 'gpt-4'"),
-    "a model that is a number": ({"messages": HI, "model": 4}, 400, "model"),
+    "a model that is a number": ({"messages": HI, "model": 4}, 400, "model is not a text"),
+    "a model without end": ({"messages": HI, "model": "x" * 1001}, 400, "than 1,000 characters"),
     "a path as model": ({"messages": HI, "model": "/etc/passwd"}, 404, "no model"),
     "hot": ({"messages": HI, "temperature": 99}, 400, "temperature 99"),
     "cold": ({"messages": HI, "temperature": -1}, 400, "temperature -1"),
-    "warm in words": ({"messages": HI, "temperature": "warm"}, 400, "temperature"),
-    "a truth": ({"messages": HI, "temperature": True}, 400, "temperature"),
+    "warm in words": ({"messages": HI, "temperature": "warm"}, 400, "is not a number"),
+    "a truth": ({"messages": HI, "temperature": True}, 400, "temperature is not"),
     "top_p": ({"messages": HI, "top_p": 1.5}, 400, "top_p 1.5"),
     "no tokens": ({"messages": HI, "max_tokens": 0}, 400, "max_tokens 0"),
     "fewer": ({"messages": HI, "max_completion_tokens": -3}, 400, "max_completion_tokens -3"),
-    "half": ({"messages": HI, "max_tokens": 1.5}, 400, "max_tokens"),
-    "many digits": (b'{"messages": [{"role": "user"}], "seed": ' + b"9" * 4000 + b"}", 400, "seed"),
+    "half": ({"messages": HI, "max_tokens": 1.5}, 400, "is not a whole number"),
+    "many digits": (
+        b'{"messages": [{"role": "user", "content": ""}], "seed": ' + b"9" * 4000 + b"}",
+        400,
+        "seed",
+    ),
     "too many digits": (b'{"messages": [], "seed": ' + b"9" * 9000 + b"}", 400, "not JSON"),
     "n": ({"messages": HI, "n": 0}, 400, "n 0"),
     "n of many": ({"messages": HI, "n": 10_000}, 400, "n 10000"),
-    "stop": ({"messages": HI, "stop": [1]}, 400, "stop"),
+    "stop": ({"messages": HI, "stop": [1]}, 400, "stop[0] is not a text"),
+    "stop as an object": ({"messages": HI, "stop": {}}, 400, "stop is not a text or a list"),
     "many stops": ({"messages": HI, "stop": ["a"] * 99}, 400, "99 stop strings"),
     "presence": ({"messages": HI, "presence_penalty": 3}, 400, "presence_penalty 3"),
     "frequency": ({"messages": HI, "frequency_penalty": -2.1}, 400, "frequency_penalty -2.1"),
@@ -70,7 +93,7 @@ BODIES: dict[str, tuple[Any, int, str]] = {
     "bias of nothing": ({"messages": HI, "logit_bias": {"9999999": 1}}, 400, "9999999 is not in"),
     "top_logprobs": ({"messages": HI, "top_logprobs": 2}, 400, "needs logprobs"),
     "many of them": ({"messages": HI, "logprobs": True, "top_logprobs": 99}, 400, "99"),
-    "tools": ({"messages": HI, "tools": [{"type": "function"}]}, 400, "tools[0].name"),
+    "tools": ({"messages": HI, "tools": [{"type": "function"}]}, 400, "tools[0].name is missing"),
     "tools that must be called": (
         {"messages": HI, "tools": [{"type": "function", "name": "a"}], "tool_choice": "required"},
         400,
@@ -104,14 +127,22 @@ BODIES: dict[str, tuple[Any, int, str]] = {
     "no setting": ({"messages": HI, "kvlite": {"colour": 1}}, 400, "kvlite.colour"),
     "not theirs": ({"messages": HI, "kvlite": {"model": "x"}}, 400, "kvlite.model"),
     "a method": ({"messages": HI, "kvlite": {"method": "magic"}}, 400, "magic"),
-    "settings as text": ({"messages": HI, "kvlite": "fast"}, 400, "kvlite"),
-    "options as text": ({"messages": HI, "stream": True, "stream_options": "x"}, 400, "stream"),
+    "settings as text": ({"messages": HI, "kvlite": "fast"}, 400, "kvlite is not an object"),
+    "options as text": (
+        {"messages": HI, "stream": True, "stream_options": "x"},
+        400,
+        "is not an obj",
+    ),
     "too long": ({"messages": said("heron " * 2000)}, 400, "do not fit"),
     "far too long": ({"messages": said("x" * 9_000_000)}, 400, "do not fit"),
     "too long, streamed": ({"messages": said("heron " * 2000), "stream": True}, 400, "do not fit"),
     "a surrogate": (b'{"messages": [{"role": "user", "content": "\\ud800"}], "n": 0}', 400, "n 0"),
     "speech": ({"messages": HI, "modalities": ["text", "audio"]}, 400, "text alone"),
-    "an endless number": (b'{"messages": [], "temperature": 1e999}', 400, "temperature inf"),
+    "an endless number": (
+        b'{"messages": [{"role": "user", "content": ""}], "temperature": 1e999}',
+        400,
+        "temperature inf",
+    ),
     "a schema without end": (
         {"messages": HI, "response_format": {"type": "json_schema", "schema": {"$ref": "#"}}},
         400,
@@ -122,6 +153,18 @@ BODIES: dict[str, tuple[Any, int, str]] = {
         b'{"messages": [{"role": "user", "content": "Hi"}], "messages": []}',
         400,
         "empty",
+    ),
+    "misspelled": (
+        {"messages": HI, "temprature": 0.5},
+        400,
+        "temprature is not a field: did you mean temperature?",
+    ),
+    "as Hugging Face has it": ({"messages": HI, "max_new_tokens": 5}, 400, "mean max_tokens?"),
+    "a message": ({"message": HI}, 400, "message is not a field: did you mean messages?"),
+    "a tool misspelled": (
+        {"messages": HI, "tools": [{"type": "function", "function": {"names": "a"}}]},
+        400,
+        "tools[0].names is not a field: did you mean name?",
     ),
     "an empty role": ({"messages": [{"role": "", "content": ""}]}, 400, "role"),
 }
@@ -150,6 +193,30 @@ def test_bad_input_is_refused_in_a_sentence(
     assert not caplog.records
     assert isinstance(body, bytes) or error["param"] in {*body, "messages"}
     assert server.state.counters.waiting == 0
+
+
+def test_fields_of_other_servers_are_ignored(
+    server: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    """OpenAI's own, some of vLLM's, llama.cpp's and open-webui's, and what is beside its like."""
+    others = ("min_tokens", "top_a", "repeat_penalty", "chat_template_kwargs", "session_id")
+    beside = {"max_tokens": 1, "max_new_tokens": 1, "temperature": 0, "temperature_last": True}
+    for path, kind, params, body in (
+        (CHAT, Chat, chat_params, {"messages": HI, **beside}),
+        ("/v1/completions", Completion, completion_params, {"prompt": "Hi", **beside}),
+        ("/v1/responses", ResponseRequest, response_params, {"input": "Hi"}),
+    ):
+        base = next(each for each in vars(params) if each.endswith("CreateParamsNonStreaming"))
+        names = {*get_type_hints(getattr(params, base))} - {*kind.model_fields}
+        sent = dict.fromkeys([*names, *others], "any")
+        caplog.clear()
+        with caplog.at_level(logging.INFO):
+            answer = server.http.post(path, json=body | sent)
+        assert answer.status_code == 200, answer.text
+        (told,) = (each for each in caplog.messages if each.startswith("fields that mean nothing"))
+        assert "user" in names and all(name in told for name in sent)
+    many = {f"temperatur{number}": 1 for number in range(100_000)} | {"\n": 1, "a" * 9999: 1}
+    assert server.http.post(CHAT, json={"messages": HI, "temperature": 0, **many}).is_success
 
 
 def test_text_of_half_a_character_is_answered(server: Server) -> None:
