@@ -7,8 +7,7 @@ from rich.table import Column, Table
 
 from kvlite.cli.console import output, print_json
 from kvlite.cli.options import AsJson, as_text, with_origins
-from kvlite.cli.screen import console
-from kvlite.config.environment import unknown_variables, variable_of
+from kvlite.config.environment import unknown_variables
 from kvlite.config.paths import cache_folder, config_folder, data_folder
 from kvlite.config.resolve import Resolved
 
@@ -33,7 +32,6 @@ def config(
       KVLITE_KV_BITS=8 kvlite config --json
     """
     folders = {"config": config_folder(), "cache": cache_folder(), "data": data_folder()}
-    strange = unknown_variables(os.environ)
     if as_json:
         plain: dict[str, Any] = {
             "settings": {
@@ -42,7 +40,7 @@ def config(
             },
             "profile": None if resolved.profile is None else resolved.profile.to_json(),
             "folders": {name: str(path) for name, path in folders.items()},
-            "unknown_variables": strange,
+            "unknown_variables": unknown_variables(os.environ),
         }
         print_json(plain)
         return
@@ -59,9 +57,3 @@ def config(
     screen.print(places)
     if resolved.profile is not None:
         screen.print(f"Profile: {resolved.profile.name} ({resolved.profile.path})")
-    for variable in strange:
-        console().print(
-            f"Note: {variable} is no setting, and changes nothing: there is "
-            f"{variable_of('model')}, {variable_of('kv_bits')} and so on",
-            style="yellow",
-        )

@@ -11,6 +11,8 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
+from kvlite.cli.screen import console
+from kvlite.config.environment import about_unknown, unknown_variables
 from kvlite.config.paths import config_folder
 from kvlite.config.profiles import Profiles
 from kvlite.config.resolve import Resolved, resolve
@@ -38,10 +40,14 @@ _keyword = partial(inspect.Parameter, kind=inspect.Parameter.KEYWORD_ONLY)
 
 
 def with_origins(command: Command, names: Collection[str] = OPTIONS) -> Command:
-    """Give a command --profile and flags for settings; its first parameter is `Resolved`."""
+    """Give a command --profile and flags for settings; its first parameter is `Resolved`. Variables
+    that look like a setting's and are none are named on standard error."""
 
     @wraps(command)
     def resolved(given: Mapping[str, Any], profile: str | None, **values: Any) -> None:
+        for variable in unknown_variables(os.environ):
+            screen = console(quiet=bool(values.get("quiet")))
+            screen.print(f"Note: {about_unknown(variable)}", style="yellow")
         chosen = Profiles(config_folder()).chosen(profile, os.environ)
         command(resolve(given, os.environ, chosen, names), **values)
 

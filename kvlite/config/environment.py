@@ -2,6 +2,7 @@
 
 import tomllib
 from collections.abc import Iterable
+from difflib import get_close_matches
 from typing import Any
 
 from kvlite.config.settings import OPTIONS, checked
@@ -31,8 +32,19 @@ def variable_of(name: str) -> str:
 
 def unknown_variables(variables: Iterable[str]) -> list[str]:
     """The variables that begin like a setting's but belong to none."""
-    known = {*OTHERS, *map(variable_of, OPTIONS)}
-    return sorted(each for each in variables if each.startswith(PREFIX) and each not in known)
+    return sorted(each for each in variables if each.startswith(PREFIX) and each not in _known())
+
+
+def about_unknown(variable: str) -> str:
+    """What to tell whoever set a variable that belongs to nothing, with the one it may be."""
+    names = [each.removeprefix(PREFIX) for each in _known()]
+    near = get_close_matches(variable.removeprefix(PREFIX)[:40], names, 1, cutoff=0.75)
+    hint = f"did you mean {PREFIX}{near[0]}?" if near else "`kvlite config` has all settings"
+    return f"{variable[:80]} is not a setting and changes nothing: {hint}"
+
+
+def _known() -> list[str]:
+    return [*map(variable_of, OPTIONS), *OTHERS]
 
 
 def read_text(name: str, text: str, called: str) -> Any:

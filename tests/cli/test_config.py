@@ -46,7 +46,8 @@ def test_each_place_is_named(
     assert found["profile"] == {"name": "mine", "path": str(mine), "settings": values}
     assert found["folders"] == {each: str(tmp_path / each) for each in ("config", "cache", "data")}
     assert found["unknown_variables"] == ["KVLITE_KVBITS"]
-    assert (done.code, done.err) == (0, "")
+    note = "Note: KVLITE_KVBITS is not a setting and changes nothing: did you mean KVLITE_KV_BITS?"
+    assert (done.code, done.err) == (0, f"{note}\n")
 
 
 def test_nothing_but_defaults(kvlite: Run) -> None:
@@ -74,7 +75,11 @@ def test_a_table_for_people(
     assert shown["never_lossy"] == ["false", "default"]
     assert shown["config"] == [str(tmp_path / "config")]
     assert f"Profile: mine ({mine})" in done.out
-    assert "KVLITE_KVBITS is no setting" in done.err
+    assert "KVLITE_KVBITS is not a setting" in done.err
+    monkeypatch.setenv("KVLITE_FROBNICATE", "8")
+    done = kvlite("config", "--json")
+    assert done.code == 0 and "did you mean KVLITE_KV_BITS?" in done.err
+    assert "KVLITE_FROBNICATE is not a setting and changes nothing: `kvlite config` has" in done.err
     assert done.code == 0
 
 
