@@ -5,7 +5,10 @@ import asyncio
 import json
 import os
 import re
+import socket
+import threading
 from collections.abc import AsyncGenerator, Collection, Generator, Sequence
+from concurrent.futures import Future
 from contextlib import closing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -86,9 +89,13 @@ class OpenAIClient:
         answers there, or not to this key."""
         import httpx
 
+        async def got() -> httpx.Response:
+            async with httpx.AsyncClient(**self._how) as client:
+                return await client.get(f"{self.url}/models", timeout=10)
+
         try:
-            with httpx.Client(**self._how) as client:
-                response = client.get(f"{self.url}/models", timeout=10)
+            with asyncio.Runner(loop_factory=_Loop) as runner:
+                response = runner.run(got())
         except (httpx.HTTPError, httpx.InvalidURL, UnicodeError) as error:
             raise self._unreachable(error) from None
         if response.status_code not in (200, 404):
@@ -150,7 +157,7 @@ class OpenAIClient:
 
     def _lines(self, path: str, body: dict[str, Any], callbacks: Callbacks) -> Generator[str]:
         """The lines of a stream, until it has ended or is cancelled."""
-        with asyncio.Runner() as runner:
+        with asyncio.Runner(loop_factory=_Loop) as runner:
             # Closing the runner cancels what is awaited, which ends the answer there.
             lines = self._heard(path, body)
             while (line := runner.run(_next(lines, callbacks))) is not None:
@@ -212,6 +219,24 @@ class Upstream:
     client: OpenAIClient
     models: Sequence[str]
     given: frozenset[str]
+
+
+class _Loop(asyncio.SelectorEventLoop):
+    """Looks names up in threads that nobody waits for: a lookup cannot be ended, and takes many
+    seconds where no name server answers."""
+
+    async def getaddrinfo(self, *args: Any, **given: Any) -> Any:
+        found = Future[Any]()
+        found.set_running_or_notify_cancel()
+
+        def look() -> None:
+            try:
+                found.set_result(socket.getaddrinfo(*args, **given))
+            except Exception as error:
+                found.set_exception(error)
+
+        threading.Thread(target=look, name="kvlite lookup", daemon=True).start()
+        return await asyncio.wrap_future(found, loop=self)
 
 
 async def _next(lines: AsyncGenerator[str], callbacks: Callbacks) -> str | None:

@@ -164,3 +164,33 @@ def test_what_goes_wrong_is_one_sentence(
     assert "give a key of this server" in refused("--server", server.address, command=["app"])
     saved = kvlite("ask", text.with_suffix(".kv"), "Who?", "--server", server.address)
     assert saved.code == 2 and "leave --server out" in saved.err
+
+
+@pytest.mark.parametrize("flags", [[], ["--model", "a"]])
+def test_ctrl_c_ends_it_while_a_name_is_looked_up(text: Path, flags: list[str]) -> None:
+    """A lookup is one call of the system's, which nothing ends."""
+    code = """
+import hashlib, os, signal, socket, threading, time
+def lookup(*_, **__):
+    threading.Timer(0.3, interrupt).start()
+    hashlib.pbkdf2_hmac("sha512", b"", b"", 60_000_000)
+def interrupt():
+    threading.Timer(5, os._exit, [99]).start()
+    os.kill(os.getpid(), signal.SIGINT)
+socket.getaddrinfo = lookup
+from kvlite.__main__ import main
+main()
+"""
+    command = [
+        sys.executable,
+        "-c",
+        code,
+        "ask",
+        str(text),
+        "Who?",
+        "--server",
+        "http://far",
+        *flags,
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 130 and "Traceback" not in done.stderr, done.stderr
