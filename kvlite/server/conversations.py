@@ -45,7 +45,8 @@ class Kept:
         used: when, as a number that grows.
         busy: whether an answer is coming in it.
         lent: whether its file is the library's.
-        nbytes: in memory or on disk.
+        device_bytes, host_bytes: of memory that it takes; 0 while it is on disk alone.
+        file_bytes: of its file.
     """
 
     ids: list[int]
@@ -54,9 +55,16 @@ class Kept:
     path: Path | None = None
     changed: bool = True
     used: int = 0
-    nbytes: int = 0
     busy: bool = False
     lent: bool = False
+    device_bytes: int = 0
+    host_bytes: int = 0
+    file_bytes: int = 0
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of memory that it takes, on the device and on the host."""
+        return self.device_bytes + self.host_bytes
 
     @property
     def is_short(self) -> bool:
@@ -84,8 +92,11 @@ class Conversations:
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of memory that all of them take."""
-        return sum(each.nbytes for each in [*self.kept] if each.talk is not None)
+        """Bytes of the model's device that would be free without them; on a CPU that is all memory
+        that they take."""
+        on_host = self.runner.model.device.type == "cpu"
+        kept = [*self.kept]  # other threads ask, too
+        return sum(each.memory_bytes if on_host else each.device_bytes for each in kept)
 
     def answer(
         self,
@@ -169,18 +180,19 @@ class Conversations:
         """Keep within the limits beside a conversation of `count` tokens; the least recently used
         go first."""
         if now.talk is not None:
-            now.nbytes = held_bytes(now.talk)
+            now.device_bytes, now.host_bytes = held_bytes(now.talk)
         idle = (each for each in self.kept if each is not now and not each.busy)
         others = sorted(idle, key=lambda each: -each.used)
         short, places = SHORT_ONES - 1, len(others)
-        total = now.nbytes + sum(each.nbytes for each in self.kept if each.busy and each is not now)
+        busy = (each for each in self.kept if each.busy and each is not now)
+        total = (now.memory_bytes or now.file_bytes) + sum(each.memory_bytes for each in busy)
         if self.runner.planned_for_one:
             short, places = 0, int(count <= SHORT)
         for each in [each for each in others if each.is_short][short:]:
             self._drop(each)
         here = [each for each in others if each.talk is not None and not each.is_short]
         for each in here:
-            total, places = total + each.nbytes, places - 1
+            total, places = total + each.memory_bytes, places - 1
             if places < 0 or total > self.keep:
                 self._put_away(each)
         self._keep_within_disk()
@@ -192,7 +204,7 @@ class Conversations:
         for each in sorted([*self.kept], key=lambda each: (each.talk is not None, -each.used)):
             if each.path is None or each.lent or each.busy:
                 continue
-            room -= each.nbytes
+            room -= each.file_bytes
             if room < 0:
                 self._forget_file(each)
                 if each.talk is None:
@@ -224,7 +236,7 @@ class Conversations:
         """Move a conversation from memory to disk; it is forgotten if that fails."""
         if (kept.changed or kept.path is None) and not self._stored(kept):
             self._drop(kept)
-        kept.talk = None
+        kept.talk, kept.device_bytes, kept.host_bytes = None, 0, 0
 
     def _stored(self, kept: Kept) -> bool:
         """Write a conversation to disk, in place of what was there; whether that went well."""
@@ -232,7 +244,7 @@ class Conversations:
         path, before = self.folder / f"{kept.used}{SUFFIX}", kept.path
         try:
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            kept.nbytes = kept.talk.save(path, most=self.keep_disk)
+            kept.file_bytes = kept.talk.save(path, most=self.keep_disk)
         except (KvliteError, OSError) as error:
             said = "a conversation of %d tokens is not kept on disk: %s"
             _LOG.warning(said, len(kept.ids), error)
@@ -265,7 +277,7 @@ class Conversations:
         alike = (each for each in self.kept if each.settings == found.settings)
         if all(common(each.ids, found.ids) < len(found.ids) for each in alike):
             self._used += 1
-            found.used, found.lent, found.nbytes = self._used, True, 0
+            found.used, found.lent = self._used, True
             self.kept.append(found)
 
     def resume(self) -> None:
@@ -296,7 +308,7 @@ class Conversations:
         with Snapshot(path) as saved:
             ids = saved.known_ids(self.runner.model)
             settings = self._lasting(saved.settings(self.runner.settings))
-            return Kept(ids, settings, path=path, changed=False, nbytes=saved.about.nbytes)
+            return Kept(ids, settings, path=path, changed=False, file_bytes=saved.about.nbytes)
 
     def _lasting(self, settings: Settings) -> Settings:
         """Settings without those that end with an answer."""
@@ -307,10 +319,13 @@ class Conversations:
 _PASSING = (*DRAWING, "max_new_tokens")
 
 
-def held_bytes(talk: Conversation) -> int:
-    """Bytes of memory that a conversation takes, on the device and on the host."""
-    store = 0 if talk.store is None or talk.store.on_disk else talk.store.nbytes
-    return talk.cache.nbytes + store + talk.checkpoint_bytes
+def held_bytes(talk: Conversation) -> tuple[int, int]:
+    """Bytes of memory that a conversation takes: of the device, and of the host."""
+    device, host = talk.cache.nbytes + talk.cache.state_bytes, talk.checkpoint_bytes
+    if talk.store is not None:
+        device += talk.store.index_bytes
+        host += 0 if talk.store.on_disk else talk.store.nbytes
+    return device, host
 
 
 def _goes_on(same: int, kept: Kept) -> bool:

@@ -3,9 +3,11 @@
 import logging
 import random
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 import kvlite
 from kvlite.config.settings import Settings
@@ -124,7 +126,7 @@ def test_the_least_recently_used_go_to_disk_and_come_back(
     runner = kvlite.load(str(tiny_folder), **GIVEN)
     pool = Conversations(runner, 1 << 30, 1 << 30, tmp_path / "files")
     asked = [Asked(pool, ids_of(300, each)) for each in range(3)]
-    one = pool.kept[0].nbytes
+    one = pool.kept[0].memory_bytes
     pool.keep = 2 * one + one // 2
     asked.append(Asked(pool, ids_of(300, 3)))
     assert [each.talk is None for each in pool.kept] == [True, True, False, False]
@@ -144,14 +146,28 @@ def test_the_least_recently_used_go_to_disk_and_come_back(
     pool.set_aside()
 
 
-def test_another_server_goes_on_with_what_was_kept(tiny_folder: Path, tmp_path: Path) -> None:
+def test_another_server_goes_on_with_what_was_kept(
+    tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     runner = kvlite.load(str(tiny_folder), **GIVEN)
     pool = Conversations(runner, 1 << 30, 1 << 30, tmp_path)
     asked = [Asked(pool, ids_of(300, each)) for each in range(3)]
     Asked(pool, ids_of(20, 9))
-    one = pool.kept[0].nbytes
+    (talk, *_) = (each.talk for each in pool.kept)
+    assert talk is not None and talk.store is not None
+    device, host = pool.kept[0].device_bytes, pool.kept[0].host_bytes
+    assert device == talk.cache.nbytes + talk.store.index_bytes
+    assert host == talk.store.nbytes + talk.checkpoint_bytes > 0
+    one = pool.kept[0].memory_bytes
+    assert pool.store_idle() and pool.kept[0].file_bytes > 0 and pool.kept[0].memory_bytes == one
+    assert pool.held_bytes == sum(each.memory_bytes for each in pool.kept)
+    with monkeypatch.context() as patch:
+        card = SimpleNamespace(model=SimpleNamespace(device=torch.device("cuda")))
+        patch.setattr(pool, "runner", card)
+        assert pool.held_bytes == sum(each.device_bytes for each in pool.kept)
     pool.keep_disk = 5 * one // 2
     pool.set_aside()
+    assert pool.held_bytes == 0
     (tmp_path / "9.kv").write_bytes(b"none")
     (tmp_path / "x.kv").write_bytes(b"none")
     later = Conversations(runner, 1 << 30, 1 << 30, tmp_path)
