@@ -149,6 +149,14 @@ class Chat(Sampled):
             raise Refusal("modalities: this server answers with text alone", param="modalities")
 
 
+# What responses have in the place of fields of chats.
+_OF_RESPONSES = {
+    "max_tokens": "max_output_tokens",
+    "max_completion_tokens": "max_output_tokens",
+    "response_format": "text.format",
+}
+
+
 class TextForm(Fields):
     """What the text of a response must follow."""
 
@@ -192,6 +200,9 @@ class ResponseRequest(Sampled):
         for name in ("background", "conversation", "prompt"):
             if getattr(self, name):
                 raise Refusal(f"{name} is not supported: leave it out", param=name)
+        for name, here in _OF_RESPONSES.items():
+            if getattr(self, name) is not None:
+                raise Refusal(f"{name} is not a field of responses: send {here}", param=name)
 
     def messages(self) -> list[Plain]:
         """For the chat template; raises Refusal if there is none, or one has more than text."""

@@ -90,19 +90,25 @@ class Api:
             answer = await ResponseAnswer.of(model, fields, self.said)
             return await _answered(answer, request, named=True)
 
+    async def add_file(self, request: Request) -> Response:
+        """A document comes."""
+        async with self.models.using(None) as model:
+            runner = model.ready()
+            made = await self.files.add(request, runner.text_limit, ocr=runner.settings.ocr)
+            return JSONResponse(made)
+
     async def list_files(self, request: Request) -> Response:
-        """Documents: one comes, or all that came are listed."""
-        if request.method == "POST":
-            async with self.models.using(None) as model:
-                limit, ocr = model.ready().text_limit, model.ready().settings.ocr
-                return JSONResponse(await self.files.add(request, limit, ocr=ocr))
+        """All documents that came."""
         found = await asyncio.to_thread(self.files.all)
         return JSONResponse({"object": "list", "data": found, "has_more": False})
 
     async def file(self, request: Request) -> Response:
-        """One document: what it is; or it goes."""
-        work = self.files.remove if request.method == "DELETE" else self.files.about
-        return JSONResponse(await asyncio.to_thread(work, request.path_params["id"]))
+        """What one document is."""
+        return JSONResponse(await asyncio.to_thread(self.files.about, request.path_params["id"]))
+
+    async def remove_file(self, request: Request) -> Response:
+        """One document goes."""
+        return JSONResponse(await asyncio.to_thread(self.files.remove, request.path_params["id"]))
 
     async def file_text(self, request: Request) -> Response:
         """The text of one document."""
@@ -168,8 +174,10 @@ def make_app(models: Models) -> Starlette:
         Route("/v1/chat/completions", answering(api.chat), methods=["POST"]),
         Route("/v1/completions", answering(api.completions), methods=["POST"]),
         Route("/v1/responses", answering(api.responses), methods=["POST"]),
-        Route("/v1/files", answering(api.list_files), methods=["GET", "POST"]),
-        Route("/v1/files/{id}", answering(api.file), methods=["GET", "DELETE"]),
+        Route("/v1/files", answering(api.list_files), methods=["GET"]),
+        Route("/v1/files", answering(api.add_file), methods=["POST"]),
+        Route("/v1/files/{id}", answering(api.file), methods=["GET"]),
+        Route("/v1/files/{id}", answering(api.remove_file), methods=["DELETE"]),
         Route("/v1/files/{id}/content", answering(api.file_text), methods=["GET"]),
         Route("/tokenize", answering(api.tokenize), methods=["POST"]),
         Route("/detokenize", answering(api.detokenize), methods=["POST"]),

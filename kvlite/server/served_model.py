@@ -171,26 +171,14 @@ class ServedModel:
             if shown.ended:
                 put(None)
 
-        timer: asyncio.TimerHandle
-        came = False
-
-        def beat() -> None:
-            """Tell how far it is where nothing has come since the last beat."""
-            nonlocal came, timer
-            if not came:
-                queue.put_nowait(Token(waiting=_waiting(work)))
-            came, timer = False, loop.call_later(BEAT, beat)
-
         self.users += 1
         self.state.counters.waiting += 1
         work = self.answering.submit(partial(self._answers, ask, put), partial(self._free, ask))
         work.on_show = shows
         shows(work.shown)
-        timer = loop.call_later(BEAT, beat)
         try:
             with self.state.at_end(partial(queue.put_nowait, None)):
-                while (token := await queue.get()) is not None:
-                    came = True
+                while (token := await _next(queue, work)) is not None:
                     yield token
             self.state.require_up()
             if work.failure is not None and self.conversations is None:
@@ -198,7 +186,6 @@ class ServedModel:
             if work.failure is not None:
                 raise work.failure
         finally:
-            timer.cancel()
             self.users -= 1
             self.state.counters.waiting -= 1
             work.abandon()
@@ -294,6 +281,15 @@ def _chances(talk: Conversation, piece: Piece, top: int | None) -> Chances | Non
     if top is None or piece.token_id is None or turn is None:
         return None
     return chances(turn.logits[0], piece.token_id, top)
+
+
+async def _next(queue: asyncio.Queue[Token | None], work: Work) -> Token | None:
+    """What comes next, or how far the work is where nothing comes for a while."""
+    try:
+        async with asyncio.timeout(BEAT):
+            return await queue.get()
+    except TimeoutError:
+        return Token(waiting=_waiting(work))
 
 
 def _waiting(work: Work) -> str:
