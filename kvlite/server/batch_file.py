@@ -39,7 +39,9 @@ def _task(name: str, body: Any, usual: Settings) -> Task:
     chat = parsed(Chat, body if isinstance(body, dict) else {})
     chat.require_here()
     if chat.choices > 1 or chat.logprobs or chat.tools:
-        raise Refusal("n, logprobs and tools are not here: leave them out, or ask kvlite serve")
+        raise Refusal(
+            "n, logprobs and tools are not supported in a batch: ask kvlite serve for them"
+        )
     settings = chat.settings(usual)
     if others := [each for each in settings if each not in ANSWER]:
         raise Refusal(f"kvlite.{others[0]} is the job's: give it to the command")

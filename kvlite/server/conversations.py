@@ -84,9 +84,10 @@ class Conversations:
         *,
         shared: Path | None = None,
     ) -> None:
-        """In `shared` are the folders of all models, whose files count, and go before its own."""
+        """`shared` has the folders of all models, if there are others; their files count against
+        `keep_disk`, and go before its own."""
         self.runner, self.keep, self.keep_disk, self.folder = runner, keep, keep_disk, folder
-        self._shared = shared
+        self._shared = shared or folder
         self.kept: list[Kept] = []
         self._used = 0
 
@@ -216,8 +217,6 @@ class Conversations:
 
     def _of_others(self) -> list[tuple[Path, int]]:
         """Files of other models' conversations and their bytes, those last written first."""
-        if self._shared is None:
-            return []
         paths = [each for each in self._shared.rglob(f"*{SUFFIX}") if each.parent != self.folder]
         found = [(path, path.stat()) for path in paths]
         found.sort(key=lambda pair: -pair[1].st_mtime)

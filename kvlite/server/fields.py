@@ -10,7 +10,7 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, Field, ValidationError
 
-from kvlite.config.settings import OPTIONS, Settings, checked
+from kvlite.config.settings import Settings, checked
 from kvlite.errors import SettingError
 from kvlite.methods.engine_config import require_meaning
 from kvlite.model.grammar import JSON
@@ -320,7 +320,6 @@ def _own(given: Mapping[str, Any], usual: Settings) -> dict[str, Any]:
                 f"kvlite.{name[:40]} is no setting of a request: there is {', '.join(OWN)}",
                 param="kvlite",
             )
-    assert {*OWN} <= {*OPTIONS}
     values = {
         name: checked_field(name, value, f"kvlite.{name}")
         for name, value in given.items()

@@ -21,7 +21,7 @@ documents that it is about, until they are put into its text."""
 class Fields(BaseModel):
     """Fields of a request; others are ignored."""
 
-    model_config = ConfigDict(strict=True, extra="ignore", arbitrary_types_allowed=False)
+    model_config = ConfigDict(strict=True, extra="ignore")
 
 
 class FileName(Fields):

@@ -32,7 +32,7 @@ class Choice:
 
 @dataclass
 class Usage:
-    """Tokens of a request, and the ledger of its last answer, with the reading of all of them.
+    """Tokens of a request, and the metrics of its last answer, with the reading of all of them.
 
     Attributes:
         fresh: tokens of the prompt that were read for the first answer.
@@ -74,14 +74,14 @@ class Usage:
         return "stop" if reason == "interrupted" else reason
 
     def plain(self) -> dict[str, Any]:
-        """As in OpenAI's objects; `kvlite` has the ledger."""
+        """As in OpenAI's objects; `kvlite` has the metrics, with the model's name here, no path."""
         known = 0 if self.fresh is None else max(0, self.prompt - self.fresh)
-        ledger = None
+        own = None
         if self.metrics is not None:
             read = {"prompt_tokens": self.fresh, "time_to_first_token_s": self.first_s}
-            ledger = {**self.metrics.to_json(), **read, "model": self.model}  # not where it lies
-            ledger |= {name: in_fields(ledger[name]) for name in ("failure", "no_speculation")}
-            ledger["notes"] = [*map(in_fields, self.metrics.notes)]
+            own = {**self.metrics.to_json(), **read, "model": self.model}
+            own |= {name: in_fields(own[name]) for name in ("failure", "no_speculation")}
+            own["notes"] = [*map(in_fields, self.metrics.notes)]
         return {
             "prompt_tokens": self.prompt,
             "completion_tokens": self.generated,
@@ -93,7 +93,7 @@ class Usage:
                 "accepted_prediction_tokens": 0,
                 "rejected_prediction_tokens": 0,
             },
-            "kvlite": ledger,
+            "kvlite": own,
         }
 
 
