@@ -29,6 +29,8 @@ _LONGEST_NAME = 1000
 # How many fields without a meaning here are looked at, and how alike two names are of which one is
 # the other, misspelled: `topp` is `top_p`, vLLM's `min_tokens` is not `max_tokens`.
 _LOOKED_AT, _ALIKE = 100, 0.82
+# A field of llama.cpp that is no misspelled one.
+_NOT_MEANT = frozenset({"parse_tool_calls"})
 _NAME = re.compile("[A-Za-z0-9_.-]{1,40}")
 
 
@@ -265,7 +267,8 @@ def parsed(kind: type[_Model], plain: Mapping[str, Any]) -> _Model:
     """
     lacking = [name for name in kind.model_fields if name not in plain]
     for name in ignored(kind, plain):
-        if near := get_close_matches(name, lacking, 1, cutoff=_ALIKE):
+        near = get_close_matches(name, lacking, 1, cutoff=_ALIKE)
+        if near and name not in _NOT_MEANT:
             raise Refusal(f"{name} is not a field: did you mean {near[0]}?", param=name)
     try:
         return kind.model_validate(plain)

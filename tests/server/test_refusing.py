@@ -199,7 +199,14 @@ def test_fields_of_other_servers_are_ignored(
     server: Server, caplog: pytest.LogCaptureFixture
 ) -> None:
     """OpenAI's own, some of vLLM's, llama.cpp's and open-webui's, and what is beside its like."""
-    others = ("min_tokens", "top_a", "repeat_penalty", "chat_template_kwargs", "session_id")
+    others = (
+        "min_tokens",
+        "top_a",
+        "repeat_penalty",
+        "chat_template_kwargs",
+        "session_id",
+        "parse_tool_calls",
+    )
     beside = {"max_tokens": 1, "max_new_tokens": 1, "temperature": 0, "temperature_last": True}
     for path, kind, params, body in (
         (CHAT, Chat, chat_params, {"messages": HI, **beside}),
