@@ -1,4 +1,4 @@
-"""The window of layers that attend within chunks: the part of the next token's that is there."""
+"""The window of layers that attend within chunks: the part of the next token's chunk so far."""
 
 from dataclasses import dataclass
 from functools import cached_property

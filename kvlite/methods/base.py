@@ -1,4 +1,4 @@
-"""What a method is: how much each layer keeps, which entries, and what gives way in decode."""
+"""What a method is: how much each layer keeps, which entries, and what decoding evicts."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
@@ -16,7 +16,7 @@ from kvlite.model.shape import ModelShape
 
 @dataclass(frozen=True)
 class LayerView:
-    """One layer when all new tokens went through it.
+    """One layer after all new tokens went through it.
 
     Attributes:
         layer: its index in the model.
@@ -88,17 +88,17 @@ class Method(ABC):
 
     @cached_property
     def needs(self) -> Needs:
-        """What it has to be given to choose."""
+        """What the method needs to choose."""
         return Needs()
 
     @cached_property
     def prefilling(self) -> Prefilling:
-        """What it changes in prefill."""
+        """What the method changes in prefill."""
         return Prefilling()
 
     @cached_property
     def decoding(self) -> Decoding:
-        """What it changes in decode."""
+        """What the method changes in decode."""
         return Decoding()
 
     @cached_property
@@ -123,12 +123,12 @@ class Method(ABC):
 
     @property
     def needs_calibration(self) -> bool:
-        """Whether `fitted` looks at a calibration of the model."""
+        """Whether `fitted` uses a calibration of the model."""
         return False
 
     @property
     def needs_text(self) -> bool:
-        """Whether `select` looks at what kind of tokens were read, in `view.structural`."""
+        """Whether `select` uses the kinds of tokens read, in `view.structural`."""
         return False
 
     def fitted(self, shape: ModelShape, calibration: Calibration | None) -> "Method":
@@ -142,7 +142,7 @@ class Method(ABC):
 
     @property
     def compresses(self) -> bool:
-        """Whether it ever drops anything."""
+        """Whether the method ever drops anything."""
         return True
 
     @property
@@ -182,7 +182,7 @@ class Method(ABC):
 
     @property
     def spec(self) -> str:
-        """How a user writes this method: its name and the options that are not defaults."""
+        """The method as a user writes it: its name, and the options that are not defaults."""
         options = [
             f"{name}={getattr(self, name)}"
             for name, default in self.defaults().items()

@@ -18,19 +18,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class CHAI(Method):
-    """In the upper layers, KV heads whose first tokens look at the same entries form clusters. Of a
-    cluster only the first head's keys are kept: all attend as it does, each to its own values. No
-    token is dropped.
+    """In the upper layers, KV heads whose first tokens attend to the same entries form clusters.
+    Each cluster keeps only the first head's keys: all its heads attend as this one does, each to
+    its own values. No token is dropped.
 
-    A text is read as with the full cache, then heads are clustered; the paper does so after its
+    Heads are clustered after the text was read with the full cache; the paper clusters after the
     first tokens. A prompt within the budget is left alone. With grouped queries, the queries of a
-    KV head attend as those of its cluster's first KV head do, one by one: query heads that share a
-    KV head have its keys in common already, so clusters of these would free nothing.
+    KV head attend as those of its cluster's first KV head do, one by one. Clusters of query heads
+    that share a KV head would free nothing, because these share its keys already.
 
     Attributes:
-        start: where in the depth clusters begin, from 0, the first layer, to 1, none.
+        start: the depth where clusters begin, from 0 (the first layer) to 1 (none).
         keep: the share of a layer's KV heads that keep their keys.
-        first: tokens by whose attention heads are clustered.
+        first: heads are clustered by the attention of that many first tokens.
     """
 
     name = "chai"

@@ -94,18 +94,18 @@ def _scores(head_group: KVHeadGroup) -> Tensor:
 
 
 def by_spread(scores: Sequence[Sequence[Tensor]], kind: str, average: int, least: int) -> list[int]:
-    """Lines of each layer in proportion to the spread of its scores.
+    """Each layer's budget, in proportion to the spread of its scores.
 
     Source: "PyramidKV", section 6.5: layers with higher entropy, or a higher Gini coefficient,
-    get more. There over all attention, here over the scores of what a layer was provided with.
+    get more. The paper takes all attention, kvlite the scores of a layer's candidates.
 
     Args:
         scores: of each head group of each layer, `(batch, heads, candidates)`.
-        average: mean of the lines.
-        least: the shortest line.
+        average: mean budget.
+        least: the smallest budget.
 
     Returns:
-        Entries of each layer's lines; they sum to `average * layers`, or to all there is.
+        Entries a head of each layer; they sum to `average * layers`, or to all candidates.
     """
     sizes = [[(each.shape[1], each.shape[2]) for each in layer] for layer in scores]
     weights = [

@@ -1,4 +1,4 @@
-"""ExpectedAttention: what queries still to come are likely to look at."""
+"""ExpectedAttention: what future queries are likely to attend to."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,17 +11,17 @@ from kvlite.methods.types import KVHeadGroup, Tensor
 
 @dataclass(frozen=True)
 class ExpectedAttention(Scored):
-    """Takes the queries to come for draws from the distribution of those just read, rotated to
-    where they will stand, and keeps what they are expected to look at.
+    """Assumes that future queries have the distribution of those just read, rotated to future
+    positions, and keeps the entries that they are expected to attend to.
 
-    Queries are those of this turn, so a later turn judges by its own. Soft caps of the logits are
-    left out of the estimate, which otherwise is that of kvpress.
+    The queries are those of this turn, so a later turn judges by its own. The estimate is the same
+    as kvpress', except that it ignores soft caps of the logits.
 
     Attributes:
         future: next positions, over which the rotation of the queries is averaged.
-        sinks: first entries that stay; the first queries read, as many, are not counted.
-        use_covariance: count how queries spread, not only their mean.
-        use_values: weigh an entry by the length of its value.
+        sinks: first entries that stay; as many of the first queries are not counted.
+        use_covariance: use the covariance of the queries, not only their mean.
+        use_values: weight an entry by the length of its value.
     """
 
     name = "expectedattention"

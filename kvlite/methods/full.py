@@ -1,4 +1,4 @@
-"""Keep everything: the yardstick."""
+"""Keep everything: the reference."""
 
 from dataclasses import dataclass
 

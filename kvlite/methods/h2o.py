@@ -1,4 +1,4 @@
-"""H2O: what was looked at most by all tokens so far, and the recent ones."""
+"""H2O: the entries that all tokens so far attended to most, and the recent ones."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,15 +12,15 @@ from kvlite.methods.types import KVHeadGroup, Position, Tensor
 
 @dataclass(frozen=True)
 class H2O(Scored):
-    """Heavy hitters: the entries with the most attention, added up over all queries since the
-    first, and the most recent ones; while answering, the lightest one gives way.
+    """Heavy hitters: keeps the entries with the most attention, summed over all queries since the
+    first, and the most recent ones. While answering, each new token evicts the lightest entry.
 
-    Half of the line is recent, as in the paper's experiments. All of a prompt's queries vote, so
-    reading forms their attention a second time. The vote of a KV head is the mean over its query
-    heads.
+    Half of the budget is for recent entries, as in the paper's experiments. All of a prompt's
+    queries count, so prefill computes their attention twice. A KV head's score is the mean over its
+    query heads.
 
     Attributes:
-        recent: last entries that stay; 0 for half of the line.
+        recent: last entries that stay; 0 for half of the budget.
         norm: "sum" as in the paper; "mean" divides by how many queries could see an entry, which
             removes the sum's bias toward early tokens.
     """

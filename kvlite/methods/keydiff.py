@@ -12,9 +12,9 @@ from kvlite.methods.types import KVHeadGroup, Tensor
 class KeyDiff(Scored):
     """Keeps the keys that point away from the mean direction of all keys of their head.
 
-    The paper evicts block by block as it reads; here a layer's keys are all there when it is cut,
-    so they are scored once and together. The last token itself always stays, which the paper
-    leaves to its score.
+    The paper evicts block by block while reading. Here all of a layer's keys are present when it
+    is cut, so they are scored once, together. The last token always stays; the paper leaves it to
+    its score.
     """
 
     name = "keydiff"

@@ -1,4 +1,4 @@
-"""KV-X: a lambda mask of sink and stream, and the top k of the middle, in every layer's line."""
+"""KV-X: a lambda mask of sink and stream entries, and the top k of the middle, in every layer."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,30 +16,30 @@ _ALONE = "1 with middle=example and with per_layer"
 
 @dataclass(frozen=True)
 class KVX(Observed):
-    """Sink and stream by position, the middle by attention, lines shorter in higher layers,
-    while reading and at every decode step.
+    """Keeps sink and stream entries by position and the middle by attention, with smaller budgets
+    in higher layers, during prefill and at every decode step.
 
-    The paper leaves open: the first and last line lengths (we take PyramidKV's line, which it
-    follows), whether scores are per head (they are, unless `per_layer`), and what a line is cut to.
-    Of that it gives two readings:
+    The paper leaves open the first and the last layer's budget (kvlite takes PyramidKV's, which the
+    paper follows), whether scores are per head (they are, unless `per_layer`), and how much a cut
+    keeps. For the latter it allows two readings:
 
-    - middle="budget" (Eq. 6): line C keeps C/(2 omega) sinks, as many stream entries, and fills
-      up with the best of the middle. While decoding, each new token costs the weakest middle
-      entry its slot.
-    - middle="example" (the example of section 4, and what Table 1's memory agrees with): a line
-      of N entries keeps N/(2 omega) sinks, stream and middle each, whenever it is longer than
-      the context limit.
+    - middle="budget" (Eq. 6): a head with budget C keeps C/(2 omega) sinks, as many stream entries,
+      and fills up with the best of the middle. While decoding, each new token evicts the weakest
+      middle entry.
+    - middle="example" (the example of section 4, which agrees with Table 1's memory): a head with
+      N entries keeps N/(2 omega) sinks, stream and middle entries each, whenever it exceeds the
+      context limit.
 
     Attributes:
-        omega: lambda mask width: the mask takes 1/omega of the line (2, 4, 8, 16, 32).
-        middle: which reading.
-        limit: with "example", entries a line must exceed to be cut; 0 for the budget.
-        until_limit: with "example", repeat until the line is within the limit.
-        alpha: last queries that vote while reading; 0 for as many as the line holds (the paper).
-        decode: "evict", a new token costs an entry (the paper), or "grow", lines keep what they
-            chose while reading and the answer is added.
-        recent: attention rows that vote while decoding.
-        per_layer: one vote for all heads of a layer.
+        omega: lambda mask width: the mask takes 1/omega of the budget (2, 4, 8, 16, 32).
+        middle: which reading, "budget" or "example".
+        limit: with "example", entries a head must exceed to be cut; 0 for the budget.
+        until_limit: with "example", repeat the cut until the head is within the limit.
+        alpha: last queries that score entries in prefill; 0 for as many as the budget (the paper).
+        decode: "evict": each new token evicts an entry (the paper); "grow": entries chosen in
+            prefill stay, and the answer is added.
+        recent: attention rows that score entries while decoding.
+        per_layer: one score for all heads of a layer.
     """
 
     name = "kvx"

@@ -1,4 +1,4 @@
-"""KVzip: what the model needs to repeat all it has read."""
+"""KVzip: the entries that the model needs to repeat the text."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,15 +12,15 @@ from kvlite.methods.types import KVHeadGroup, Tensor
 
 @dataclass(frozen=True)
 class KVzip(Scored):
-    """Has the model repeat what it read, and keeps the entries that got the most attention from any
-    one query of that, in whichever head or layer. So no question is needed.
+    """Has the model repeat the text, and keeps the entries that got the most attention from any
+    query of the repetition, in whichever head or layer. It needs no question.
 
-    An entry's score is the attention of a passage's queries to the passage's entries, the first
-    ones and the repetition itself; the maximum over queries and over a KV head's query heads; all
-    heads of all layers compete. The paper asks for repetitions in the chat template, here they are
-    asked for in plain words. Tokens of later turns, answers included, are repeated when they are
-    cut for the first time. Heads compete for up to four budgets each. Reading takes about three
-    times as long.
+    While a passage is repeated, queries attend to the passage's entries, the first entries and the
+    repetition itself. An entry's score is the maximum over these queries and a KV head's query
+    heads. All heads of all layers compete, for up to four budgets each. The paper asks for
+    repetitions in the chat template; kvlite asks in plain words. Tokens of later turns, including
+    answers, are repeated when they are cut for the first time. Prefill takes about three times as
+    long.
 
     Attributes:
         sinks: first entries that stay.

@@ -1,4 +1,4 @@
-"""LM-Infinite: the first tokens and the most recent ones, while reading too."""
+"""LM-Infinite: the first tokens and the most recent ones, also during prefill."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,19 +11,19 @@ from kvlite.methods.types import KVHeadGroup, Position, Selection, Tensor
 
 @dataclass(frozen=True)
 class LMInfinite(Method):
-    """A lambda-shaped mask: each token, when it is read and when it is drawn, sees the first few
-    tokens and the most recent ones, and nothing else, from distances that the model was trained on.
+    """A lambda-shaped mask: during prefill and decoding, each token sees the first few tokens and
+    the most recent ones, and nothing else, at distances that the model was trained on.
 
-    Sinks as in the paper's repository, 10 to 100 there. Its window is the model's trained length;
-    here it is what the budget leaves beside the sinks. Reading costs less than with everything in
-    sight, and the answer is another one: what was read in between is known only through the tokens
-    that saw it. Tokens that see everything see it as usual: the limit begins with the first token
-    that does not, for all sinks.
+    Sinks are as in the paper's repository, 10 to 100 there. The paper's window is the model's
+    trained length; here it is the budget without the sinks. Prefill costs less than with full
+    attention, but answers differ: the text in between is known only through tokens that saw it.
+    As long as tokens see everything, distances are unchanged; from the first token that does not,
+    they are clamped for all sinks.
 
     Attributes:
-        sinks: first tokens that always stay in sight.
-        limit: hold the distance to the sinks at the window's width, so that it never grows; else
-            this is StreamingLLM applied while reading.
+        sinks: first tokens that every token sees.
+        limit: clamp the distance to the sinks at the window's width; else this is StreamingLLM
+            applied during prefill.
     """
 
     name = "lminfinite"

@@ -1,4 +1,4 @@
-"""MInference: reading a long text while looking only at columns of it and at what is near."""
+"""MInference: reads a long text with attention to some columns and to nearby tokens only."""
 
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -10,19 +10,19 @@ from kvlite.methods.wrapper import Wrapper
 
 @dataclass(frozen=True)
 class MInference(Wrapper):
-    """Reads faster: of what lies further back, the tokens of a chunk look only at those entries
-    that the chunk's last queries look at most. What is kept is up to the method it holds, written
-    after a plus sign: `minference+snapkv`; alone, everything.
+    """Reads faster: of the entries further back, the tokens of a chunk attend only to those that
+    the chunk's last queries attend to most. The inner method, written after a plus sign, decides
+    what is kept: `minference+snapkv`; without one, everything is kept.
 
     This is the paper's vertical-slash pattern. There the last 64 queries of the whole prompt choose
-    columns and diagonals for every query head; here those of each chunk choose columns for every KV
-    head, the diagonals are the near ones, and all that is computed is dense, so that any attention
-    kernel serves. A text is read approximately: its logits are not the full cache's. Chunks that
-    see no more than these entries, or have no more rows than vote, are read exactly.
+    columns and diagonals for every query head. Here the last queries of each chunk choose columns
+    for every KV head, the diagonals are the near entries, and all computation is dense, so that
+    any attention kernel works. The text is read approximately: its logits are not the full cache's.
+    Chunks that see no more than these entries, or have no more rows than choose, are read exactly.
 
     Attributes:
-        columns: entries further back that a chunk looks at.
-        near: entries before a chunk that it looks at in any case.
+        columns: entries further back that a chunk attends to.
+        near: entries before a chunk that it always attends to.
         observed: last queries of a chunk that choose.
         sinks: first entries that are always chosen.
     """

@@ -21,17 +21,17 @@ SMALLEST = 1e-6
 
 @dataclass(frozen=True)
 class MiniCache(Method):
-    """Layers of the upper half, two and two: each token's key (and value) has one direction for
-    both layers, between its two, and a magnitude for each. No token is dropped; those whose two
-    directions differ most stay exact.
+    """Merges pairs of neighboring layers in the upper half: both layers share one direction for
+    each token's key (and value), and each keeps its own magnitude. No token is dropped; those whose
+    two directions differ most stay exact.
 
-    Entries that are not merged are left alone as long as they are within the budget; once more were
-    read, all of them are merged.
+    New entries are left alone while they are within the budget; once they exceed it, all of them
+    are merged.
 
     Attributes:
-        start: where in the depth pairs begin, from 0, the first layer, to 1, none.
-        t: where the shared direction lies, from 0, the lower layer's, to 1, the upper one's.
-        retain: share of the tokens a head that stay exact.
+        start: the depth where pairs begin, from 0 (the first layer) to 1 (none).
+        t: the shared direction, from 0 (the lower layer's) to 1 (the upper layer's).
+        retain: share of each head's tokens that stay exact.
     """
 
     name = "minicache"

@@ -1,4 +1,4 @@
-"""Where attention becomes a choice. The default keeps all of it on the device."""
+"""Where entries are scored and chosen. By default everything stays on the device."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
@@ -60,15 +60,15 @@ class ScoringBackend:
             yield block.softmax.probabilities(block.whole())
 
     def beside(self, tensor: Tensor) -> Tensor:
-        """A tensor of the device's, at the place where attention is."""
+        """A tensor from the device, moved to where attention is."""
         return tensor
 
     def scores(self, scores: Tensor) -> Tensor:
-        """Scores, at the place where they are pooled, compared and sorted."""
+        """Scores, moved to where they are pooled, compared and sorted."""
         return scores
 
     def slots(self, slots: Tensor) -> Tensor:
-        """Chosen slots, back on the device."""
+        """Chosen slots, moved back to the device."""
         return slots
 
     def timed(self) -> AbstractContextManager[None]:

@@ -13,21 +13,22 @@ from kvlite.methods.types import Selection, Tensor
 
 @dataclass(frozen=True)
 class PyramidInfer(Method):
-    """After each layer the tokens that the recent ones attend to least are left behind: later
-    layers compute nothing for them, and hold no entries of them.
+    """After each layer, drops the tokens that the recent ones attend to least: later layers compute
+    nothing for them, and hold no entries for them.
 
-    The schedules are those of the official code. What is kept follows from the ratio, not from the
-    budget, which only says which prompts are left whole. The code also thins out an answer's own
-    tokens; here an answer is kept.
+    The schedules are those of the official code. The ratio decides what is kept; the budget only
+    decides which prompts are left whole. The official code also drops tokens of the answer; kvlite
+    keeps them.
 
     Attributes:
         ratio: part of a layer's older tokens that go on, in the last layer ("cosine", falling
             from 1) or in each ("constant").
-        schedule: how it falls.
-        recent: part of the tokens read that are recent: they vote and always go on.
+        schedule: how the ratio falls.
+        recent: part of the tokens read that counts as recent: they score the others and always go
+            on.
         sinks: first tokens, which always go on.
-        least: older tokens that are not thinned out further.
-        weight: how much more the last recent token's vote counts than the first's.
+        least: number of older tokens below which no more are dropped.
+        weight: how much more the last recent token's scores count than the first's.
     """
 
     name = "pyramidinfer"

@@ -10,13 +10,14 @@ from kvlite.methods.snapkv import SnapKV
 class PyramidKV(SnapKV):
     """Budgets fall linearly from layer to layer; within a layer it chooses as SnapKV does.
 
-    Window, pooling and beta as in the paper's experiments (section 5.1).
+    Window, pooling and beta are as in the paper's experiments (section 5.1).
 
     Attributes:
         beta: steepness of the pyramid; 1 is SnapKV.
-        rounding: "exact" spends the budget; "official" as the released code, which over-spends.
-        short: budgets of prompts under twice the budget: "uniform" or "reflect".
-        least: chosen entries every layer gets.
+        rounding: "exact" keeps to the budget; "official" rounds as the released code, which exceeds
+            it.
+        short: how prompts under twice the budget divide it: "uniform" or "reflect".
+        least: chosen entries that every layer gets.
     """
 
     name = "pyramidkv"

@@ -9,11 +9,11 @@ from kvlite.methods.types import KVHeadGroup, Selection, Tensor
 
 @dataclass(frozen=True)
 class Random(Method):
-    """Entries drawn evenly, and the last `window`, as SnapKV would keep them.
+    """Keeps uniformly random entries, and the last `window` as SnapKV does.
 
     Attributes:
         window: last tokens that stay.
-        seed: of the draw, which is the same for the same seed, layer and length.
+        seed: seed of the draw, which is the same for the same seed, layer and length.
     """
 
     name = "random"

@@ -1,5 +1,5 @@
-"""Methods that score entries and keep the best: how entries are scored is each method's own; how
-scores are pooled, and the budget shared out over layers and heads, can be combined freely."""
+"""Methods that score entries and keep the best. Each method defines its own scores; pooling, and
+how the budget is divided over layers and heads, can be combined freely."""
 
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -22,25 +22,25 @@ from kvlite.model.shape import ModelShape
 
 @dataclass(frozen=True)
 class Scored(Method):
-    """Keeps a head's first few entries, its last few, and the best of those in between.
+    """Keeps each head's first few entries, its last few, and the best of those in between.
 
     Attributes:
         pool: how many neighbors a score is spread over, so that spans are kept; odd.
         pooling: "max" or "avg".
-        layers: how the budget is shared out over layers: "uniform", "pyramid" (falls evenly),
-            "geometric", "exponential"; "rank", falling over UNComp's layer groups; or, once all
-            are read, by their scores: "entropy", "gini", or "global", where all heads of all layers
-            compete.
-        beta: steepness of falling lines; the last layer of a pyramid chooses 1 / beta of the mean.
+        layers: how the budget is divided over layers: "uniform"; "pyramid" (falls linearly),
+            "geometric", "exponential"; "rank", falling over UNComp's layer groups; or by the scores
+            of all layers, once all are read: "entropy", "gini", or "global", where all heads of all
+            layers compete.
+        beta: how steeply budgets fall; a pyramid's last layer chooses 1 / beta of the mean.
         per_head: let a layer's heads compete for its entries, instead of equal shares.
-        floor: the share of an equal head's choice that every head is guaranteed, where any compete.
+        floor: the part of an equal share that every head is guaranteed, if heads compete.
         groups: groups of a layer's heads by the effective rank of their queries (UNComp); the
             lower a group's rank, the fewer entries its heads keep. 1 for equal heads.
-        low: with `groups`, entries a head of the last group keeps; 0 for half of the first's.
-        structure: what scores of punctuation and white space are multiplied by (the training-free
-            part of RestoreKV), before they are spread; 1 changes nothing.
-        drop: with layers="rank", by how much the rank falls where a new group of layers begins.
-        calibration: what was measured of the model.
+        low: with `groups`, entries that a head of the last group keeps; 0 for half of the first's.
+        structure: factor on the scores of punctuation and white space (the training-free part of
+            RestoreKV), before they are spread; 1 changes nothing.
+        drop: with layers="rank", how far the rank must fall to begin a new group of layers.
+        calibration: the model's measurements.
     """
 
     pool: int = 1
@@ -74,8 +74,8 @@ class Scored(Method):
     @abstractmethod
     def score(self, head_group: KVHeadGroup, window: Window) -> Tensor:
         """How much each entry of a head group, ascending in position, matters: `(batch, heads,
-        used)` float32, at the window's place. `window_scores` are there; bring what stems from the
-        head group alone with `window.beside`.
+        used)` float32, at the window's place. `window_scores` are there already; move anything
+        computed from the head group alone there with `window.beside`.
 
         Args:
             window: as many of the last queries as `needs` asks for.
@@ -236,11 +236,11 @@ class Scored(Method):
 
 @dataclass(frozen=True)
 class Observed(Scored):
-    """Scored by the attention that the last queries pay.
+    """Scores entries by the attention of the last queries.
 
     Attributes:
-        queries: how attention of the observed rows is joined: "sum", "mean" or "max".
-        heads: likewise of a KV head's query heads.
+        queries: how the attention of these queries is combined: "sum", "mean" or "max".
+        heads: how the attention of a KV head's query heads is combined, likewise.
     """
 
     queries: Reduce = "sum"

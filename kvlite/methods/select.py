@@ -1,4 +1,4 @@
-"""Slots of a line: its first entries, its last ones, and the best of those in between."""
+"""Slots of a head: its first entries, its last ones, and the best of those in between."""
 
 from collections.abc import Sequence
 from itertools import groupby

@@ -1,4 +1,4 @@
-"""SimLayerKV: layers that only look at the first and the recent tokens keep only these."""
+"""SimLayerKV: layers that attend only to the first and the recent tokens keep only these."""
 
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -19,26 +19,26 @@ _BY_FAMILY = {"llama": 0.9, "mistral": 0.8, "qwen2": 0.85}
 
 @dataclass(frozen=True)
 class SimLayerKV(Wrapper):
-    """Tests each layer for laziness, trims the lazy ones to sink and window, and leaves the others
-    to another method: `simlayerkv+kvx`; alone, they keep everything.
+    """Tests each layer for laziness, trims lazy layers to sinks and window, and leaves the others
+    to another method: `simlayerkv+kvx`; without one, they keep everything.
 
-    A layer is lazy if its attention to what it would keep exceeds the threshold, averaged over
-    heads and queries (sections 5.1 and 5.2). Tested once it was read, it is trimmed before the next
-    layer runs, so the peak falls too; tested at the first step of the answer, as in the paper's
-    main results, the full cache exists until then. The paper's thresholds: Llama-3-8B-Instruct 0.9,
-    Mistral-7B-Instruct 0.8, Llama-2-7B-chat 0.65, and of its code Qwen2.5-3B 0.85; it does not say
-    how to find one, `kvlite calibrate` does.
+    A layer is lazy if its attention to the entries that it would keep exceeds the threshold,
+    averaged over heads and queries (sections 5.1 and 5.2). If it is tested during prefill, it is
+    trimmed before the next layer runs, so the peak falls, too. If it is tested at the first step of
+    the answer, as in the paper's main results, the full cache exists until then. The paper's
+    thresholds are Llama-3-8B-Instruct 0.9, Mistral-7B-Instruct 0.8, Llama-2-7B-chat 0.65, and in
+    its code Qwen2.5-3B 0.85. It does not say how to find one; `kvlite calibrate` does.
 
     Attributes:
-        threshold: attention above which a layer is lazy; 0 trims all, 1 none; "auto" is the one
-            that calibration found, else the paper's for models of this family.
+        threshold: attention above which a layer is lazy; 0 trims all, 1 none; "auto" takes the
+            calibrated one, else the paper's for models of this family.
         sinks: first entries that a lazy layer keeps.
-        recent: last entries that a lazy layer keeps; fewer where the budget is smaller.
-        last: queries that are tested while reading.
+        recent: last entries that a lazy layer keeps; fewer if the budget is smaller.
+        last: queries that are tested in prefill.
         detect: "prefill", when a layer was read, or "decode", at the first step of an answer.
-        own: count a token's attention to itself, as the code does at the first step, and its
-            variant for reading does not.
-        bound_decode: let a lazy layer's window roll while answering; the paper lets it grow.
+        own: count a token's attention to itself. The paper's code does so at the first step, but
+            not in its variant for prefill.
+        bound_decode: let a lazy layer's window slide while answering; the paper lets it grow.
     """
 
     name = "simlayerkv"

@@ -1,4 +1,4 @@
-"""SnapKV: what the end of the prompt looks at, in small clusters."""
+"""SnapKV: what the end of the prompt attends to, in small clusters."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -9,13 +9,13 @@ from kvlite.methods.scored import Observed
 
 @dataclass(frozen=True)
 class SnapKV(Observed):
-    """The last `window` tokens vote, with their attention, for the earlier entries to keep.
+    """Scores the earlier entries by the attention of the last `window` tokens.
 
-    Defaults of the paper's repository (window 32, max pooling over 7). Scores are reduced over the
-    query heads of a KV head before they are pooled, so a KV head is stored once.
+    The defaults are those of the paper's repository (window 32, max pooling over 7). Scores are
+    reduced over the query heads of a KV head before pooling, so a KV head is stored once.
 
     Attributes:
-        window: last tokens that vote, and stay.
+        window: last tokens, which score the others and stay.
     """
 
     name = "snapkv"

@@ -10,9 +10,8 @@ from kvlite.methods.scores import Reduce
 
 @dataclass(frozen=True)
 class Spans(KVX):
-    """KV-X with few queries that vote, votes pooled over spans of 31 tokens, the same budget for
-    every layer, few sinks, and nothing dropped while answering: what kvlite does unless told
-    otherwise.
+    """The default: KV-X with few scoring queries, scores pooled over spans of 31 tokens, the same
+    budget for every layer, few sinks, and no eviction while answering.
 
     The same as `kvx:pool=31,layers=uniform,queries=max,heads=max,omega=16,alpha=32,decode=grow`,
     as versions up to 0.1.0 wrote it.

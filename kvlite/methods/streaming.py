@@ -14,11 +14,11 @@ _NEVER = 2**31 - 1
 
 @dataclass(frozen=True)
 class Streaming(Method):
-    """Sinks and a rolling window, with the tokens' original positions.
+    """Keeps sinks and a sliding window, with the tokens' original positions.
 
     Attributes:
         sinks: first tokens that always stay.
-        roll: the window rolls while answering; else the answer stays, too.
+        roll: let the window slide while answering; else the whole answer stays, too.
     """
 
     name = "streaming"

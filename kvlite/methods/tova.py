@@ -1,4 +1,4 @@
-"""TOVA: what the newest token looks at, the same tokens for all heads."""
+"""TOVA: what the newest token attends to, the same tokens for all heads."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,11 +11,11 @@ from kvlite.methods.types import KVHeadGroup, Position, Tensor
 
 @dataclass(frozen=True)
 class TOVA(Scored):
-    """Keeps the tokens that the last one attends to, by the mean over a layer's heads; while
-    answering, each new token costs the one it attends to least. With `per_head`, each KV head keeps
-    its own.
+    """Keeps the tokens that the last one attends to most, by the mean over a layer's heads. While
+    answering, each new token evicts the one it attends to least. With `per_head`, each KV head
+    keeps its own tokens.
 
-    The last token itself always stays, which the paper leaves to its score.
+    The last token always stays; the paper leaves it to its score.
     """
 
     name = "tova"

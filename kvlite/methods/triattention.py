@@ -1,4 +1,4 @@
-"""TriAttention: what the mean query will look at, by distance, and keys that are long."""
+"""TriAttention: scores by distance, from the mean query, and by the length of keys."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,20 +12,20 @@ from kvlite.methods.types import KVHeadGroup, Tensor
 
 @dataclass(frozen=True)
 class TriAttention(Scored):
-    """Takes queries, before they are rotated, for concentrated about a center of their head. Each
-    pair of channels that is turned together then makes a cosine of the distance to a key, and the
-    sum of these says which distances the head looks at, for distances that double up to `future`.
-    What queries deviate from their center counts by the length of the key.
+    """Assumes that a head's queries, before rotation, cluster around a center. Each pair of
+    channels that rotates together then contributes a cosine of the distance to a key. The sum of
+    these says which distances the head attends to, for distances that double up to `future`. The
+    queries' deviation from the center counts by the length of the key.
 
-    The paper takes centers from another text, once for a model; here they are those of what this
-    turn reads, so nothing has to be calibrated. The paper leaves the prompt alone and cuts while
-    answering, after every 128 tokens; here the prompt is cut, its last token always stays, and
-    lines grow while answering until the next turn. Channels without a position count by their
-    center alone.
+    The paper takes the centers from another text, once per model; here they are those of this
+    turn's queries, so nothing has to be calibrated. The paper leaves the prompt alone and cuts
+    while answering, after every 128 tokens. Here the prompt is cut, its last token always stays,
+    and the cache grows while answering until the next turn. Channels that are not rotated count by
+    their center alone.
 
     Attributes:
         future: the furthest of the next positions 1, 2, 4, ... ahead, within the model's context.
-        heads: how the standardised scores of a KV head's query heads are joined.
+        heads: how the standardized scores of a KV head's query heads are combined.
     """
 
     name = "triattention"
@@ -44,7 +44,7 @@ class TriAttention(Scored):
         return Needs(future_queries=FutureQueries(ahead, skipped=0))
 
     def score(self, head_group: KVHeadGroup, window: Window) -> Tensor:
-        """The sum over frequencies, standardised over entries for each query head."""
+        """The sum over frequencies, standardized over entries for each query head."""
         import torch
 
         from kvlite.model.rotary import pair_lengths

@@ -16,20 +16,20 @@ from kvlite.model.shape import ModelShape
 
 @dataclass(frozen=True)
 class UNComp(Observed):
-    """Heads whose queries spread in more directions keep longer lines; the last few tokens vote,
-    while reading and while answering, when each new token costs the entry with the fewest votes.
-    With `stage`, tokens are left behind between groups of layers, so that reading is faster, too.
+    """Gives larger budgets to heads whose queries spread in more directions. The last few tokens
+    score entries; while answering, each new token evicts the entry with the lowest score. With
+    `stage`, tokens are also dropped between groups of layers, so that prefill is faster.
 
-    The paper has two groups of heads, the lower one's lines half as long. Groups come from a
-    calibration of the model. The paper does not force the last tokens to go on between layers; here
-    they do, since the next token depends on them.
+    The paper has two groups of heads, the lower one with half the budget of the other. Groups come
+    from a calibration of the model. The paper does not force the last tokens to go on between
+    layers; kvlite does, because the next token depends on them.
 
     Attributes:
-        window: last tokens, which vote and stay.
-        stage: leave tokens behind (the paper's group-stage, else its group).
-        least: tokens that the last group of layers is given, with `stage`.
-        delete: KV heads of each layer, those of the lowest rank, that keep nothing: the most
-            similar head's output, by the window's attention, stands in for theirs.
+        window: last tokens, which score the others and stay.
+        stage: drop tokens between layers (the paper's group-stage, else its group).
+        least: with `stage`, tokens that the last group of layers gets.
+        delete: number of KV heads in each layer, those of the lowest rank, that keep nothing; the
+            most similar head's output, by the window's attention, replaces theirs.
     """
 
     name = "uncomp"

@@ -1,4 +1,4 @@
-"""Methods around another method: what they do not override, the inner method answers for."""
+"""Methods around another method; the inner method defines whatever they do not override."""
 
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -17,10 +17,10 @@ def _inner(name: str) -> Any:
 
 @dataclass(frozen=True)
 class Wrapper(Method):
-    """A method that holds another, written after a plus sign; alone, `full`.
+    """A method around another one, written after a plus sign; without one, around `full`.
 
     Attributes:
-        inner: the one it holds.
+        inner: the inner method.
     """
 
     inner: Method = field(default=_FULL, metadata=NO_OPTION)

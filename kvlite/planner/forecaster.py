@@ -44,7 +44,7 @@ class Forecaster:
         return self._models[key]
 
     def kind(self, weights: Weights, streamed: bool) -> Any:
-        """The same for weights that need as much working memory."""
+        """A key, the same for weights that need as much working memory."""
         packed = weights.packs or weights.keeps_experts_packed(self.shape.model_type)
         one_by_one = streamed and self.shape.chosen_experts > 0
         return weights.dtype, weights.name if packed else "", one_by_one

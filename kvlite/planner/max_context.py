@@ -40,8 +40,8 @@ class MaxContext:
 
 
 def reaches(planner: Planner) -> list[MaxContext]:
-    """The longest text for each of the planner's weights, with `full` and with its own method, in
-    its usual chunks, without streaming."""
+    """The longest text for each of the planner's weights and bits, with `full` and with its own
+    method, in its usual chunks, without streaming."""
     settings = planner.settings
     methods = [FULL] if settings.method == FULL else [FULL, settings.method]
     rows = []

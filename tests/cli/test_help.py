@@ -48,8 +48,8 @@ def test_an_explained_method_fits_the_terminal(
     monkeypatch.setenv("COLUMNS", "60")
     *lines, defaults = kvlite("methods", "kvx").out.splitlines()
     assert max(map(len, lines)) <= 60
-    assert '- middle="budget" (Eq. 6): line C keeps C/(2 omega) sinks,' in lines
-    assert "    middle: which reading." in lines
+    assert '- middle="budget" (Eq. 6): a head with budget C keeps C/(2' in lines
+    assert '    middle: which reading, "budget" or "example".' in lines
     assert defaults.startswith("Defaults: --method kvx:")
 
 
