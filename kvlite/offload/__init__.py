@@ -1,4 +1,4 @@
-"""Everything kept off the device: the host KV store, scores, weights."""
+"""Data kept off the device: the host KV store, scores, weights."""
 
 from kvlite.offload.host_scoring import HostScores, host_scoring_backend
 from kvlite.offload.kv.recall import Recall

@@ -1,15 +1,14 @@
-"""Selecting entries on the host: scores and indices, and the memory to work on them, leave the
-device.
+"""Choosing entries on the host: scores, indices and the working memory for them leave the device.
 
 Source: "KV-X: Optimizing Memory Efficiency in LLMs for Long-Sequence Inference", section 3.4
 ("CPU offloading for attention scores, masks and weights in the attention unit"); its section 6
 names 64-bit indices as the cost there, which do not exist on the device here.
 
-Scores are sent in float32: the selection must be the device's, and in half precision it sometimes
-is not (docs/benchmarks.md). Indices come back in int32, and are widened a block at a time for
-gathering. Masks are made where logits are. A layer's selection cannot wait for the next layer's
-computation: until then the whole layer would stay on the device, which is more than all of this
-saves. So copies overlap with computation within the layer.
+Scores are sent in float32: the selection must be the same as the device's, and in half precision
+it sometimes is not (docs/benchmarks.md). Indices come back in int32, and are widened a block at a
+time for gathering. Masks are made where logits are. Copies overlap with computation only within a
+layer: if selection waited for the next layer's computation, the whole layer would stay on the
+device until then, which is more than all of this saves.
 """
 
 from collections import deque
@@ -41,14 +40,14 @@ class _Flight:
 
 
 class HostTransfer:
-    """Copies between a device and the host, in order, at most two at a time.
+    """Copies between a device and the host, in order, with at most two under way.
 
     From CUDA they run on a separate stream, through pinned buffers, while the device continues. On
     a CPU the same buffers are filled and emptied. Nothing is allocated before the first copy.
 
     Attributes:
-        to_host, back: bytes that were copied.
-        buffers: of the copies under way, as large as the largest so far.
+        to_host, back: bytes copied.
+        buffers: for the copies under way, as large as the largest so far.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -100,7 +99,7 @@ class HostTransfer:
         return target
 
     def give(self, indices: Tensor) -> Tensor:
-        """The host's indices, on the device in int32."""
+        """Copy the host's indices to the device, in int32."""
         narrow = indices.to(torch.int32)
         self.back += narrow.numel() * narrow.element_size()
         if self.pinned:
@@ -126,8 +125,8 @@ class HostTransfer:
 
 
 class HostScores(ScoringBackend):
-    """Attention is computed and summed up on the device; one score per entry and KV head goes to
-    the host, where scores are pooled, compared and sorted.
+    """Attention is computed and summed on the device; one score per entry and KV head goes to the
+    host, where scores are pooled, compared and sorted.
 
     Attributes:
         seconds: spent in selecting, including the device's part.
@@ -158,7 +157,7 @@ class HostScores(ScoringBackend):
 
 
 class HostSoftmax(HostScores):
-    """Logits leave the device in parts, as they are computed; all else is done on the host.
+    """Logits leave the device in parts, as they are computed; the host does everything else.
 
     A block's softmax is computed while the last parts of the next are under way.
     """

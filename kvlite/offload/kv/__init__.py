@@ -1,1 +1,1 @@
-"""The KV cache in host RAM and on disk: stored, searched, fetched back."""
+"""The KV cache in host RAM and on disk: storing, searching, fetching back."""

@@ -1,4 +1,4 @@
-"""Checkpoints of a host store, to which it can return."""
+"""Checkpoints of a host store, which can be restored."""
 
 from dataclasses import dataclass, replace
 from weakref import ReferenceType, ref
@@ -51,7 +51,7 @@ class HostKVCheckpoint:
 
     @classmethod
     def at(cls, store: HostKVStore, seen: int) -> "HostKVCheckpoint":
-        """A checkpoint at fewer tokens, for a store of which nothing else had to be kept."""
+        """A checkpoint at fewer tokens, if the store needs nothing else."""
         made = cls(store)
         made.seen = seen
         made.layers = [replace(layer, read=seen) for layer in made.layers]
@@ -59,7 +59,7 @@ class HostKVCheckpoint:
 
     @property
     def plain(self) -> bool:
-        """Whether the number of tokens describes it completely."""
+        """Whether the number of tokens describes the checkpoint completely."""
         return not self.states and all(
             layer.read == self.seen and layer.cached_scores is None and not layer.tensors
             for layer in self.layers
@@ -67,12 +67,13 @@ class HostKVCheckpoint:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of host memory that it holds besides the store."""
+        """Bytes of host memory that the checkpoint holds, without the store."""
         held = [tensor for layer in self.layers for tensor in layer.tensors]
         return bytes_held([*held, *state_tensors(self.states)])
 
     def fits(self, store: HostKVStore | None) -> bool:
-        """Whether a store can return to it: it is the same one, and nothing was quantized again."""
+        """Whether a store can be restored to this: it is the same store, without new
+        quantization."""
         if store is None or self._store() is not store:
             return False
         pairs = zip(self.layers, store.layers, strict=True)
@@ -89,7 +90,7 @@ class HostKVCheckpoint:
         return not packed
 
     def put_back(self, store: HostKVStore) -> None:
-        """Return a store that fits to this state; what it read since is dropped."""
+        """Restore a store that `fits` to this state, dropping everything it read since."""
         store.forget_answer()
         pairs = list(zip(store.layers, self.layers, strict=True))
         cut = [_cut(layer, mark) if mark.exact else None for layer, mark in pairs]

@@ -11,13 +11,13 @@ from kvlite.cache.quantized import has_compiled
 
 @cache
 def begin_compiling(device: torch.device, *, everything: bool = True) -> threading.Thread | None:
-    """Compile what recall needs on a device, once, in a thread; None if it needs nothing. A loop
-    that is used before it is ready waits for numba's compiler.
+    """Compile the loops that recall needs on a device, once, in a thread; None if it needs none.
+    A loop that is used before it is ready waits for numba's compiler.
 
     Args:
-        everything: also for what is quantized, and for layers that hold much.
+        everything: also compile loops for quantized entries, and for layers that hold much.
 
-    At the program's end the thread finishes the loop it compiles: it is not killed meanwhile.
+    When the program ends, the thread first finishes the loop that it is compiling.
     """
     if not has_compiled(device):
         return None

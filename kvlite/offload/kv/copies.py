@@ -1,8 +1,8 @@
 """Copies of a host store that share what was read, for several answers at once.
 
-On Linux, exact entries go to memory that every copy maps for itself: what a copy writes, its
-question and its answer, takes pages of its own, and all else is there once. Elsewhere, and of
-quantized entries and sliding windows, a copy is a copy.
+On Linux, exact entries lie in a memory file that every copy maps privately: only the pages that a
+copy writes (its question and its answer) are its own, everything else exists once. On other
+systems, and for quantized entries and sliding windows, a copy is a full copy.
 """
 
 import mmap
@@ -25,10 +25,10 @@ HOST = torch.device("cpu")
 
 
 class StoreCopies:
-    """Makes copies of a host store in memory, each to read on and answer by itself.
+    """Makes copies of a host store in memory, each for a question and its answer.
 
     Attributes:
-        own_bytes: what one more copy takes.
+        own_bytes: bytes that another copy takes.
     """
 
     @torch.inference_mode()
@@ -55,7 +55,7 @@ class StoreCopies:
 
     @torch.inference_mode()
     def copy(self) -> HostKVStore:
-        """One more."""
+        """Make another copy."""
         home = None if self.pages is None else self.pages.copying()
         layers = [_copied(layer, home) for layer in self.store.layers]
         made = HostKVStore(layers, self.store.bits, self.store.seen, spare=self.store.spare)
@@ -80,10 +80,10 @@ class _Pages:
         finalize(self, os.close, self._file)
 
     def take(self, layer: LayerCache) -> None:
-        """Move a layer's storage there; its tensors stay the same objects.
+        """Move a layer's storage to the memory file; its tensors stay the same objects.
 
         Raises:
-            MemoryError: there is too little; the layer is as it was.
+            MemoryError: there is not enough memory; the layer is unchanged.
         """
         try:
             move_storage(layer, layer.tensors, self._taken)
@@ -104,8 +104,8 @@ class _Pages:
         return homes
 
     def copying(self) -> Callable[[Tensor], Tensor]:
-        """Makes copies of storages for `copied`: of those that are here, they take only the pages
-        that are written to."""
+        """A function that copies storages, for `copied`. A copy of a storage in the memory file
+        takes only the pages that are written to."""
         mapped = mmap.mmap(self._file, self._size, mmap.MAP_PRIVATE) if self._size else None
 
         def copy(flat: Tensor) -> Tensor:

@@ -22,13 +22,13 @@ BLOCK = 1 << 20
 
 @dataclass(frozen=True)
 class Disk:
-    """A folder for unnamed files: nobody can remove or change them, and none is left behind however
-    the program ends. The folder is made when it is needed."""
+    """A folder for unnamed files: nobody can remove or change them, and none is left behind,
+    however the program ends. The folder is created when it is needed."""
 
     folder: Path
 
     def require(self, needed: int) -> None:
-        """Raises RecallError without `needed` free bytes, or if nothing can be written."""
+        """Raise RecallError if fewer than `needed` bytes are free, or nothing can be written."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryFile(dir=self.folder):
@@ -46,7 +46,7 @@ class Disk:
         """Move a layer's storage into a file; its tensors stay the same objects.
 
         Raises:
-            RecallError: the disk is full or fails; the layer is as it was.
+            RecallError: the disk is full or fails; the layer is unchanged.
         """
         try:
             move_storage(layer, layer.tensors, self._mapped)

@@ -26,8 +26,9 @@ class Index:
         signs: `(batch, kv heads, capacity, bytes)` uint8, a bit a channel, in words of 64: byte j
             of b has those of channels j, j + b, and so on, the first in the lowest bit.
         sizes: `(batch, kv heads, capacity)` float32, the mean absolute value of a key's channels.
-        mean: `(batch, kv heads, dim)` float32, of the first keys that were read. It shifts all
-            products with a query by the same amount, which changes nothing.
+        mean: `(batch, kv heads, dim)` float32, of the first keys that were read. Subtracting it
+        shifts
+            all products with a query by the same amount, which changes nothing.
         balance: `(batch, kv heads, dim)` float32; keys are multiplied by it and queries divided, so
             that channels with large queries count for more.
         used: how many keys there are.
@@ -133,7 +134,7 @@ class Index:
         return F.pad(torch.cat(logits, -1).softmax(-1).mean(2), (0, entries - self.used))
 
     def put(self, keys: Tensor, at: int) -> None:
-        """Write keys `(batch, kv heads, n, dim)` from a place on, which are not counted."""
+        """Write keys `(batch, kv heads, n, dim)` from a place on, without counting them."""
         if has_triton(keys.device, keys.shape[3]):
             from kvlite.ops.triton_tell import tell
 
@@ -158,12 +159,12 @@ class Index:
 
 
 def index_entry_bytes(dim: int) -> int:
-    """Bytes of a key in the index."""
+    """Bytes per key in the index."""
     return sign_bytes(dim) + torch.float32.itemsize
 
 
 def sign_bytes(dim: int) -> int:
-    """Bytes of a key's signs."""
+    """Bytes of one key's signs."""
     return -(-dim // WORD) * WORD // 8
 
 

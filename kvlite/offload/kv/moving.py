@@ -17,13 +17,13 @@ def move_storage(
     tensors: Sequence[Tensor],
     homes_for: Callable[[list[Tensor]], list[Tensor]],
 ) -> None:
-    """Move a layer's tensors to other memory; they, and its head groups' views, stay the same
-    objects.
+    """Move a layer's tensors to other memory. The tensors, and its head groups' views, stay the
+    same objects.
 
     Args:
-        tensors: which of them, including keys, values and positions.
-        homes_for: given one tensor of each storage, returns flat tensors of as many bytes with
-            their contents. If it fails, the layer is unchanged.
+        tensors: the tensors to move, including keys, values and positions.
+        homes_for: given one tensor per storage, returns flat tensors with the same bytes. If it
+            fails, the layer is unchanged.
     """
     held = {tensor.untyped_storage().data_ptr(): tensor for tensor in tensors}
     homes = dict(zip(held, homes_for(list(held.values())), strict=True))
@@ -35,7 +35,7 @@ def move_storage(
 
 
 def aligned_starts(tensors: Sequence[Tensor]) -> list[int]:
-    """Where the storage of each tensor begins in one piece of memory, and where the last ends."""
+    """Where each tensor's storage begins in one piece of memory, and where the last one ends."""
     starts = [0]
     for tensor in tensors:
         starts.append(starts[-1] + -(-tensor.untyped_storage().nbytes() // ALIGNED) * ALIGNED)
@@ -45,8 +45,8 @@ def aligned_starts(tensors: Sequence[Tensor]) -> list[int]:
 def mapped_copies(
     mapped: mmap.mmap, tensors: Sequence[Tensor], starts: Sequence[int]
 ) -> list[Tensor]:
-    """Flat copies of storages in mapped memory, from `aligned_starts` on, each with a storage of
-    its own; an empty one stays where it is."""
+    """Flat copies of storages in mapped memory at `aligned_starts`, each with its own storage;
+    empty ones stay where they are."""
     copies = []
     for tensor, start in zip(tensors, starts, strict=False):
         flat = flat_storage(tensor)

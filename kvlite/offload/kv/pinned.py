@@ -20,7 +20,7 @@ CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM = 91
 
 
 class PinningError(Exception):
-    """The system pins no more memory."""
+    """The system refuses to pin more memory."""
 
 
 class _Pages(mmap.mmap):
@@ -36,11 +36,11 @@ class _Pages(mmap.mmap):
 def pin(layer: LayerCache, device: torch.device) -> bool:
     """Move an empty layer's storage to pinned memory.
 
-    Memory is taken from the system and pinned afterwards, as torch's own pinned memory comes in
-    powers of two and is never given back.
+    Memory is allocated first and pinned afterwards, because torch's own pinned memory comes in
+    powers of two and is never returned to the system.
 
     Returns:
-        Whether that was possible; if not, the layer is unchanged.
+        Whether this was possible; if not, the layer is unchanged.
     """
     try:
         own = [layer.keys, layer.values, layer.positions]
@@ -78,8 +78,8 @@ def _pages(size: int) -> _Pages:
 
 
 def pieces(flat: Tensor) -> Iterator[slice]:
-    """Parts of a flat tensor, each within one pinned piece of its storage: no copy may cross from
-    one piece to the next."""
+    """Parts of a flat tensor, each within one pinned piece of its storage, because a copy must not
+    cross from one piece to the next."""
     each, before, at = PIECE // flat.element_size(), int(flat.storage_offset()), 0
     while at < flat.numel():
         end = min(flat.numel(), at + each - (before + at) % each)
@@ -88,7 +88,7 @@ def pieces(flat: Tensor) -> Iterator[slice]:
 
 
 def register(address: int, size: int, device: torch.device) -> bool:
-    """Pin memory; returns whether that was possible."""
+    """Pin memory; returns whether this was possible."""
     if int(torch.cuda.cudart().cudaHostRegister(address, size, PORTABLE)) == 0:
         return True
     # CUDA reports the failure again after the next launch, which is this one.

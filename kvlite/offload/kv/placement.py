@@ -1,4 +1,4 @@
-"""The size of the host store, and whether it goes to memory or disk."""
+"""The size of the host store, and whether it goes to memory or to disk."""
 
 from kvlite.cache import KVBits
 from kvlite.config.paths import cache_folder
@@ -18,7 +18,7 @@ def host_kv_bytes(
     """Bytes of a host store that has read `tokens` at once.
 
     Args:
-        reserve: tokens that the answer may have; they are exact.
+        reserve: tokens of the longest answer; their entries are exact.
         itemsize: bytes of an element of keys and values.
     """
     total = 0
@@ -33,8 +33,8 @@ def host_kv_bytes(
 
 
 def index_bytes(shape: ModelShape, tokens: int) -> int:
-    """Bytes of a host store's indexes on the device for `tokens`, the room for an answer
-    included."""
+    """Bytes of a host store's indexes on the device for `tokens`, including the room for an
+    answer."""
     line = tokens * index_entry_bytes(shape.head_dim) + 8 * shape.head_dim
     return len(shape.full_layers) * shape.kv_heads * line
 
@@ -45,11 +45,11 @@ def place(
     """Where a host store of `needed` bytes goes.
 
     Returns:
-        The disk, or None for memory; whether layers may take more than they need; sentences for
+        The disk, or None for memory; whether layers may reserve more than they need; messages for
         the user.
 
     Raises:
-        RecallError: there is no room for it.
+        RecallError: it fits nowhere.
         SettingError: `recall_limit` is no size.
     """
     limit = ram_limit(settings.recall_limit, 0 if store.on_disk else store.nbytes)

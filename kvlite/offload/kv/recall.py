@@ -1,8 +1,9 @@
-"""Recall: at every step of an answer, entries that its token wants come back into the cache.
+"""Recall: each step of an answer fetches the entries that its token needs back into the cache.
 
-In two stages. An index on the device estimates the attention that every entry would get, and names
-several times as many candidates as are wanted. Their keys, fetched from the host store, give exact
-attention. Wanted entries that are not in the cache replace the least wanted ones there."""
+This takes two stages. An index on the device estimates the attention that every entry would get,
+and names several times as many candidates as are wanted. The candidates' keys, fetched from the
+host store, give exact attention. Wanted entries that are not in the cache replace the least wanted
+ones there."""
 
 from dataclasses import dataclass, field
 from functools import cache
@@ -26,9 +27,9 @@ class Recall:
     """Recall from a host store during one answer.
 
     Attributes:
-        entries: how many each token may want per KV head, besides the first few and the recent
-            ones; 0 for none.
-        wanted: entries that tokens wanted so far, over all layers and KV heads.
+        entries: how many entries each token may want per KV head, besides the first few and the
+            recent ones; 0 for none.
+        wanted: entries wanted so far, over all tokens, layers and KV heads.
     """
 
     store: HostKVStore
@@ -39,11 +40,11 @@ class Recall:
 
     @property
     def brought(self) -> int:
-        """How many of `wanted` had to be brought back; waits for a device that counts."""
+        """How many of `wanted` had to be fetched; waits for the device if it counts them."""
         return self._known + sum(map(int, self._counted.values()))
 
     def reaches(self, layer: int, head_group: KVHeadGroup) -> bool:
-        """Whether a head group lacks entries, and may replace its own with them."""
+        """Whether a head group lacks entries, and may swap its own for them."""
         source = self.store.layers[layer]
         more = source.index is not None and head_group.used < source.head_group.used
         return more and self.wants(head_group)
@@ -59,12 +60,12 @@ class Recall:
         )
 
     def count(self, held: int) -> int:
-        """How many entries a token wants of a head group that holds so many, the first few and the
-        recent ones included."""
+        """How many entries a token wants in a head group that holds so many, including the first
+        few and the recent ones."""
         return min(self.entries + SINKS + RECENT, held) if self.entries else 0
 
     def counter(self, device: torch.device) -> Tensor:
-        """What counts on a device how many were brought back, int64."""
+        """The counter of fetched entries on a device, int64."""
         if device not in self._counted:
             self._counted[device] = torch.zeros((), dtype=torch.int64, device=device)
         return self._counted[device]
@@ -85,10 +86,10 @@ class Recall:
         scores: Tensor,
         scale: float = 1.0,
     ) -> None:
-        """Bring the entries that one token wants most into a head group that `reaches`.
+        """Fetch the entries that one token wants most into a head group that `reaches`.
 
-        On CUDA this waits for the device at most once if all is exact, and never if it reads the
-        host's memory by itself.
+        On CUDA this waits for the device at most once if everything is exact, and never if the
+        device reads host memory itself.
 
         Args:
             queries: of the head group's heads.
@@ -113,8 +114,8 @@ class Recall:
         self.wanted += count * len(head_group.heads) * queries.shape[0]
 
     def counted(self, wanted: int, brought: int) -> list[tuple[object, str, object]]:
-        """What attributes become with more entries that a token wanted, and had to be brought back;
-        over KV heads."""
+        """The attributes after counting more entries that a token wanted, and fetched, over KV
+        heads."""
         return [(self, "wanted", self.wanted + wanted), (self, "_known", self._known + brought)]
 
 

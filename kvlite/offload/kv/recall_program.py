@@ -1,8 +1,8 @@
-"""Recall as a part of a step that is a program: what changes from token to token is on the device.
+"""Recall as part of a step program: everything that changes from token to token is on the device.
 
-A token's key and value are written straight into the host store, and what comes back is read from
-there: both memories are one to the device. The storage has room for the whole answer, and how much
-of it is filled is computed from the token's position.
+The device writes a token's key and value straight into the host store, and reads fetched entries
+from there: it addresses both memories alike. The storage has room for the whole answer, and its
+fill is computed from the token's position.
 """
 
 from torch import Tensor
@@ -15,7 +15,7 @@ from kvlite.offload.kv.swap import CANDIDATES, swap_on_device
 
 
 def recall_refusal(recall: Recall, index: int, layer: LayerCache) -> str | None:
-    """Why recall in a layer is no part of a program, in a few words; None if it is one."""
+    """Why recall in a layer cannot be part of a program, in a few words; None if it can."""
     source, transfer = recall.store.layers[index], recall.store.transfers.get(layer.keys.device)
     if source.index is None:
         return None
@@ -33,7 +33,7 @@ def recall_refusal(recall: Recall, index: int, layer: LayerCache) -> str | None:
 
 
 class RecallClock:
-    """How much was read, as numbers on the device that follow from the token's position.
+    """How much was read, as tensors on the device that follow from the token's position.
 
     Attributes:
         position: of the token, `(1,)` int64.
@@ -50,7 +50,7 @@ class RecallClock:
         self.tick()
 
     def tick(self) -> None:
-        """Compute them for the position."""
+        """Compute the attributes for the position."""
         self.seen = self.position + 1
         self.known = self.seen - (self.seen - self._indexed) % INDEXED_AT_ONCE
 
@@ -89,11 +89,11 @@ class RecallProgram:
         return min(held.capacity, self.index.sizes.shape[2]) - held.used
 
     def tell(self, keys: Tensor, values: Tensor, queries: Tensor, scale: float) -> Tensor | None:
-        """Let the host store have the token, `(1, kv heads, 1, dim)`, which does not count yet.
+        """Write the token, `(1, kv heads, 1, dim)`, to the host store, where it does not count yet.
 
         Returns:
             As `Recall.scores`, for every entry that there is room for and `nowhere`; None if
-            nothing comes back anyway.
+            nothing is fetched anyway.
         """
         # torch brings triton along on CUDA alone.
         from kvlite.ops.triton_tell import tell

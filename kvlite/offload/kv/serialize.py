@@ -18,7 +18,7 @@ PREFIX = "tier"
 
 
 def store_parts(store: HostKVStore) -> tuple[dict[str, Tensor], Plain]:
-    """Take a host store apart, without the last answer: that will be read again."""
+    """Take a host store apart, without the last answer, which will be read again."""
     store.wait()
     parts = LayerWriter(PREFIX)
     layers = [_described(parts, f"{index}", layer) for index, layer in enumerate(store.layers)]

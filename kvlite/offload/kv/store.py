@@ -48,11 +48,11 @@ class HostKVLayer:
 
     @property
     def head_group(self) -> KVHeadGroup:
-        """The only one, with all KV heads."""
+        """The only head group, with all KV heads."""
         return self.cache.head_groups[0]
 
     def count(self) -> None:
-        """Let what the answer added count in the index, a few entries at a time."""
+        """Let the answer's entries count in the index, a few at a time."""
         assert self.index is not None
         self.index.used = self.indexed(self.head_group.used)
 
@@ -105,23 +105,23 @@ class HostKVLayer:
 
 @dataclass
 class HostKVStore:
-    """Keys and values of everything that was read, whatever the cache dropped of it.
+    """Keys and values of everything that was read, including what the cache dropped.
 
-    The answer's entries are only there while it goes on: they were computed from what the cache
-    held, and are read once more with the next turn, so that the store is then the same as if
-    everything had been read at once.
+    The answer's entries are there only until the next turn: they were computed from the compressed
+    cache, so the next turn reads the answer again. The store is then the same as if everything had
+    been read at once.
 
     Attributes:
         layers: one for each layer of the model.
         bits: how entries other than the first and the recent ones are quantized, if they are.
         seen: tokens read.
         disk: where new entries go, if not to memory.
-        spare: whether layers that grow may take more than they need.
-        transfers: copies from and to devices, as far as these have memory of their own.
-        marked: the layers to which `rewind` returns, while something is read.
-        states: by layer, of the recurrent layers that run with it, after what was read; in host
-            memory.
-        marked_states: those to which `rewind` returns.
+        spare: whether layers that grow may reserve more than they need.
+        transfers: copies from and to devices that have their own memory.
+        marked: the layers that `rewind` restores, while something is read.
+        states: by layer, the states of the recurrent layers that run with it, after everything
+            read; in host memory.
+        marked_states: the states that `rewind` restores.
     """
 
     layers: list[HostKVLayer]
@@ -136,7 +136,7 @@ class HostKVStore:
 
     @classmethod
     def empty(cls, shape: ModelShape, dtype: torch.dtype, bits: KVBits | None) -> "HostKVStore":
-        """A store that has read nothing, for one sequence; `dtype` is that of keys and values."""
+        """An empty store for one sequence; `dtype` is that of keys and values."""
         layers = [LayerCache.empty(size, dtype=dtype, device=HOST) for size in shape.kv_sizes]
         return cls([*map(HostKVLayer, layers, shape.window_sizes)], bits)
 
@@ -178,7 +178,7 @@ class HostKVStore:
 
     @property
     def place(self) -> str:
-        """Where it is: "ram" or "disk"."""
+        """Where the store is: "ram" or "disk"."""
         return "disk" if self.on_disk else "ram"
 
     @property
@@ -235,7 +235,7 @@ class HostKVStore:
         self.layers[index].scored_by = scored_by
 
     def is_scored_by(self, scored_by: str) -> bool:
-        """Whether scores are cached, and all are complete and by this method."""
+        """Whether all layers have complete cached scores by this method."""
         found = [each for each in self.layers if each.cached_scores is not None]
         return bool(found) and all(
             each.scored_by == scored_by
@@ -314,20 +314,20 @@ class HostKVStore:
 
     def mark(self) -> None:
         """Begin reading: drop the last answer, and keep the layers for `rewind`. New entries go
-        after theirs, or elsewhere."""
+        behind theirs, or elsewhere."""
         self.forget_answer()
         self.marked = [replace(layer) for layer in self.layers]
         self.marked_states = self.states
 
     def rewind(self) -> None:
-        """Forget what was read since `mark`."""
+        """Drop everything read since `mark`."""
         self.wait()
         self.layers, self.marked = self.marked, []
         self.states, self.marked_states = self.marked_states, {}
         self.forget_answer()
 
     def carry(self, states: Mapping[int, States]) -> None:
-        """Copy the states of recurrent layers after what is read, from any device."""
+        """Copy the states of recurrent layers after the tokens being read, from any device."""
         with aside():
             self.states = copies_of(states, lambda _: HOST)
 

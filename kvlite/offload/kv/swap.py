@@ -23,11 +23,11 @@ SINKS, RECENT = 4, INDEXED_AT_ONCE
 def swap_in(
     head_group: KVHeadGroup, queries: Tensor, scores: Tensor, source: KVHeadGroup, count: int
 ) -> int:
-    """Bring the entries that one token wants most into a head group; for any head group and any
-    source. It waits for the device, as it has to know how many come.
+    """Fetch the entries that one token wants most into a head group, for any head group and any
+    source. It waits for the device, because it has to know how many come.
 
     Args:
-        head_group: holds that token already, and nothing that `source` does not.
+        head_group: already holds that token, and nothing that `source` does not.
         queries: `(batch, heads of the group, rows, dim)` float32, scaled.
         scores: the estimated attention to each entry of the source, `(batch, heads of the group,
             n)` float32.
@@ -73,17 +73,17 @@ def swap_in_place(
     transfer: KVTransfer,
     came: Tensor,
 ) -> None:
-    """Like `swap_in`, if the source is exact and places there are positions, and the head group is
-    exact or the device reads the source by itself. The work is the same whatever comes, so the host
-    waits at most once, and not at all for such a device.
+    """Like `swap_in`, for an exact source whose places are positions, if the head group is exact or
+    the device reads the source itself. The work does not depend on how many entries come, so the
+    host waits at most once, and not at all for such a device.
 
-    Nothing is written before all is allocated, and positions are written last, so that it may be
-    tried again after an error.
+    Everything is allocated before anything is written, and positions are written last, so that it
+    can be retried after an error.
 
     Args:
-        queries: as for `swap_in`, but that they are multiplied by `scale` here.
-        scores: likewise, but of all KV heads.
-        came: int64 on the device, to which is added how many came.
+        queries: as for `swap_in`, but they are multiplied by `scale` here.
+        scores: as for `swap_in`, but of all KV heads.
+        came: int64 counter on the device, to which the number of fetched entries is added.
     """
     if transfer.reads(source):
         given = queries, scale, scores, source, source.used, count, came
@@ -142,7 +142,7 @@ def swap_on_device(
     *,
     writes: bool = True,
 ) -> None:
-    """`swap_in_place` by kernels of a device that reads the source by itself.
+    """`swap_in_place` with kernels, on a device that reads the source itself.
 
     Args:
         slots: how many of the head group's are looked at; positions in those that are free are none

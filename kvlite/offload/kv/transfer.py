@@ -31,7 +31,7 @@ class KVTransfer:
 
     Attributes:
         pins: whether all memory could be pinned so far.
-        maps: whether the device reads pinned memory by itself.
+        maps: whether the device reads pinned memory itself.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -48,8 +48,8 @@ class KVTransfer:
     def append(
         self, head_group: KVHeadGroup, keys: Tensor, values: Tensor, positions: Tensor
     ) -> None:
-        """Like `KVHeadGroup.append`, for an exact head group in host memory that has the room,
-        while the device continues; not to be read before `wait`."""
+        """Like `KVHeadGroup.append`, for an exact head group in host memory with enough room, while
+        the device continues. Do not read it before `wait`."""
         count = keys.shape[2]
         own = slice(head_group.used, head_group.used + count)
         with self._aside():
@@ -130,8 +130,8 @@ class KVTransfer:
         return out.to(self.device, non_blocking=True)
 
     def reads(self, head_group: KVHeadGroup) -> bool:
-        """Whether a head group in host memory is exact, and the device itself reads and writes
-        it."""
+        """Whether a head group in host memory is exact, and the device can read and write it
+        directly."""
         return (
             self.maps
             and head_group.residual_keys.shape[3] <= WIDEST
@@ -172,7 +172,7 @@ class KVTransfer:
 
 
 def transfer_to(device: torch.device) -> KVTransfer | None:
-    """A transfer for a device, or None if its memory is the host's."""
+    """A transfer for a device; None if the device uses host memory."""
     return KVTransfer(device) if device.type == "cuda" else None
 
 

@@ -1,1 +1,1 @@
-"""Weights in host RAM or in files, brought to the device layer by layer."""
+"""Weights in host RAM or in files, copied to the device layer by layer."""

@@ -1,8 +1,8 @@
 """Memory for the weights of streamed layers: its layout, and filling it from the model's files or
 from host memory.
 
-Files are read, not mapped: one that was cut short is then an error like any other, and the system's
-page cache is not counted as the process's memory.
+Files are read, not mapped: a truncated file is then an ordinary error, and the system's page cache
+is not counted as the process's memory.
 """
 
 import os
@@ -78,7 +78,8 @@ class Layout:
             place.parameter.data = place.within(memory)
 
     def release(self) -> None:
-        """Empty the layer's parameters, so that it fails instead of computing with another's."""
+        """Empty the layer's parameters, so that using it fails instead of computing with
+        another's."""
         for place in self.places:
             place.parameter.data = place.nothing
 
@@ -126,7 +127,7 @@ class _Pinned:
         self.turn = 0
 
     def pieces(self, into: Tensor) -> Iterator[Tensor]:
-        """Pieces for all of `into`; copies go to the current stream."""
+        """Pieces that cover all of `into`; copies go to the current stream."""
         size = STAGE // into.dtype.itemsize
         for part in into.split(size):
             turn = self.turn = 1 - self.turn
@@ -138,8 +139,8 @@ class _Pinned:
 
 
 class FileReader:
-    """Reads from files that are kept open, so that they may be removed meanwhile. Not for several
-    threads at once."""
+    """Reads from files that are kept open, so that they may be deleted in the meantime. Not
+    thread-safe."""
 
     def __init__(self, paths: Iterable[Path], device: torch.device) -> None:
         """Open every file, to read into tensors on `device`."""
@@ -152,7 +153,7 @@ class FileReader:
         """Fill the flat tensor `into` with parts one after the other, converted to its dtype.
 
         Raises:
-            ModelError: a file is no longer what it was, or cannot be read.
+            ModelError: a file was changed, or cannot be read.
         """
         ends = [part.count for part in parts]
         for part, own in zip(parts, into.split(ends), strict=True):
@@ -166,7 +167,7 @@ class FileReader:
             file.close()
 
     def require_unchanged(self) -> None:
-        """Raises ModelError if a file was written to or cut short since it was opened."""
+        """Raise ModelError if a file was written to or truncated since it was opened."""
         for path, file in self.files.items():
             if _state(file) != self.states[path]:
                 raise ModelError(
@@ -248,7 +249,7 @@ def copied(layout: Layout) -> list[Tensor]:
 
 
 def taken(layout: Layout) -> list[Tensor]:
-    """Like `copied`, and empties the parameters."""
+    """Like `copied`, but empties the parameters, too."""
     pieces = copied(layout)
     layout.release()
     return pieces

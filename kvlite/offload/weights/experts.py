@@ -1,11 +1,11 @@
-"""Experts of streamed layers: those that tokens are routed to come to the device, and of all layers
-those used most stay.
+"""Experts of streamed layers: those that tokens are routed to are copied to the device, and the
+most used ones of all layers stay there.
 
-The device has one stack of memory for each parameter of an expert. All layers' experts are bound to
-these, so that an expert is computed from wherever it lies.
+The device has one stack of memory for each parameter of an expert. The experts of all layers are
+bound to these stacks, so that an expert is computed from wherever it lies.
 
-What a token uses comes around once a token: where not all of that fits, whatever was used longest
-ago is what is used next, so how often an expert was used decides.
+Every token goes through all layers in order, so the least recently used expert is often the next
+one to be used. If not all experts fit, the most frequently used ones stay, instead.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -28,9 +28,9 @@ class ExpertLayer:
     """The experts of one layer.
 
     Attributes:
-        module: transformers'.
-        places: of its stacked parameters; what they say of memory means nothing here.
-        chosen: how many of them a token goes through.
+        module: transformers' module.
+        places: of its stacked parameters; their memory offsets mean nothing here.
+        chosen: how many experts a token goes through.
     """
 
     module: Any
@@ -39,12 +39,12 @@ class ExpertLayer:
 
     @property
     def count(self) -> int:
-        """How many experts there are."""
+        """The number of experts."""
         return self.places[0].shape[0]
 
     @property
     def sizes(self) -> list[tuple[torch.Size, torch.dtype]]:
-        """Of one expert's part of each parameter."""
+        """The sizes of one expert's part of each parameter."""
         return [(place.shape[1:], place.dtype) for place in self.places]
 
     @property
@@ -54,8 +54,8 @@ class ExpertLayer:
 
 
 def apart(layer: nn.Module, layout: Layout, chosen: int) -> tuple[Layout, list[ExpertLayer]]:
-    """The layout of a layer without its experts, and these, of which a token goes through `chosen`:
-    a layer of the engine may be several of the model."""
+    """The layout of a layer without its experts, and its experts, of which a token goes through
+    `chosen`. A layer of the engine may be several of the model."""
     known = {id(place.parameter): place for place in layout.places}
     found = [
         ExpertLayer(module, [known.pop(id(parameter)) for parameter in stacked(module)], chosen)
@@ -66,11 +66,11 @@ def apart(layer: nn.Module, layout: Layout, chosen: int) -> tuple[Layout, list[E
 
 @dataclass(frozen=True)
 class Resident:
-    """What of streamed layers is on the device.
+    """The part of streamed layers that is on the device.
 
     Attributes:
-        experts: how many, of all layers; never less than two layers have.
-        layers: whether the rest of all layers stays, not only of two.
+        experts: number of experts, of all layers; never fewer than two layers have.
+        layers: whether the other weights of all layers stay, not only of two.
     """
 
     experts: int = 0
@@ -81,7 +81,7 @@ LEAST = Resident()
 
 
 class ExpertSource(Protocol):
-    """Where experts lie."""
+    """Where experts are loaded from."""
 
     def bring(self, layer: int, expert: int, rows: Sequence[Tensor]) -> None:
         """Fill memory on the device with an expert's parameters. Raises ModelError if they can no
@@ -145,7 +145,7 @@ class ExpertPool:
         stacks: for each parameter of an expert, `(slots, ...)`.
         uses: `(layers, experts)`, tokens that went through each so far.
         owners: by slot, the layer and the expert that lie there; -1 where none does.
-        brought: bytes of experts that came so far.
+        brought: bytes of experts copied so far.
     """
 
     def __init__(
@@ -188,7 +188,7 @@ class ExpertPool:
         return sum(layer.expert_bytes * layer.count for layer in self.layers)
 
     def arriving(self, layer: int, chosen: Tensor) -> Iterator[tuple[int, int]]:
-        """The experts that tokens chose and the slot of each, ascending, each once it is there.
+        """Yields the experts that tokens chose, ascending, with the slot of each, once it is there.
 
         Args:
             chosen: `(n, top k)` int64.
@@ -237,7 +237,7 @@ def expert_pool(
     resident: Resident,
     device: torch.device,
 ) -> ExpertPool | None:
-    """The device's part of experts, if there are any."""
+    """The experts on the device, if the model has any."""
     if not layers:
         return None
     least = min(2, len(layers)) * layers[0].count

@@ -1,4 +1,4 @@
-"""Models read from GGUF files, tensor by tensor: packed as the file has them, or otherwise."""
+"""Models read from GGUF files, tensor by tensor: packed as in the file, or converted."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -26,15 +26,15 @@ def open_gguf(
     cards: Sequence[torch.device] = (),
     cancel: Event | None = None,
 ) -> tuple[Any, dict[str, Any]]:
-    """A transformers model with weights of a GGUF file, and loading info like transformers'. Beside
-    what stays, one tensor is in memory, or one layer where it is quantized.
+    """A transformers model with the weights of a GGUF file, and loading info like transformers'.
+    While loading, memory holds one tensor more than the model, or one layer if it is quantized.
 
     Args:
-        cards: of each of its layers, where these are on several.
+        cards: the device of each layer, if these are on several.
 
     Raises:
         Stopped: `cancel` was set.
-        ModelError: the file is not what it was.
+        ModelError: the file was changed.
     """
     module = empty_module(folder, weights)
     layers = [(f"model.layers.{index}.", card) for index, card in enumerate(cards)]
@@ -76,7 +76,7 @@ def _fill(
     cancel: Event | None,
 ) -> None:
     def numbers(within: nn.Module, prefix: str) -> None:
-        """Fill parameters that are not to stay packed."""
+        """Fill the parameters that do not stay packed."""
         for name, empty in [*within.named_parameters()]:
             tensor = reader.index.tensors.get(prefix + name)
             stays = tensor is None or (weights.index is not None and tensor.form is not None)

@@ -1,8 +1,9 @@
-"""Streamed decoder layers: the next layer's weights come to the device while one computes.
+"""Streamed decoder layers: while one layer computes, the next one's weights are copied to the
+device.
 
-Layers are accessed in order, once for a whole prompt and once for each token of an answer, so two
-slots are enough: one layer computes in the first while the next comes to the second. Experts come
-as tokens choose them (`experts`); what is left of a layer may be little enough to stay.
+Layers are accessed in order, once for a whole prompt and once per token of an answer, so two slots
+are enough: one layer computes in the first while the next is copied to the second. Experts are
+copied when tokens choose them (`experts`); the rest of all layers may be small enough to stay.
 """
 
 from collections.abc import Iterator, Sequence
@@ -30,8 +31,8 @@ class Slot:
     Attributes:
         memory: flat uint8.
         holds: the layer whose weights are there, or on their way.
-        arrives: done when they are there; on CUDA when all copies are queued, with an event after
-            the last. None once they were waited for.
+        arrives: completes when the weights are there; on CUDA when all copies are queued, with an
+            event after the last. None after they were waited for.
     """
 
     memory: Tensor
@@ -40,14 +41,14 @@ class Slot:
 
 
 class StreamedLayers(Layers):
-    """Decoder layers that come to the device on access, followed by the next one; the first
-    follows the last.
+    """Decoder layers that are copied to the device on access, each followed by the next one; the
+    first follows the last.
 
     Attributes:
         nbytes: of all their weights.
-        experts: those that are on the device, if layers have any that come by themselves.
+        experts: those on the device, if experts are streamed separately.
         current: the slot of the layer that was accessed last.
-        courier: the thread that brings them, one at a time.
+        courier: the thread that copies them, one at a time.
     """
 
     def __init__(
@@ -108,7 +109,7 @@ class StreamedLayers(Layers):
         return self.modules[index]
 
     def tensors(self) -> Iterator[Tensor]:
-        """The slots, and the experts'."""
+        """The tensors of the slots and of the experts."""
         experts = [] if self.experts is None else self.experts.stacks
         return iter([*(slot.memory for slot in self.slots), *experts])
 

@@ -1,4 +1,4 @@
-"""Layers that leave the device once memory runs out, and are streamed from host memory."""
+"""Layers that leave the device when memory runs out, and are then streamed from host memory."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -18,8 +18,8 @@ def stream_from_memory(model: LoadedModel) -> bool:
     """Stream a loaded model's layers from host memory from now on.
 
     Returns:
-        Whether that was possible: not on a CPU, if they are streamed already or on several devices,
-        for other types of weights, or without enough host memory.
+        Whether this was possible. It is not on a CPU, with layers that are streamed already or on
+        several devices, for other types of weights, or without enough host memory.
 
     Raises:
         torch.OutOfMemoryError, ModelError: as `off_device`.
@@ -41,12 +41,12 @@ def stream_from_memory(model: LoadedModel) -> bool:
 def off_device(model: LoadedModel) -> StreamedLayers:
     """Move a model's layers from the device to host memory, from which they are streamed.
 
-    They leave the device when all are copied and the slots are allocated: beside them or, if there
-    is no room, in their place.
+    The layers leave the device when all are copied and the slots are allocated: beside them or, if
+    there is no room, in their place.
 
     Raises:
-        torch.OutOfMemoryError: there is no room, not even in their place; all is as it was.
-        ModelError: likewise, and another program took their place meanwhile.
+        torch.OutOfMemoryError: there is no room, not even in their place; nothing has changed.
+        ModelError: likewise, but another program took their memory in the meantime.
     """
     modules, device = model.layers.modules, model.device
     model.layers.for_steps = None  # holds weights too

@@ -57,7 +57,7 @@ def require_streamable(
     """Check `--stream` before any weight is read.
 
     Raises:
-        SettingError: the model's weights cannot be streamed to this device like that.
+        SettingError: the model's weights cannot be streamed to this device this way.
     """
     if setting == "off":
         return
@@ -113,10 +113,10 @@ def load_streamed(
 
     Args:
         setting: ram keeps the layers in host memory, disk leaves them in their files.
-        resident: what of the layers is on the device, too.
+        resident: the part of the layers that stays on the device.
 
     Raises:
-        ModelError: as `load_model`, or a file was changed meanwhile.
+        ModelError: as `load_model`, or a file was changed in the meantime.
     """
     model = load_model(
         folder,
@@ -209,9 +209,9 @@ def open_by_layer(
     cards: Sequence[torch.device] = (),
     cancel: Event | None = None,
 ) -> tuple[Any, dict[str, Any]]:
-    """A transformers model with layers on devices of their own, weights in 4 bits
-    (`model.packing`) or quantized ones (`model.quantizing`), of which no more than one layer is
-    ever in memory as it was. Args are those of `open_whole`.
+    """A transformers model whose layers may be on several devices, with weights in 4 bits
+    (`model.packing`) or quantized (`model.quantizing`). At most one layer is in memory unquantized
+    at a time. Args are those of `open_whole`.
 
     Raises:
         Stopped: `cancel` was set.
@@ -235,7 +235,7 @@ def read_and_pack(
     device: torch.device,
     weights: Weights,
 ) -> None:
-    """Read a layer from files, as `parts` says where, and keep no more than its packed weights."""
+    """Read a layer from the files that `parts` names, and keep only its packed weights."""
     layout = lay_out(layer, device)
     memory = torch.empty(layout.size, dtype=torch.uint8, device=device)
     layout.bind(memory)

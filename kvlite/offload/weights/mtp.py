@@ -1,4 +1,4 @@
-"""Loads a model's own MTP head."""
+"""Loading a model's own MTP head."""
 
 from functools import partial
 
