@@ -1,6 +1,6 @@
-"""What has been read, as keys and values: head groups of KV heads, one layer, all layers.
+"""The KV cache: head groups of KV heads, layers, all layers.
 
-Only what needs tensors imports torch: how many bits a user asked for is known without it.
+Only modules that need tensors import torch; parsing the bits that a user asked for does not.
 """
 
 from typing import TYPE_CHECKING, Any

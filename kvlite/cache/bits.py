@@ -1,4 +1,4 @@
-"""How many bits the numbers of keys and values have in the cache."""
+"""The bits of keys and values in the cache."""
 
 import re
 from dataclasses import dataclass
@@ -23,8 +23,8 @@ class KVBits:
         by_channel: keys channel by channel over neighboring entries, as in "KIVI: A Tuning-Free
             Asymmetric 2bit Quantization for KV Cache", section 3.3; entries then cannot be dropped
             one by one.
-        sinks: first entries of a line that stay exact.
-        recent: last ones, at least.
+        sinks: first entries of a head that stay exact.
+        recent: last entries that stay exact, at least.
     """
 
     keys: int
@@ -42,7 +42,7 @@ class KVBits:
         return kivi + sides + (f"g{self.group}" if self.group != usual else "")
 
     def packed(self, line: int) -> int:
-        """How many of a line's entries are quantized."""
+        """How many of a head's entries are quantized."""
         count = max(0, line - self.sinks - self.recent)
         return count // self.group * self.group if self.by_channel else count
 

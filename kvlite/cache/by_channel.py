@@ -1,4 +1,4 @@
-"""Keys in a few bits, channel by channel: for lines that only grow, to compare with."""
+"""Keys in a few bits, channel by channel: for caches that only grow, for comparison."""
 
 from collections.abc import Iterator
 
@@ -11,7 +11,7 @@ from kvlite.cache.segment import blocks, dotted, weighed
 
 class ByChannel(Codes):
     """Each channel rounded over groups of neighboring vectors: scales and zeros are `(batch, heads,
-    groups, dim)`. A group stands and falls together, so nothing in it can be dropped or replaced.
+    groups, dim)`. Single vectors of a group cannot be dropped or replaced.
 
     Source: "KIVI: A Tuning-Free Asymmetric 2bit Quantization for KV Cache", section 3.
     """
@@ -62,7 +62,7 @@ class ByChannel(Codes):
         return weighed(weights, self.dim, map(self.read, self.blocks()))
 
     def joined(self, later: "ByChannel") -> "ByChannel":
-        """These and others behind them, copied."""
+        """These followed by others, copied."""
         return ByChannel(
             torch.cat([self.codes, later.codes], 2),
             torch.cat([self.scales, later.scales], 2),

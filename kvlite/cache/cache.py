@@ -1,4 +1,4 @@
-"""The KV cache: all layers, and what they have seen."""
+"""The KV cache of all layers."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -21,12 +21,12 @@ class KVCache:
     Attributes:
         layers: one `LayerCache` a layer of the model.
         seen: tokens read or generated so far; the next token's position.
-        reconstructed: of these, how many were repeated since they were read, for methods that judge
-            by that.
-        writing: a decode step has begun and not ended.
-        states: by layer, what the recurrent layers that run with it keep.
-        queries: of the layers that somebody watches.
-        hidden: takes what leaves the last layer, where somebody goes on from that.
+        reconstructed: how many of these were repeated since they were read, for methods that score
+            by repetition.
+        writing: whether a decode step has begun and not ended.
+        states: by layer, the states of the recurrent layers that run with it.
+        queries: query logs of the layers that are watched.
+        hidden: logs the last layer's output, if an MTP head needs it.
     """
 
     layers: list[LayerCache]
@@ -42,14 +42,14 @@ class KVCache:
 
     @property
     def tensors(self) -> Iterator[Tensor]:
-        """All that is held; some come twice, where layers share it."""
+        """All tensors held; tensors that layers share come twice."""
         held = [tensor for layer in self.layers for tensor in layer.tensors]
         log = [] if self.hidden is None else [self.hidden.rows]
         return iter([*held, *state_tensors(self.states), *log])
 
     @property
     def nbytes(self) -> int:
-        """Bytes held for keys and values, filled or not; what layers share counts once."""
+        """Bytes held for keys and values, filled or not; shared storage counts once."""
         known, measured = self._measured
         if [each() for each in known] != self.layers:  # asked with every token, changed seldom
             measured = bytes_held(tensor for layer in self.layers for tensor in layer.tensors)
@@ -67,7 +67,7 @@ class KVCache:
         return sum(layer.entries_mean for layer in self.layers) / len(self.layers)
 
     def advance(self, states: dict[int, States]) -> None:
-        """Let the next entry of every head group count, which was written ahead; `states` are those
+        """Count the next entry of every head group, which was written ahead; `states` are those
         after it."""
         self.writing = True
         for layer in self.layers:

@@ -1,9 +1,9 @@
 """A head group: KV heads of one layer that hold equally many entries, viewed densely.
 
 A head group owns no memory. Its tensors are views into the flat buffers of a `LayerCache`, so heads
-with different budgets lie in different head groups and each takes only the slots it needs. Older
-entries may be those of a segment instead, computed whenever they are read: they then lie between
-the head group's first own slots and the rest.
+with different budgets lie in different head groups, and each takes only the slots it needs. Older
+entries may be in a compressed segment instead, and are then computed whenever they are read. They
+come between the head group's first own slots and the rest.
 """
 
 from collections.abc import Callable, Mapping
@@ -22,7 +22,7 @@ from kvlite.ops.device import has_triton
 
 @dataclass(frozen=True)
 class PackedSource:
-    """Where entries of a head group are held packed, beside or instead of its own slots.
+    """Where entries of a head group are stored quantized, beside or instead of its own slots.
 
     Attributes:
         packed: there.
@@ -48,23 +48,23 @@ class KVHeadGroup:
     Attributes:
         heads: indices of the KV heads within the layer, ascending.
         residual_keys, residual_values: `(batch, heads, slots, dim)`, keys after their rotation; the
-            slots that can be written. Where heads share keys, there are the first one's alone. Of
-            latents (MLA) both are one tensor, and whatever is written as key and value is the same.
+            slots that can be written. If heads share keys, only the first head's are there. With
+            latents (MLA) both are the same tensor, and an entry's key is its value.
         residual_positions: `(batch, heads, slots)` int32, a token's index in everything read so
             far.
         rows: `(batch, heads, R, capacity)` float32, the last R attention rows seen while
             decoding, averaged over a KV head's queries; or with R = 1 the sum of all rows since
             the first token, or the most attention in a reconstruction; None for methods that need
             none.
-        selection_scores: `(batch, heads, used)` float32, by which what was read was chosen, until
-            all layers are read and share the budget by them, on the device or on the host; None
+        selection_scores: `(batch, heads, used)` float32, by which the entries were chosen. Kept, on
+            the device or on the host, until all layers are read and share the budget by them; None
             for methods whose layers do not.
-        segment: what lies among its own slots, if anything.
-        packed_before: where its entries were packed before they were written out, for as long as a
-            cut is to come that packs them again.
+        segment: its compressed segment, if it has one.
+        packed_before: the quantized source of entries that were restored, kept until a cut
+            quantizes them again.
         used: slots filled, the segment's included, the same for every head and sequence.
         history_index: which of the R rows was written last.
-        head_alias: KV heads of the layer that hold nothing, and for each the one of these whose
+        head_alias: KV heads of the layer that hold nothing, each with the head of this group whose
             attention output it takes.
     """
 
@@ -139,7 +139,7 @@ class KVHeadGroup:
 
     @property
     def segment_len(self) -> int:
-        """How many entries a head the segment has."""
+        """Entries per head in the segment."""
         return 0 if self.segment is None else self.segment.positions.shape[2]
 
     @property
@@ -155,7 +155,7 @@ class KVHeadGroup:
 
     @property
     def packed_source(self) -> PackedSource | None:
-        """Where its entries are packed, or were."""
+        """Where its entries are quantized, or were."""
         if not isinstance(self.segment, Packed):
             return self.packed_before
         slots = torch.arange(self.used, device=self.residual_positions.device)
@@ -169,12 +169,12 @@ class KVHeadGroup:
 
     @property
     def capacity(self) -> int:
-        """Slots a head has."""
+        """Slots per head."""
         return self.segment_len + self.residual_keys.shape[2]
 
     @property
     def room(self) -> int:
-        """Slots a head has left."""
+        """Free slots per head."""
         return self.capacity - self.used
 
     def append(self, keys: Tensor, values: Tensor, positions: Tensor) -> None:
@@ -209,17 +209,17 @@ class KVHeadGroup:
     def overwrite(
         self, slots: Tensor, keys: Tensor, values: Tensor, position: int | Tensor
     ) -> None:
-        """Put one new entry a head, `(batch, heads, 1, dim)`, in place of `slots` (batch, heads),
-        none of a segment's that is fixed.
+        """Write one new entry per head, `(batch, heads, 1, dim)`, over `slots` (batch, heads), none
+        of them in a segment that is fixed.
 
         Args:
-            position: its own, a number or `(1,)` on the device.
+            position: the new entry's, a number or `(1,)` on the device.
 
-        What is new is exact: where a quantized entry gives way, the oldest exact one that is not
-        among the first takes its place there, and the new one that one's.
+        The new entry is exact. If the evicted entry is quantized, the oldest exact entry that is
+        not among the first takes its place, and the new entry takes that one's slot.
 
         Raises:
-            CapacityError: the head group still has room, so nothing need be given up.
+            CapacityError: the head group still has room, so nothing has to be evicted.
         """
         if self.room:
             raise CapacityError(
@@ -266,8 +266,8 @@ class KVHeadGroup:
         return freed, [packed, moved]
 
     def replace(self, at: Places, keys: Tensor, values: Tensor, positions: Tensor) -> None:
-        """Put entries, `(n, dim)` with positions `(n,)`, in n slots, none of a segment's that is
-        fixed; what was remembered of those that were there is forgotten."""
+        """Write entries, `(n, dim)` with positions `(n,)`, over n slots, none of them in a segment
+        that is fixed. The attention recorded for the old entries is dropped."""
         everywhere, (batch, heads, slots), write_packed = at, at, None
         if isinstance(self.segment, Packed):
             places = slots - self.segment.start
@@ -305,25 +305,25 @@ class KVHeadGroup:
         self.used, self.packed_before = kept.stop, packed_before
 
     def record(self, row: Tensor) -> None:
-        """Remember an attention row, `(batch, heads, used)`, in place of the oldest one."""
+        """Record an attention row, `(batch, heads, used)`, in place of the oldest one."""
         assert self.rows is not None
         newest = (self.history_index + 1) % self.rows.shape[2]
         self.rows[:, :, newest, : self.used] = row
         self.history_index = newest
 
     def add(self, row: Tensor) -> None:
-        """Add attention, `(batch, heads, used)`, to the one row that is the sum of all."""
+        """Add attention, `(batch, heads, used)`, to the row of sums."""
         assert self.rows is not None and self.rows.shape[2] == 1
         self.rows[:, :, 0, : self.used] += row
 
     def raise_to(self, start: int, row: Tensor) -> None:
-        """Let the one row be no less than attention `(batch, heads, n)` to the slots from `start`
+        """Raise the row to at least the attention `(batch, heads, n)` to the slots from `start`
         on."""
         assert self.rows is not None and self.rows.shape[2] == 1
         so_far = self.rows[:, :, 0, start : start + row.shape[2]]
         torch.maximum(so_far, row, out=so_far)
 
     def scores(self) -> Tensor:
-        """The remembered attention each entry got, summed: `(batch, heads, used)` float32."""
+        """The recorded attention to each entry, summed: `(batch, heads, used)` float32."""
         assert self.rows is not None
         return self.rows[..., : self.used].sum(2)

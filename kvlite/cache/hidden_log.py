@@ -1,4 +1,4 @@
-"""What left the last layer for the last tokens: a model's MTP head goes on from that."""
+"""The last layer's output for the last tokens, which a model's MTP head needs."""
 
 import torch
 from torch import Tensor

@@ -1,4 +1,4 @@
-"""How large a token's entry is in a layer's cache."""
+"""The size of a token's entry in a layer's cache."""
 
 from dataclasses import dataclass
 
@@ -19,7 +19,7 @@ class KVSize:
 
     @property
     def numbers(self) -> int:
-        """Numbers of one entry."""
+        """How many numbers an entry has."""
         return self.dim if self.latent else 2 * self.dim
 
     def entry_bytes(self, itemsize: int) -> int:

@@ -1,4 +1,4 @@
-"""One layer's entries: flat, ragged storage, true bytes, no write past its end."""
+"""One layer's entries: flat, ragged storage with exact byte counts and no write past its end."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from kvlite.cache.selection import GroupLength, Selection
 
 @dataclass(frozen=True)
 class Mark:
-    """How far a head group was filled, and the rows it remembered."""
+    """A head group's fill, and its recorded attention rows."""
 
     used: int
     rows: Tensor | None
@@ -105,7 +105,7 @@ class LayerCache:
     def empty(
         cls, size: KVSize, *, dtype: torch.dtype, device: torch.device, batch: int = 1
     ) -> "LayerCache":
-        """A layer of this size that holds nothing."""
+        """An empty layer of this size."""
         return cls(
             [(tuple(range(size.heads)), 0)],
             batch=batch,
@@ -167,7 +167,7 @@ class LayerCache:
 
     @property
     def uniform(self) -> bool:
-        """Whether all heads hold as many entries, and each its own."""
+        """Whether all heads hold equally many entries, each with its own keys."""
         first, *others = self.head_groups
         return not (others or first.head_alias or first.shares_keys)
 
@@ -285,17 +285,17 @@ class LayerCache:
         return keys, values, self.head_groups[0].residual_positions[0, 0, parts[0]]
 
     def scores(self) -> Tensor:
-        """What its head groups remember of attention, KV heads in order."""
+        """The attention recorded by its head groups, KV heads in order."""
         return self.in_order([head_group.scores() for head_group in self.head_groups])
 
     def clear_rows(self) -> None:
-        """Forget what its head groups remember of attention."""
+        """Drop the attention recorded by its head groups."""
         for head_group in self.head_groups:
             if head_group.rows is not None:
                 head_group.rows.zero_()
 
     def mark(self) -> list[Mark]:
-        """How it stands, for `rewind`."""
+        """The present state, for `rewind`."""
         return [
             Mark(
                 head_group.used,
@@ -306,7 +306,7 @@ class LayerCache:
         ]
 
     def rewind(self, marks: Iterable[Mark]) -> None:
-        """Forget what was appended since."""
+        """Drop everything appended since the mark."""
         for head_group, mark in zip(self.head_groups, marks, strict=True):
             head_group.used, head_group.history_index = mark.used, mark.history_index
             if head_group.rows is not None and mark.rows is not None:
@@ -331,9 +331,9 @@ class LayerCache:
         Args:
             bits: quantize those between the first few and the recent ones, straight from where
                 they are.
-            remember_packed: remember where what is written out was packed; only until a cut that
-                packs it again, since all of it stays in memory for as long.
-            prepare: given the new layer before it is filled.
+            remember_packed: keep the quantized source of restored entries in memory, until a cut
+                quantizes them again.
+            prepare: called with the new layer before it is filled.
         """
         chosen = list(selections)
         if segments is None and bits is not None:

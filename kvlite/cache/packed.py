@@ -15,16 +15,16 @@ from kvlite.ops.heads import of_heads
 
 @dataclass(frozen=True)
 class Packed:
-    """The middle of a head group's line, between its first few entries and its recent ones, which
-    are exact. Each entry was rounded once, as it left the recent ones, and can be replaced; it is
-    rounded anew only if a cut made it one of the first or the recent ones again.
+    """The middle of a head group, between its first few entries and its recent ones, which are
+    exact. Each entry was rounded once, when it left the recent ones, and can be replaced; it is
+    rounded again only if a cut made it one of the first or the recent ones in between.
 
     Attributes:
         keys: minus `mean`.
         values: as they are; of latents (MLA) the very object that has the keys, in their bits.
         positions: `(batch, heads, entries)` int32.
-        mean: `(batch, heads, dim)` float32, of the keys when the first were packed. It shifts all
-            products with a query alike, and is added to them again, exactly. Of latents it is 0.
+        mean: `(batch, heads, dim)` float32, of the keys when the first were packed. Subtracting it
+            shifts all products with a query equally; this is undone, exactly. For latents it is 0.
         bits: how they were quantized.
     """
 
@@ -62,12 +62,12 @@ class Packed:
 
     @property
     def start(self) -> int:
-        """Own slots of the head group that come before them."""
+        """How many of the head group's own slots come before the segment."""
         return self.bits.sinks
 
     @property
     def fixed(self) -> bool:
-        """Never: entries give way to others."""
+        """Never: entries can be replaced."""
         return False
 
     @property
@@ -137,14 +137,14 @@ class Packed:
         return write
 
     def copy(self, others: "Packed", where: Tensor) -> None:
-        """Take over others, as many, as they are, `where` `(batch, heads, entries)` is True."""
+        """Copy as many others unchanged, `where` `(batch, heads, entries)` is True."""
         for mine, theirs in ((self.keys, others.keys), (self.values, others.values)):
             assert isinstance(mine, Quantized) and isinstance(theirs, Quantized)
             mine.copy(theirs, where)
         self.positions.copy_(torch.where(where, others.positions, self.positions))
 
     def take(self, places: Tensor, heads: list[int]) -> "Packed":
-        """A copy of some entries, as they are: `places` `(batch, heads, n)` of some heads."""
+        """An unchanged copy of some entries: `places` `(batch, heads, n)` of some heads."""
         assert isinstance(self.keys, Quantized) and isinstance(self.values, Quantized)
         keys = self.keys.take(places, heads)
         return Packed(
@@ -156,7 +156,7 @@ class Packed:
         )
 
     def joined(self, later: "Packed") -> "Packed":
-        """These entries and others behind them, with the same mean; copied."""
+        """These entries followed by others with the same mean, copied."""
         keys = self.keys.joined(later.keys)  # type: ignore[arg-type]
         return Packed(
             keys,

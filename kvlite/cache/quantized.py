@@ -83,8 +83,8 @@ class Quantized(Codes):
         return made
 
     def blocks(self) -> Iterator[slice]:
-        """Parts of the vectors whose float32 copies are a few megabytes; without numbers, two
-        stand for all."""
+        """Parts of the vectors whose float32 copies are a few megabytes; on meta tensors, two stand
+        for all."""
         batch, heads = self.codes.shape[:2]
         parts = blocks(self.count, batch * heads * self.dim)
         return islice(parts, 2) if self.codes.is_meta else parts
@@ -124,7 +124,7 @@ class Quantized(Codes):
         return write
 
     def copy(self, others: "Quantized", where: Tensor) -> None:
-        """Take over others, as many, as they are, `where` `(batch, heads, n)` is True."""
+        """Copy as many others unchanged, `where` `(batch, heads, n)` is True."""
         masks = where[..., None], where[:, :, None], where[:, :, None]
         for mine, theirs, mask in zip(self.tensors, others.tensors, masks, strict=True):
             mine.copy_(torch.where(mask, theirs, mine))
@@ -182,7 +182,7 @@ class Quantized(Codes):
         return codes
 
     def take(self, places: Tensor, heads: list[int]) -> "Quantized":
-        """A copy of some vectors, as they are: `places` `(batch, heads, n)` of some heads."""
+        """An unchanged copy of some vectors: `places` `(batch, heads, n)` of some heads."""
         along = places[:, :, None]
         return Quantized(
             of_heads(self.codes, heads).gather(
@@ -194,7 +194,7 @@ class Quantized(Codes):
         )
 
     def joined(self, later: "Quantized") -> "Quantized":
-        """These and others behind them, copied."""
+        """These followed by others, copied."""
         return Quantized(
             torch.cat([self.codes, later.codes], 2),
             torch.cat([self.scales, later.scales], 3),

@@ -1,5 +1,5 @@
-"""The queries that a layer's last tokens had: from these and the keys, attention can be computed
-again when somebody asks what was looked at."""
+"""The queries of a layer's last tokens. From these and the keys, attention can be recomputed to
+find the passages that an answer came from."""
 
 import torch
 from torch import Tensor
@@ -11,8 +11,8 @@ ROWS = 512
 
 
 class QueryLog:
-    """A ring of one layer's queries, on its device: writing waits for nothing, so that a CUDA graph
-    may have it.
+    """A ring buffer of one layer's queries, on its device. Writing never waits, so it can be part
+    of a CUDA graph.
 
     Attributes:
         queries: `(heads, ROWS, dim)`, rotated, that of position p in row p % ROWS.

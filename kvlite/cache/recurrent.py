@@ -1,7 +1,7 @@
-"""What recurrent layers keep: states of a fixed size, however much was read.
+"""The states of recurrent layers, of a fixed size however much was read.
 
-A state is never changed in place: a step computes new ones, which count once it has ended. So they
-can be shared with checkpoints, and a step that failed is run again from the same.
+A state is never changed in place: a step computes new states, which take effect when it has ended.
+So states can be shared with checkpoints, and a failed step can be repeated from the same ones.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -90,8 +90,8 @@ def _row(state: RecurrentState, row: int) -> RecurrentState:
 
 
 class StateCarrier:
-    """Stands in for transformers' cache where recurrent layers run: gives them the states before,
-    and takes those after.
+    """Stands in for transformers' cache when recurrent layers run: it provides the states before,
+    and takes the states after.
 
     Attributes:
         before, after: the states of the layers that run together.
@@ -161,8 +161,8 @@ class StateCarrier:
 
 
 class StatesAhead(StateCarrier):
-    """Carries states through several tokens of which only the first may count: what they are after
-    each of them is known."""
+    """Carries states through several tokens, of which perhaps only the first ones will count: the
+    states after each token are known."""
 
     def __init__(self, before: States) -> None:
         super().__init__(before)

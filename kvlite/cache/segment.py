@@ -1,4 +1,4 @@
-"""Entries held in a form smaller than keys and values, in the midst of a head group's own slots."""
+"""Entries in a form smaller than keys and values, in the middle of a head group's own slots."""
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ class CompressedSegment(Protocol):
 
     @property
     def start(self) -> int:
-        """How many of the head group's own slots come before them."""
+        """How many of the head group's own slots come before the segment."""
 
     @property
     def fixed(self) -> bool:

@@ -1,4 +1,4 @@
-"""Which entries of a head group stay, and copies of them."""
+"""Which entries of a head group stay, and copying them."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -81,7 +81,7 @@ class Selection:
 
     @classmethod
     def everything(cls, head_group: KVHeadGroup) -> "Selection":
-        """All of a head group, in order."""
+        """All entries of a head group, in order."""
         return cls(head_group, head_group.positions[:, :, : head_group.used].argsort(dim=-1))
 
     def copy_to(self, head_group: KVHeadGroup, *, remember_packed: bool) -> None:

@@ -1,7 +1,7 @@
 """Layers as named tensors and JSON values that say how they fit together; and back.
 
-Only filled slots are saved, and shared parts once. Nothing but the classes in `KINDS` can be made
-from a file.
+Only filled slots are saved, and shared parts once. A file can only create objects of the classes in
+`KINDS`.
 """
 
 from collections.abc import Callable, Mapping, Sequence

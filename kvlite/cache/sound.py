@@ -1,6 +1,6 @@
-"""Whether quantized and merged entries from a file fit together: compiled loops do not ask.
+"""Checks that quantized and merged entries from a file fit together, because compiled loops do not.
 
-A checksum tells what was damaged by accident; a file made on purpose to look whole is told by this.
+A checksum finds accidental damage; these checks find files that were forged with valid checksums.
 """
 
 from collections.abc import Callable
@@ -20,13 +20,13 @@ from kvlite.errors import SnapshotError
 
 
 def require(holds: bool) -> None:
-    """Raises SnapshotError, to be told of which file, if something does not hold that must."""
+    """Raise SnapshotError unless a condition holds; the caller adds the file's name."""
     if not holds:
         raise SnapshotError("its parts do not fit together")
 
 
 def require_sound(value: Any) -> None:
-    """Raises SnapshotError if the parts of an object do not fit together."""
+    """Raise SnapshotError if the parts of an object do not fit together."""
     _CHECKS[type(value)](value)
 
 

@@ -1,1 +1,1 @@
-"""Reading and answering: the order in which layers run, and what they attend to."""
+"""Prefill and decoding: the order in which layers run, and what they attend to."""

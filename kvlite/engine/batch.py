@@ -1,8 +1,8 @@
-"""Several conversations take one decode step together: each weight is read once for all of them.
+"""Several conversations in one decode step, which reads each weight once for all of them.
 
-Only products with weights are shared. Each conversation attends over its own cache, by its own
-policies, at its own position, so conversations come and go between any two steps. Logits are those
-it would get alone, to rounding: a product over several rows adds up in another order than over one.
+Only products with weights are shared. Each conversation attends over its own cache, with its own
+policies, at its own position, so conversations can join and leave between any two steps. Its logits
+are those it would get alone, up to rounding: a product over several rows adds up in another order.
 """
 
 from collections.abc import Callable, Sequence
@@ -34,7 +34,7 @@ class RowsAttender:
         self.carrier = StateCarrier(joined([step.carrier.before for step in steps]))
 
     def hand_back(self) -> None:
-        """Give each conversation its own states after the token."""
+        """Return each conversation's own states after the token."""
         rows = parted(self.carrier.after, len(self.steps))
         for step, states in zip(self.steps, rows, strict=True):
             step.carrier.after = states
@@ -65,12 +65,11 @@ class RowsAttender:
 
 @torch.inference_mode()
 def run_together(model: LoadedModel, steps: Sequence[Step]) -> list[Tensor | OutOfMemory]:
-    """Run steps of different caches that have not begun; those that recall have stores of their
-    own.
+    """Run steps of different caches that have not begun; those with recall have their own stores.
 
-    Where memory runs out in a layer, each conversation goes through that layer by itself, and gives
-    up what its own OOM policy says. One that has nothing left to give up stops there; the others go
-    on. Without an OOM policy, torch's error is raised.
+    If memory runs out in a layer, each conversation goes through that layer by itself, and takes
+    the steps of its own OOM policy. A conversation with no steps left stops there; the others
+    continue. Without an OOM policy, torch's error is raised.
 
     Returns:
         For each, logits of the next token, `(1, vocab)` float32; or the error that stopped it: its

@@ -1,4 +1,4 @@
-"""A layer with room for what it is going to read."""
+"""Making room in a layer for the tokens that it will read."""
 
 from kvlite.cache import LayerCache, Selection
 from kvlite.cache.layer import Mark

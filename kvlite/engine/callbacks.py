@@ -36,7 +36,7 @@ class Callbacks:
         progress: told (layer-tokens done, of how many) after every chunk.
         notify: told in a sentence what the user should know.
         cancel: set to end it; checked before every chunk.
-        reading: told after every chunk what is held.
+        reading: told after every chunk how many bytes are held.
     """
 
     progress: Progress | None = None

@@ -1,5 +1,5 @@
-"""A layer's part of a step of several conversations on a CPU, in one compiled call: most of a small
-model's step is each conversation's own, and would be as many calls as there are of them."""
+"""A layer's step for several conversations on a CPU, in one compiled call. Most of a small model's
+step is separate for each conversation, and would otherwise take a call for each."""
 
 from collections import deque
 from collections.abc import Iterator, Sequence

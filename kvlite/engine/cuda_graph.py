@@ -1,7 +1,7 @@
-"""Answering by CUDA graphs: a step is recorded once and then replayed with a single launch.
+"""CUDA graphs for decoding: a step is recorded once and then replayed with a single launch.
 
-A step of many layers makes a thousand launches and more, each of which takes the host longer than
-a small one takes the device. A graph has them all.
+A step of many layers makes a thousand launches or more, and a small launch takes the host longer
+than the device. A graph replaces them all.
 """
 
 from collections.abc import Callable
@@ -89,10 +89,10 @@ class Launch:
 
 
 class GraphDecoder:
-    """Takes an answer's steps as replays of a graph, where they are of the kind that can be.
+    """Runs an answer's steps as replays of a graph, if they can be recorded.
 
-    The token of one is the next one's without the host, which may launch that before it knows the
-    token: where a layer only appends, a step that does not count has changed nothing.
+    A replay passes its token to the next one on the device, so the host may launch the next step
+    before it knows the token. If layers only append, a step that does not count changes nothing.
 
     Attributes:
         steps: how many it took.

@@ -30,10 +30,10 @@ from kvlite.ops.softmax import Softmax
 
 
 class LayerStep:
-    """Runs one layer over one new token a sequence.
+    """Runs one layer over one new token per sequence.
 
-    Where memory runs out, the layer is simply run again: what was done for good is known, and is
-    not done twice.
+    If memory runs out, the layer is run again: changes that are already made are known, and are not
+    made twice.
 
     Attributes:
         layer, policy: as they stand.
@@ -227,8 +227,8 @@ def _queries(q: Tensor, kv_heads: int, scale: float) -> tuple[Tensor, float]:
 
 
 class Step:
-    """One token a sequence on its way through the layers. Where memory runs out, and something can
-    be given up, it goes on from the last layer it got through; else it can be run again, later.
+    """One token per sequence on its way through the layers. If memory runs out and something can be
+    given up, it resumes after the last finished layer; otherwise it can be run again later.
 
     Attributes:
         hidden: `(batch, 1, hidden size)`, what comes into the next layer.

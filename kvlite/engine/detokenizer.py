@@ -9,7 +9,7 @@ class TextStream:
     """Turns tokens into pieces of text; what may still change is held back.
 
     Attributes:
-        stopped: a stop string was met; text from it on is dropped.
+        stopped: whether a stop string came; text from there on is dropped.
     """
 
     def __init__(self, tokenizer: Any, stops: tuple[str, ...] = ()) -> None:

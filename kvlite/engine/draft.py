@@ -1,8 +1,8 @@
 """A draft model: what a smaller model of the same tokens would say next.
 
 Leviathan, Kalman and Matias, "Fast Inference from Transformers via Speculative Decoding" (2023).
-Proposals are its likeliest tokens. As every token is drawn from the large model's own logits,
-whatever was proposed, answers are distributed as without.
+Proposals are its most likely tokens. Every token is drawn from the large model's own logits,
+whatever was proposed, so the distribution of answers does not change.
 """
 
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Proposals of a model: how often they come true, whatever makes them."""
+"""Proposals of a model, and how often they are accepted, whatever model makes them."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence

@@ -1,4 +1,5 @@
-"""One layer reads, chunk by chunk: over all earlier entries freely, over itself causally."""
+"""One layer reads chunk by chunk: it attends to all earlier entries, and causally within the
+chunk."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field

@@ -1,8 +1,8 @@
 """A model's own head proposes tokens (`model.mtp`).
 
-It attends to the last tokens alone, those whose hidden states are logged: to what lies before, the
-hidden states have attended. So it takes the same memory however long the text is. Attention that is
-gated, as of all models with such a head here, needs no first tokens as sinks (Qiu et al., "Gated
+It attends only to the last tokens, whose hidden states are logged; these have attended to
+everything before. So its memory does not depend on the length of the text. Gated attention, which
+all supported models with such a head have, needs no first tokens as sinks (Qiu et al., "Gated
 Attention for Large Language Models", 2025).
 """
 
@@ -23,7 +23,7 @@ ROOM = 2 * ROWS + WIDEST
 
 
 class MtpGuesses(Guesses):
-    """Proposes what the head of a model finds likeliest.
+    """Proposes the tokens that a model's head finds most likely.
 
     An entry of the head's layer is made of a token and of the hidden state of that before it.
 

@@ -1,7 +1,7 @@
-"""What a cache can do without when memory runs out, in place: bits, entries.
+"""What a cache can give up, in place, when memory runs out: bits and entries.
 
-Layers are made smaller one at a time, so that what this takes itself is little; one for which
-there is not even that stays as it is.
+Layers are made smaller one at a time, so that this itself needs little memory; a layer for which
+even that is missing stays as it is.
 """
 
 from collections.abc import Callable, MutableSequence, Sequence

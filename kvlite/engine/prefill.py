@@ -1,8 +1,8 @@
-"""New tokens on their way: all through one layer, that layer compressed, then the next layer.
+"""Layer-major prefill: all new tokens go through one layer, which is compressed before the next.
 
-Exact (the same logits as reading in one piece) unless the method reads otherwise, and its peak is
-the hidden states, one layer's keys and values, the compressed layers before it, and one chunk's
-activations.
+It is exact (the same logits as reading in one piece) unless the method changes the prefill. Its
+peak is the hidden states, one layer's keys and values, the compressed layers before it, and one
+chunk's activations.
 """
 
 from collections.abc import Callable

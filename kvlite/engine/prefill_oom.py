@@ -1,4 +1,4 @@
-"""What reading can do without when memory runs out, before and beside `oom_actions`."""
+"""What prefill can give up when memory runs out, in addition to `oom_actions`."""
 
 from typing import Protocol
 

@@ -1,4 +1,4 @@
-"""A method that keeps what it is shown: to look on, where others are measured or repeated to."""
+"""A method that only records what it is shown, to measure other methods on the same prefill."""
 
 from dataclasses import dataclass
 from functools import cached_property

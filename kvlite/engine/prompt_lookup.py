@@ -1,4 +1,4 @@
-"""Prompt lookup: where the last tokens stood before, what followed may follow again.
+"""Prompt lookup: tokens that followed the same words before are proposed again.
 
 Saxena, "Prompt Lookup Decoding" (2023), with the chains of LZ77 compressors: the longest match is
 found without going through the text again, and how often its next token came is counted for all

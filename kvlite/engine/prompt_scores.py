@@ -1,4 +1,4 @@
-"""What a model makes of every token of a prompt, not of the next one alone."""
+"""The logits after every token of a prompt, not only after the last."""
 
 from collections.abc import Iterator, Sequence
 

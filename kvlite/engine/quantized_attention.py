@@ -1,4 +1,4 @@
-"""One token looks at a head group whose older entries are computed: they never exist all at
+"""Attention of one token to a head group with a compressed segment, which is never restored all at
 once."""
 
 import numpy as np

@@ -1,4 +1,4 @@
-"""What queries of a layer are like: their mean, covariance and lengths, gathered chunk by chunk."""
+"""Statistics of a layer's queries (mean, covariance and lengths), gathered chunk by chunk."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,8 +1,9 @@
-"""What was read is repeated, passage by passage, to see which entries the model then looks at.
+"""Context reconstruction: the model repeats the text, passage by passage, to find the entries it
+needs.
 
 Source: "KVzip: Query-Agnostic KV Cache Compression with Context Reconstruction", section 3. There
-the whole cache is read first and then repeated to; here a layer is repeated to as soon as it was
-read, and cut before the next, so the whole cache never exists.
+the model repeats the text after the whole cache was read. Here each layer is scored by the
+repetition as soon as it was read, and cut before the next, so the whole cache never exists.
 """
 
 from collections.abc import Callable, Sequence

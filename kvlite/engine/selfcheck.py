@@ -1,4 +1,4 @@
-"""Whether a model says layer by layer what it says by itself: asked of those that no test knows."""
+"""Checks that a model gives the same logits layer by layer as by itself, if it is untested."""
 
 import torch
 

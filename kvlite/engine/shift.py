@@ -1,7 +1,7 @@
-"""Entries moved together, so that a conversation goes on beyond what a model was trained for.
+"""Context shift: entries move together, so that a conversation can exceed the trained context.
 
-What a cache holds is given the first positions there are: keys are turned to where they would be
-had nothing else ever been read. Source of the positions: "Efficient Streaming Language Models with
+The entries in the cache get the first positions: keys are rotated as if nothing else had ever been
+read. Source of the positions: "Efficient Streaming Language Models with
 Attention Sinks", section 3.2 (positions within the cache, not of the text).
 """
 

@@ -1,4 +1,4 @@
-"""Reading and answering under a lambda mask: the first tokens, the most recent ones, no others.
+"""Attention under a lambda mask: only to the first tokens and the most recent ones.
 
 Source: "LM-Infinite: Zero-Shot Extreme Length Generalization for Large Language Models", section 4.
 """
@@ -21,7 +21,7 @@ from kvlite.ops.softmax import Softmax
 
 @dataclass(frozen=True)
 class PositionClamp:
-    """Holds queries and sinks at the same distance, wherever they are.
+    """Clamps queries and sinks to the same distance, wherever they are.
 
     Attributes:
         sinks, start, far: rotations of the sinks' positions, of the first position, and of the

@@ -1,8 +1,8 @@
 """Speculation: tokens that are likely to follow go through the layers together with the next one.
 
-They go through ahead of the answer: their entries lie in free slots, where nobody looks. Each
-counts once it is drawn, from the same logits in the same order as without; so wherever an answer
-ends, nothing has to be taken back. What was proposed in vain is overwritten.
+Entries of proposed tokens lie in free slots, which nothing reads. Each counts once its token is
+drawn, from the same logits in the same order as without speculation. So nothing has to be rolled
+back, wherever an answer ends; entries of rejected tokens are overwritten.
 """
 
 from collections import deque
@@ -255,8 +255,8 @@ class Proposer(Protocol):
 class Speculation:
     """Decides, token by token, how many go through the layers together.
 
-    How often proposals would have been right is known before any is tried, and what passes take is
-    measured; where they don't pay, there are none.
+    It counts how often proposals would have been right, even before any is tried, and measures how
+    long passes take. If proposals do not pay, it makes none.
 
     Attributes:
         off: why there are none for the rest of the answer; empty if there may be.

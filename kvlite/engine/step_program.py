@@ -1,9 +1,9 @@
-"""A decode step as one program: what changes from token to token is on the device.
+"""A decode step as one program: everything that changes from token to token is on the device.
 
-The token, its position and the slots it is written to are tensors, and the next token is drawn
-there, so that the same launches serve every token, and a CUDA graph can replay them. What the host
-has to decide happens between programs, in `decode.Step`: more room, entries that are quantized once
-the recent ones are many, methods that settle or trim.
+The token, its position and its slots are tensors, and the next token is drawn on the device. So the
+same launches serve every token, and a CUDA graph can replay them. The host's decisions happen
+between programs, in `decode.Step`: more room, quantizing entries once there are too many recent
+ones, methods that resolve or trim.
 """
 
 from collections.abc import Iterator
@@ -30,7 +30,7 @@ from kvlite.offload.kv.recall_program import RecallClock, recall_refusal
 def refusal(
     model: LoadedModel, cache: KVCache, policies: list[LayerPolicy], recall: Recall | None
 ) -> str | None:
-    """Why the next step of a cache is no program, in a few words; None if it is one."""
+    """Why the next step of a cache cannot be a program, in a few words; None if it can."""
     if model.shape.lenders:
         return "layers attend to keys of others"
     if model.shape.recurrent_layers:
@@ -180,7 +180,7 @@ class StepProgram:
         return logits
 
     def rehearse(self) -> None:
-        """Do all that `run` does but write to the cache, so that what is set up at first use is."""
+        """Do everything that `run` does except writing to the cache, to trigger first-use setup."""
         generator = self.sampler.generator
         drawn = generator.get_state()
         for layer in self.layers:

@@ -1,4 +1,4 @@
-"""A chunk that looks only at some columns of what lies before it, and at what is near."""
+"""Attention of a chunk to some columns of the earlier entries, and to those nearby."""
 
 import torch
 from torch import Tensor
