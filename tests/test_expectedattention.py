@@ -84,6 +84,7 @@ def test_any_chunk_gives_the_same_statistics(llama: Tiny, chunk: int) -> None:
     )
     assert one is not None and other is not None
     for ours, theirs in ((one.mean, other.mean), (one.covariance, other.covariance)):
+        assert ours is not None and theirs is not None
         assert (ours - theirs).abs().max() < 1e-6 * theirs.abs().max().clamp(min=1)
 
 
@@ -92,9 +93,9 @@ def test_small_spreads_about_large_means_are_not_lost() -> None:
     q = torch.randn(1, 2, 300, 8) * 0.01 + 100
     statistics, still = QueryStatistics(), (torch.ones(1, 1, 8), torch.zeros(1, 1, 8))
     for part in q.split(7, 2):
-        statistics = statistics.joined(part, still)
+        statistics = statistics.joined(part, still, covariance=True)
     expected = statistics.expected(still, still)
-    assert expected is not None
+    assert expected is not None and expected.covariance is not None
     for head in range(2):
         exact = torch.tensor(np.cov(q[0, head].double().numpy().T, bias=True))
         assert (expected.covariance[0, head] - exact).abs().max() < 0.01 * exact.abs().max()
@@ -134,3 +135,13 @@ def test_queries_are_counted_only_for_who_asks(llama: Tiny) -> None:
     assert reader.statistics.count == 0 and reader.view(0).window.expected is None
     _, _, reader, _ = read(llama, torch.randint(3, 199, (1, 60)), "expectedattention")
     assert reader.statistics.count == 56
+
+
+@pytest.mark.parametrize(
+    "method", ["expectedattention:use_covariance=false", "triattention", "expectedattention"]
+)
+def test_a_covariance_is_formed_only_where_it_is_read(llama: Tiny, method: str) -> None:
+    _, _, reader, _ = read(llama, torch.randint(3, 199, (1, 60)), method)
+    expected = reader.view(0).window.expected
+    assert expected is not None
+    assert (expected.covariance is not None) == (method == "expectedattention")

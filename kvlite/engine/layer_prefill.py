@@ -219,7 +219,7 @@ class LayerPrefill:
             first = self.end - self.positions.shape[0] + self.done
             early = min(length, max(0, future.skipped - first))
             rotation = self._rotation(self.done + early, length - early)
-            statistics = statistics.joined(q[:, :, early:], rotation)
+            statistics = statistics.joined(q[:, :, early:], rotation, covariance=future.covariance)
         return Found(length, queries, opening, query_sq_sum, statistics)
 
     def _over_head_group(

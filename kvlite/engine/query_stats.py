@@ -15,8 +15,8 @@ from kvlite.model.rotary import Rotation, pair_lengths, rotated, rotations_apart
 
 @dataclass(frozen=True)
 class QueryStatistics:
-    """Mean and covariance of un-rotated queries, and the mean lengths of the pairs of channels that
-    were turned, in float64; no query is held.
+    """Mean of un-rotated queries, their covariance if it is wanted, and the mean lengths of the
+    pairs of channels that were turned, in float64; no query is held.
 
     Each chunk is centered by its own mean before it is joined to those before, so that no small
     covariance is the difference of large sums.
@@ -27,22 +27,26 @@ class QueryStatistics:
     scatter: Tensor | None = None
     lengths: Tensor | None = None
 
-    def joined(self, q: Tensor, rotation: Rotation) -> "QueryStatistics":
-        """With queries `(batch, heads, n, dim)`, rotated, counted too."""
+    def joined(self, q: Tensor, rotation: Rotation, *, covariance: bool) -> "QueryStatistics":
+        """With queries `(batch, heads, n, dim)`, rotated, counted too; `covariance` as each time
+        before."""
         count = q.shape[2]
         if not count:
             return self
         lengths = pair_lengths(q, rotation[0].shape[-1] // 2).mean(2).double()
         q = unrotated(q, rotation)
         mean = q.mean(2, keepdim=True)
-        centered = q - mean
-        scatter = torch.matmul(centered.transpose(-1, -2), centered).double()
+        scatter = None
+        if covariance:
+            centered = q - mean
+            scatter = torch.matmul(centered.transpose(-1, -2), centered).double()
         mean = mean.squeeze(2).double()
-        if self.mean is None or self.scatter is None or self.lengths is None:
+        if self.mean is None or self.lengths is None:
             return QueryStatistics(count, mean, scatter, lengths)
         both, apart = self.count + count, mean - self.mean
-        between = apart[..., :, None] * apart[..., None, :]
-        scatter += self.scatter + between * (self.count * count / both)
+        if scatter is not None and self.scatter is not None:
+            between = apart[..., :, None] * apart[..., None, :]
+            scatter += self.scatter + between * (self.count * count / both)
         share = count / both
         lengths = self.lengths + (lengths - self.lengths) * share
         return QueryStatistics(both, self.mean + apart * share, scatter, lengths)
@@ -53,13 +57,15 @@ class QueryStatistics:
         Args:
             at: the rotation of any one position, which may stretch.
         """
-        if self.mean is None or self.scatter is None or self.lengths is None:
+        if self.mean is None or self.lengths is None:
             return None
-        mean = self.mean[:, :, None]
-        half = rotated(self.scatter / self.count, rotation).transpose(-1, -2)
+        mean, covariance = self.mean[:, :, None], None
+        if self.scatter is not None:
+            half = rotated(self.scatter / self.count, rotation).transpose(-1, -2)
+            covariance = rotated(half, rotation)
         turned = rotated(mean, at).squeeze(2)
         spread = self.lengths.float() - pair_lengths(turned, self.lengths.shape[-1])
-        return Expected(rotated(mean, rotation).squeeze(2), rotated(half, rotation), spread)
+        return Expected(rotated(mean, rotation).squeeze(2), covariance, spread)
 
 
 def rotations_to_come(

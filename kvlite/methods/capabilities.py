@@ -22,10 +22,12 @@ class FutureQueries:
     Attributes:
         ahead: how far from the next position queries are expected, ascending.
         skipped: first positions whose queries do not count.
+        covariance: their covariance is wanted too, which costs a product of all queries.
     """
 
     ahead: Sequence[int]
-    skipped: int
+    skipped: int = 0
+    covariance: bool = False
 
 
 @dataclass(frozen=True)

@@ -40,7 +40,8 @@ class ExpectedAttention(Scored):
 
     @cached_property
     def needs(self) -> Needs:
-        return Needs(attention=True, future_queries=FutureQueries(range(self.future), self.sinks))
+        future = FutureQueries(range(self.future), self.sinks, self.use_covariance)
+        return Needs(attention=True, future_queries=future)
 
     def score(self, head_group: KVHeadGroup, window: Window) -> Tensor:
         """Expected attention among the entries after the sinks, times the length of the value."""
@@ -51,7 +52,9 @@ class ExpectedAttention(Scored):
 
         assert window.expected is not None
         mean = grouped(window.expected.mean[:, :, None], window.kv_heads).squeeze(3)
-        covariance = grouped(window.expected.covariance, window.kv_heads)
+        covariance = window.expected.covariance
+        if covariance is not None:
+            covariance = grouped(covariance, window.kv_heads)
         scores = []
         for index, head in enumerate(head_group.heads):
             keys = (
@@ -59,7 +62,9 @@ class ExpectedAttention(Scored):
                 * window.softmax.scale
             )
             each = [
-                self._logits(keys, mean[:, head, i], covariance[:, head, i])
+                self._logits(
+                    keys, mean[:, head, i], None if covariance is None else covariance[:, head, i]
+                )
                 for i in range(mean.shape[2])
             ]
             softmax = window.softmax.of_heads([head], window.kv_heads)
@@ -69,12 +74,12 @@ class ExpectedAttention(Scored):
             attention *= head_group.values[:, :, self.sinks : head_group.used].float().norm(dim=-1)
         return window.beside(F.pad(attention, (head_group.used - attention.shape[-1], 0)))
 
-    def _logits(self, keys: Tensor, mean: Tensor, covariance: Tensor) -> Tensor:
+    def _logits(self, keys: Tensor, mean: Tensor, covariance: "Tensor | None") -> Tensor:
         """Logarithm of the mean of exp(q k) over Gaussian queries q, `(batch, n)`, for scaled keys
         `(batch, n, dim)` float32."""
         import torch
 
         logits = torch.matmul(keys, mean[..., None]).squeeze(-1)
-        if self.use_covariance:
+        if covariance is not None:
             logits += (torch.matmul(keys, covariance) * keys).sum(-1) / 2
         return logits

@@ -28,13 +28,13 @@ class Expected:
 
     Attributes:
         mean: `(batch, heads, dim)`.
-        covariance: `(batch, heads, dim, dim)`.
+        covariance: `(batch, heads, dim, dim)`, if it was wanted.
         spread: `(batch, heads, pairs)`, of each pair of channels that is turned: by how much the
             mean length of the queries exceeds the length of their mean before the rotation.
     """
 
     mean: Tensor
-    covariance: Tensor
+    covariance: "Tensor | None"
     spread: Tensor
 
 

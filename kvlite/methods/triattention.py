@@ -41,7 +41,7 @@ class TriAttention(Scored):
     @cached_property
     def needs(self) -> Needs:
         ahead = tuple(1 << power for power in range(self.future.bit_length()))
-        return Needs(future_queries=FutureQueries(ahead, skipped=0))
+        return Needs(future_queries=FutureQueries(ahead))
 
     def score(self, head_group: KVHeadGroup, window: Window) -> Tensor:
         """The sum over frequencies, standardized over entries for each query head."""
