@@ -1,42 +1,21 @@
 """A loaded model, ready to read and answer."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from threading import Event
 from typing import Any
-
-import torch
 
 from kvlite.config.arguments import path_of, require_callable
 from kvlite.config.settings import Settings
 from kvlite.conversation.conversation import Conversation
 from kvlite.conversation.metrics import Answer
+from kvlite.conversation.prepared import Prepared, prepare
 from kvlite.conversation.snapshot import Snapshot
 from kvlite.engine.callbacks import NO_CALLBACKS, Callbacks, Progress, require_callbacks
-from kvlite.engine.selfcheck import require_own_answers
-from kvlite.errors import ForecastError, SettingError
-from kvlite.memory.device_budget import hold
-from kvlite.memory.free import is_oom, release_memory
-from kvlite.methods.budget import require_budget
-from kvlite.methods.engine_config import EngineConfig, require_meanings
-from kvlite.methods.layer_policy import layer_policies
-from kvlite.model.architectures import UNTESTED, architecture
-from kvlite.model.devices import choose_devices
-from kvlite.model.load import LoadedModel, load_model
+from kvlite.model.load import LoadedModel
 from kvlite.model.shape import ModelShape
-from kvlite.model.source import find_model, find_tokenizer
 from kvlite.model.text_limit import text_limit
-from kvlite.model.weights import PLAIN, choose_weights
-from kvlite.offload.weights.experts import LEAST
-from kvlite.offload.weights.loader import load_streamed, open_whole
-from kvlite.offload.weights.mtp import load_mtp
-from kvlite.planner.candidates import planner_here, read_tokenizer
-from kvlite.planner.plan import Choice, Plan, Planner, refusal
-
-# Tokens planned for if nobody says how many will be read; and the fewest that must fit.
-TOKENS, FEW = 4096, 256
+from kvlite.planner.plan import Plan
 
 
 class Runner:
@@ -51,6 +30,18 @@ class Runner:
         self.model = model
         self.settings = settings
         self.plan = plan
+
+    @classmethod
+    def of(
+        cls,
+        prepared: Prepared,
+        notify: Callable[[str], None] | None = None,
+        cancel: Event | None = None,
+    ) -> "Runner":
+        """A prepared model, whose weights are read now. Args and errors are those of
+        `Prepared.load`."""
+        model, plan = prepared.load(notify, cancel)
+        return cls(model, prepared.choice.applied(prepared.settings), plan)
 
     @property
     def tokenizer(self) -> Any:
@@ -155,218 +146,5 @@ def open_runner(
     cancel: Event | None = None,
 ) -> Runner:
     """`load` from complete settings. Everything is checked and planned before weights are read.
-
-    Args:
-        reads: counts the tokens to be read, given `tokenizer` and `max_context`; raises
-            ContextError if they are too many. By default some thousand are planned for.
-
-    Raises:
-        ContextError: more is to be read than the model was trained for.
-        SettingError: also if nothing fits by the plan, with the numbers.
-        Stopped: `cancel` was set.
-    """
-    return prepare(settings, notify, reads, cancel).load(notify, cancel)
-
-
-def prepare(
-    settings: Settings,
-    notify: Callable[[str], None] | None = None,
-    reads: Callable[..., int] | None = None,
-    cancel: Event | None = None,
-    freed: int = 0,
-) -> "Prepared":
-    """Find, check and plan a model, and read none of its weights. Otherwise as `open_runner`.
-
-    Args:
-        freed: bytes of the device that will be given back before it is loaded.
-    """
-    config = require_meanings(settings)
-    devices = choose_devices(settings.device)
-    draft = _draft_folder(settings, notify, cancel) if settings.draft else None
-    folder = find_model(settings.model, notify, cancel)
-    planner = planner_here(
-        settings, folder, devices, reads_text=reads is not None, freed=freed, cancel=cancel
-    )
-    tokenizer = planner.forecaster.tokenizer
-    asked = None
-    if reads is not None and tokenizer is not None:
-        asked = reads(tokenizer=tokenizer, max_context=planner.shape.max_context)
-    _require_fit(planner, config, asked)
-    tokens = TOKENS if asked is None else asked
-    most = planner.shape.max_context - settings.max_new_tokens
-    plan = _planned(planner, max(1, min(tokens, most)))
-    if plan is not None and not plan.fits and reads is None:
-        plan = _planned(planner, max(1, min(FEW, most)))  # nobody said how much will be read
-    if plan is not None and not plan.fits:
-        raise refusal(plan)
-    prepared = Prepared(settings, folder, devices, planner, plan, draft)
-    if prepared.untested:
-        prepared.require_plain()
-    return prepared
-
-
-@dataclass(frozen=True)
-class Prepared:
-    """A model that was found, checked and planned, and is not loaded.
-
-    Attributes:
-        draft: the folder of the draft model, if there is one.
-    """
-
-    settings: Settings
-    folder: Path
-    devices: Sequence[torch.device]
-    planner: Planner
-    plan: Plan | None
-    draft: Path | None
-
-    @property
-    def choice(self) -> Choice:
-        """How it will be loaded and used."""
-        return self.planner.usual() if self.plan is None else self.plan.choice
-
-    @property
-    def untested(self) -> bool:
-        """Whether kvlite was not tested with its kind."""
-        return architecture(self.planner.shape.model_type) is UNTESTED
-
-    def require_plain(self) -> None:
-        """Raises SettingError if an untested model could not be checked once it is loaded."""
-        choice, planner = self.choice, self.planner
-        about = (
-            f"{self.settings.model} is a {planner.shape.model_type!r} model, which kvlite was not "
-            "tested with"
-        )
-        if choice.stream != "off":
-            raise SettingError(
-                f"{about} and cannot check while weights are streamed: use --stream off, or a "
-                "smaller model"
-            )
-        quantizes = choice.weights.name not in PLAIN and not choice.weights.stored
-        if quantizes and planner.held.experts:
-            raise SettingError(
-                f"{about}: its experts cannot become {choice.weights.name}, use --weights bf16 or "
-                "a smaller model"
-            )
-
-    def load(
-        self, notify: Callable[[str], None] | None = None, cancel: Event | None = None
-    ) -> Runner:
-        """Read its weights.
-
-        Raises:
-            ModelError: it cannot be loaded or run.
-            Stopped: `cancel` was set.
-        """
-        settings, devices, plan, choice = self.settings, self.devices, self.plan, self.choice
-        shape, forecaster = self.planner.shape, self.planner.forecaster
-        for each in devices:
-            hold(each, settings.vram)
-        resident = LEAST if plan is None else plan.resident
-        load = partial(load_streamed, choice.stream, resident=resident)
-        if choice.stream == "off":
-            counts = [] if plan is None else [each.layers for each in plan.cards]
-            cards = [
-                card for card, count in zip(devices, counts, strict=False) for _ in range(count)
-            ]
-            groups = zip(cards, shape.layer_groups, strict=bool(cards))
-            own = [card for card, group in groups for _ in group]
-            opened = partial(open_whole, cards=own, cancel=cancel)
-            load = partial(load_model, cards=cards, opened=opened)
-        model = load(
-            self.folder,
-            device=devices[0],
-            weights=choice.weights,
-            calibration=forecaster.calibration,
-            tokenizer=forecaster.tokenizer,
-            cancel=cancel,
-        )
-        if self.draft is not None:
-            model.draft = load_model(
-                self.draft,
-                device=devices[0],
-                weights=choose_weights("auto", devices[0], self.draft),
-                tokenizer=model.tokenizer,
-                opened=partial(open_whole, cancel=cancel),
-                cancel=cancel,
-            )
-        if plan is not None and plan.mtp:
-            plan = _with_mtp(model, plan)
-        if choice.weights.stored and not choice.weights.keeps_experts_packed(shape.model_type):
-            require_own_answers(model)
-        if self.untested:
-            require_own_answers(model, untested=True)
-            if notify is not None:
-                notify(
-                    f"{settings.model} was not tested with kvlite; its first tokens were checked "
-                    "against transformers"
-                )
-        return Runner(model, choice.applied(settings), plan)
-
-
-def _with_mtp(model: LoadedModel, plan: Plan) -> Plan:
-    """Load a model's own MTP head as planned, or leave it out if memory runs out; the plan as it
-    came to be."""
-    try:
-        load_mtp(model)
-        return plan
-    except Exception as error:
-        if not is_oom(error):
-            raise
-    # The error is gone here, and with its traceback what was read of the head.
-    release_memory(model.device)
-    return plan.without_mtp(plan.mtp)
-
-
-def _draft_folder(
-    settings: Settings, notify: Callable[[str], None] | None, cancel: Event | None
-) -> Path:
-    """The folder of the smaller model that `--draft` names. It is found and compared with the large
-    one before that is downloaded.
-
-    Raises:
-        ModelError: one of them cannot be found.
-        SettingError: its tokens are others.
-        Stopped: `cancel` was set.
-    """
-    draft = find_model(settings.draft, notify, cancel)
-    own = read_tokenizer(draft)
-    known = read_tokenizer(find_tokenizer(settings.model, notify, cancel))
-    if own is None or known is None or own.get_vocab() != known.get_vocab():
-        raise SettingError(
-            f"--draft {settings.draft} has other tokens than {settings.model}: take a smaller "
-            "model of the same family, or leave --draft out"
-        )
-    return draft
-
-
-def _require_fit(planner: Planner, config: EngineConfig, tokens: int | None) -> None:
-    """Refuse settings that fit no turn of this model. If `tokens` is None, nobody knows how many
-    will be read, and answers may be shorter, too."""
-    settings, shape = config.settings, planner.shape
-    method = config.method.fitted(shape, planner.forecaster.calibration)
-    seen = min(max(1, tokens or 1), shape.max_context)
-
-    def budget(longest: int) -> int:
-        itemsize = planner.load_options[0][1].dtype.itemsize
-        return config.budget.resolve(shape, method, seen, longest, itemsize, config.kv_bits)
-
-    try:
-        average = budget(1 if tokens is None else settings.max_new_tokens)
-    except SettingError:
-        budget(settings.max_new_tokens)  # says how much that takes
-        raise
-    if average < seen:
-        require_budget(method, average)
-    layer_policies(method, shape, average, seen, bits=config.kv_bits)
-
-
-def _planned(planner: Planner, tokens: int) -> Plan | None:
-    """A plan; None if there can be none: a turn that does not fit will say why. Over several cards
-    nothing is loaded without."""
-    try:
-        return planner.best(tokens)
-    except (ForecastError, SettingError):
-        if planner.room.cards:
-            raise
-        return None
+    Args and errors are those of `prepare`."""
+    return Runner.of(prepare(settings, notify, reads, cancel), notify, cancel)

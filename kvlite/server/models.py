@@ -10,7 +10,7 @@ from typing import Any
 
 from kvlite.config.settings import Settings
 from kvlite.config.units import readable
-from kvlite.conversation.runner import FEW
+from kvlite.conversation.prepared import FEW
 from kvlite.errors import ForecastError, ModelError, sentence
 from kvlite.model.local_models import LocalModel, models_here
 from kvlite.model.source import lasting_name
