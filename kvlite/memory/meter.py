@@ -6,6 +6,7 @@ import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +57,7 @@ class TensorMeter(TorchDispatchMode):
         self.peak = 0
         self.cap: int | None = None
         self.device = device
-        self._sizes: dict[int, tuple[int, bool]] = {}
+        self._sizes: dict[int, tuple[int, bool, weakref.ref[Any]]] = {}
         with aside():
             for tensor in host:
                 self._count(tensor)
@@ -71,9 +72,12 @@ class TensorMeter(TorchDispatchMode):
             torch.OutOfMemoryError: that is more than `cap`.
         """
         result = self._run(func, args, kwargs or {})
-        for leaf in tree_iter(result):
-            if isinstance(leaf, Tensor):
-                self._count(leaf)
+        if isinstance(result, Tensor):  # as nearly always
+            self._count(result)
+        else:
+            for leaf in tree_iter(result):
+                if isinstance(leaf, Tensor):
+                    self._count(leaf)
         if self.cap is not None and self.live > self.cap:
             raise torch.OutOfMemoryError(
                 f"{self.live:,} bytes of tensors are live, and {self.cap:,} are allowed"
@@ -105,8 +109,9 @@ class TensorMeter(TorchDispatchMode):
             return
         elsewhere = self.device.type != "cpu" and tensor.device.type == "cpu"
         size, beside = storage.nbytes(), _ASIDE.get() or elsewhere
-        self._sizes[storage._cdata] = size, beside
-        weakref.finalize(storage, self._free, storage._cdata).atexit = False
+        key = storage._cdata
+        freed = weakref.ref(storage, partial(self._free, key))
+        self._sizes[key] = size, beside, freed
         if beside:
             self.host += size
             return
@@ -114,8 +119,8 @@ class TensorMeter(TorchDispatchMode):
         if self.cap is None or self.live <= self.cap:  # what is refused never was
             self.peak = max(self.peak, self.live)
 
-    def _free(self, key: int) -> None:
-        size, beside = self._sizes.pop(key)
+    def _free(self, key: int, _: Any) -> None:
+        size, beside = self._sizes.pop(key)[:2]
         if beside:
             self.host -= size
         else:

@@ -109,6 +109,8 @@ class Window:
         batch, group = self.queries.shape[0], self.queries.shape[1] // self.kv_heads
         size = max(1, min(ROWS_AT_ONCE, ELEMENTS_AT_ONCE // (head_group.used * group * batch)))
         spans = [slice(at, min(at + size, count)) for at in range(0, count, size)]
+        if keys.is_meta:  # the last two take most
+            spans = spans[-2:]
         ahead = [count - rows.stop if complete else 0 for rows in spans]
         attention = self.backend.attention(
             self._logits(head_group, head, keys[:, : head_group.used - later], rows)

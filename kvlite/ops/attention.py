@@ -252,11 +252,15 @@ def attention_of(
 
 def causal_lse(q: Tensor, k: Tensor, softmax: Softmax) -> Tensor:
     """Log-sum-exp `(batch, heads, L)` of the last L of N entries, each over itself and all before
-    it, in blocks of rows."""
+    it, in blocks of rows; of meta tensors the last two, which take most."""
     batch, heads, length, dim = q.shape
     block = max(1, ELEMENTS_AT_ONCE // (2 * batch * heads * dim))
-    before, parts = k.shape[2] - length, []
-    for rows in q.split(block, 2):
+    starts = range(0, length, block)
+    skipped = starts[-2:][0] if q.is_meta else 0
+    before, parts = k.shape[2] - length + skipped, []
+    if skipped:
+        parts.append(q.new_empty(batch, heads, skipped, dtype=torch.float32))
+    for rows in q[:, :, skipped:].split(block, 2):
         seen = k[:, :, : before + rows.shape[2]]
         parts.append(softmax.with_sinks(*attend_causal(rows, seen, seen, softmax))[1])
         before += rows.shape[2]

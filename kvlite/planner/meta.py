@@ -51,6 +51,8 @@ class MetaMeter(TensorMeter):
             rows, experts = args[:2]
             func, args = _aten.empty.memory_format, ([rows.shape[0], experts.shape[2]],)
             kwargs = {"dtype": rows.dtype, "device": _META}
+        if func is _aten.logaddexp.default:  # of the same shape, in a tenth of the time
+            func = _aten.add.Tensor
         if func is _aten.nonzero.default:
             (found,) = args
             func, args = _aten.empty.memory_format, ([found.numel(), found.dim()],)
