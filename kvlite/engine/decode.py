@@ -11,7 +11,7 @@ from kvlite.cache import KVCache, KVHeadGroup, LayerCache, Selection
 from kvlite.cache.query_log import QueryLog
 from kvlite.cache.recurrent import StateCarrier, States
 from kvlite.engine import compiled_rows, compiled_step
-from kvlite.engine.heads import over_head_groups
+from kvlite.engine.heads import over_head_groups, over_what_is_held
 from kvlite.engine.oom_actions import cache_oom_actions
 from kvlite.engine.quantized_attention import attend_segment
 from kvlite.engine.sparse_attention import SparseAttentionMask, sparse_masks
@@ -116,14 +116,8 @@ class LayerStep:
 
     def _lend(self, q: Tensor, softmax: Softmax) -> Tensor:
         """Attention of the token, which is in the layer already."""
-
-        def over(
-            head_group: KVHeadGroup, q: Tensor, k: Tensor, v: Tensor, softmax: Softmax
-        ) -> Tensor:
-            return self._over_entries(head_group, q, softmax, False)
-
-        nothing = q[:, : self.layer.kv_heads]
-        return over_head_groups(self.layer, q, nothing, nothing, softmax, over)
+        over = partial(self._over_entries, remembers=False)
+        return over_what_is_held(self.layer, q, softmax, over)
 
     def _over_entries(
         self, head_group: KVHeadGroup, q: Tensor, softmax: Softmax, remembers: bool

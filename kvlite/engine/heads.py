@@ -44,3 +44,18 @@ def over_head_groups(
     for head, other in layer.head_alias.items():
         outs[:, head] = outs[:, other]
     return out
+
+
+def over_what_is_held(
+    layer: LayerCache,
+    q: Tensor,
+    softmax: Softmax,
+    attend: Callable[[KVHeadGroup, Tensor, Softmax], Tensor],
+) -> Tensor:
+    """As `over_head_groups`, for queries whose tokens are in the layer already."""
+
+    def over(head_group: KVHeadGroup, q: Tensor, k: Tensor, v: Tensor, softmax: Softmax) -> Tensor:
+        return attend(head_group, q, softmax)
+
+    nothing = q[:, : layer.kv_heads]
+    return over_head_groups(layer, q, nothing, nothing, softmax, over)

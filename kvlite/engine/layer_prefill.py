@@ -12,7 +12,7 @@ from torch import Tensor
 from kvlite.cache import KVHeadGroup, LayerCache
 from kvlite.cache.query_log import QueryLog
 from kvlite.cache.recurrent import StateCarrier, States
-from kvlite.engine.heads import over_head_groups
+from kvlite.engine.heads import over_head_groups, over_what_is_held
 from kvlite.engine.query_stats import QueryStatistics
 from kvlite.engine.sparse_attention import SparseAttentionMask, make_room
 from kvlite.engine.vertical_slash import attend_vertical_slash
@@ -231,30 +231,24 @@ class LayerPrefill:
         assert self.found is not None
         cumulative = self.policy.method.decoding.cumulative
         add = self.found.sums.append if cumulative else None
-        return self._over_entries(head_group, q, self.done, softmax, add)
+        return self._over_entries(head_group, q, softmax, self.done, add)
 
     def lender(self, index: int) -> Lender:
         """What attends to the entries of layer `index`, for the chunk that goes through."""
-        source, rows = self.lenders.get(index, self), (self.done, self.length)
-        return Lender(source._rotation(*rows), partial(source._lend, *rows))
+        source, at = self.lenders.get(index, self), self.done
+        return Lender(source._rotation(at, self.length), partial(source._lend, at))
 
-    def _lend(self, at: int, length: int, q: Tensor, softmax: Softmax) -> Tensor:
+    def _lend(self, at: int, q: Tensor, softmax: Softmax) -> Tensor:
         """Attention of the tokens from row `at` on, which are in the layer already."""
-
-        def over(
-            head_group: KVHeadGroup, q: Tensor, k: Tensor, v: Tensor, softmax: Softmax
-        ) -> Tensor:
-            return self._over_entries(head_group, q, at, softmax)
-
-        nothing = q[:, : self.kv_heads]
-        return over_head_groups(self.layer, q, nothing, nothing, softmax, over)
+        over = partial(self._over_entries, at=at)
+        return over_what_is_held(self.layer, q, softmax, over)
 
     def _over_entries(
         self,
         head_group: KVHeadGroup,
         q: Tensor,
-        at: int,
         softmax: Softmax,
+        at: int,
         add: Callable[[tuple[KVHeadGroup, Tensor]], None] | None = None,
     ) -> Tensor:
         """Attention of the tokens from row `at` on, up to these; `add` takes its sums."""

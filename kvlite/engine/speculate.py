@@ -20,7 +20,7 @@ from torch import Tensor
 from kvlite.cache import KVCache, KVHeadGroup, LayerCache
 from kvlite.cache.query_log import QueryLog
 from kvlite.cache.recurrent import States, StatesAhead
-from kvlite.engine.heads import over_head_groups
+from kvlite.engine.heads import over_head_groups, over_what_is_held
 from kvlite.engine.quantized_attention import attend_segment
 from kvlite.memory.free import is_oom, release_memory
 from kvlite.methods.layer_policy import LayerPolicy
@@ -74,13 +74,7 @@ class LayerAhead:
         return Lender(source.rotation, source._lend)
 
     def _lend(self, q: Tensor, softmax: Softmax) -> Tensor:
-        def over(
-            head_group: KVHeadGroup, q: Tensor, k: Tensor, v: Tensor, softmax: Softmax
-        ) -> Tensor:
-            return self._over_entries(head_group, q, softmax)
-
-        nothing = q[:, : self.layer.kv_heads]
-        return over_head_groups(self.layer, q, nothing, nothing, softmax, over)
+        return over_what_is_held(self.layer, q, softmax, self._over_entries)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, softmax: Softmax) -> Tensor:
         """Each token over all entries, those before it in the pass, and itself."""

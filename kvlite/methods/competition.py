@@ -75,7 +75,7 @@ def share_by_scores(
         found = iter(compete([each for layer in scores for each in layer], total, guaranteed))
         counts = [[next(found) for _ in layer] for layer in scores]
     else:
-        lines = by_spread(scores, kind, chosen, max(1, guaranteed))
+        lines = _by_spread(scores, kind, chosen, max(1, guaranteed))
         counts = [
             compete(
                 each, line * sum(part.shape[1] for part in each), guaranteed if per_head else line
@@ -93,7 +93,9 @@ def _scores(head_group: KVHeadGroup) -> Tensor:
     return head_group.selection_scores
 
 
-def by_spread(scores: Sequence[Sequence[Tensor]], kind: str, average: int, least: int) -> list[int]:
+def _by_spread(
+    scores: Sequence[Sequence[Tensor]], kind: str, average: int, least: int
+) -> list[int]:
     """Each layer's budget, in proportion to the spread of its scores.
 
     Source: "PyramidKV", section 6.5: layers with higher entropy, or a higher Gini coefficient,
