@@ -3,9 +3,10 @@
 import json
 import sys
 
-(*_, opened) = json.loads(sys.stdin.readline())
-assert opened == "threads"
-print("{}", flush=True)
+opened = json.loads(sys.stdin.readline())
+assert opened.keys() == {"peers", "model", "dtype", "device", "threads"}
+unknown = [peer for peer in opened["peers"] if peer == "kvpress:nosuch"]
+print(json.dumps({"unknown": unknown[0], "presses": ["knorm"]} if unknown else {}), flush=True)
 for line in sys.stdin:
     asked = json.loads(line)
     if asked["peer"] == "kvpress:dies":
@@ -18,6 +19,6 @@ for line in sys.stdin:
         "reading_s": 2.0,
         "token_ms": 30.0,
     }
-    if asked["peer"] == "kvpress:nosuch":
-        answer = {"error": "ValueError: kvpress has no nosuch"}
+    if asked["peer"] == "kvpress:fails":
+        answer = {"error": "ValueError: too short"}
     print(json.dumps(answer), flush=True)

@@ -1,8 +1,10 @@
 """Others' caches on the same prompts: what is asked of their program, and what it does."""
 
+import json
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from io import StringIO
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -74,12 +76,20 @@ def test_rows_of_peers_stand_beside_ours(llama: Tiny, program: PeerProgram) -> N
 
 def test_what_a_peer_cannot_do_is_one_sentence(program: PeerProgram) -> None:
     case = make_case(0)
-    with pytest.raises(ModelError, match=r"kvpress:nosuch fails in .*: ValueError: kvpress has no"):
-        program.told(PeerChoice("kvpress:nosuch", 40), case, known=True)
+    with pytest.raises(ModelError, match=r"kvpress:fails fails in .*: ValueError: too short"):
+        program.told(PeerChoice("kvpress:fails", 40), case, known=True)
     assert program.told(PeerChoice("kvpress:knorm", 40), case, known=True)["entries_mean"] == 40
     for _ in range(2):
         with pytest.raises(ModelError, match=r"kvpress:dies fails in .*: its program has ended"):
             program.told(PeerChoice("kvpress:dies", 40), case, known=True)
+
+
+def test_a_press_that_is_not_there_is_refused_before_anything_is_read(
+    llama: Tiny, program: PeerProgram
+) -> None:
+    chosen = peer_choices(["kvpress:knorm", "kvpress:nosuch"], [40], 120)
+    with pytest.raises(SettingError, match=r"--peer kvpress:nosuch is none of .* alone: knorm$"):
+        PeerProgram(llama.model, Path("somewhere"), chosen)
 
 
 def test_options(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -179,8 +189,23 @@ def test_their_program_keeps_reads_and_answers(
     assert told["entries_mean"] == entries
     width = shape.num_key_value_heads * shape.hidden_size // shape.num_attention_heads
     assert told["kv_bytes"] == 2 * 4 * entries * width * shape.num_hidden_layers
-    with pytest.raises(ValueError, match="kvpress has no snapkv; it has keeplast"):
-        peer_program.chosen("kvpress:snapkv", model, 0.5)
+
+
+def test_unknown_presses_are_named_before_the_model_is_loaded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Which is not even there; a press that is made around another is none to be named."""
+    presses = {"KeepLastPress": KeepLastPress, "WrapperPress": lambda press: press}
+    monkeypatch.setitem(sys.modules, "kvpress", SimpleNamespace(**presses))
+    assert peer_program.missing(["kvpress:keeplast", "transformers:hqq4"]) == {}
+    asked = [{"peers": ["kvpress:keeplast", f"kvpress:{name}"]} for name in ("snapkv", "wrapper")]
+    monkeypatch.setattr("sys.stdin", StringIO("".join(f"{json.dumps(each)}\n" for each in asked)))
+    answers = StringIO()
+    monkeypatch.setattr("sys.stdout", answers)
+    peer_program.main()
+    assert list(map(json.loads, answers.getvalue().splitlines())) == [
+        {"unknown": f"kvpress:{name}", "presses": ["keeplast"]} for name in ("snapkv", "wrapper")
+    ]
 
 
 def one_pass(model: Any, ids: list[int], cut: int, kept: int) -> torch.Tensor:

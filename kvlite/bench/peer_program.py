@@ -1,8 +1,9 @@
 """Caches of kvpress and of transformers on prompts of the bench.
 
 A program of its own, for the Python of an environment that has these: kvlite does not import it.
-It reads JSON lines, first `{"model", "dtype", "device", "threads"}`, which it answers with `{}`
-once the model is loaded; then a case a line,
+It reads JSON lines. The first, `{"peers", "model", "dtype", "device", "threads"}`, it answers with
+`{"unknown", "presses"}` if kvpress does not have one of the peers, else with `{}` once the model is
+loaded. Then comes a case a line,
 
     {"peer": "kvpress:snapkv", "keep": 512, "context": [...], "question": [...], "forced": [...],
      "at_keys": [...], "stop": [...], "new_tokens": 40}
@@ -17,6 +18,7 @@ import copy
 import json
 import sys
 import time
+from inspect import signature
 from typing import Any
 
 import torch
@@ -31,13 +33,43 @@ def main() -> None:
         asked = json.loads(line)
         try:
             if model is None:
-                model, answer = opened(asked), {}
+                answer = missing(asked["peers"])
+                model = None if answer else opened(asked)
             else:
                 with torch.inference_mode():
                     answer = told(model, asked)
         except Exception as error:  # whatever a method raises, the next may work
             answer = {"error": f"{type(error).__name__}: {error}"}
         print(json.dumps(answer), file=answers, flush=True)
+
+
+def missing(peers: list[str]) -> dict[str, Any]:
+    """The first peer that is a press which kvpress does not have, and the presses it has."""
+    for peer in peers:
+        program, _, name = peer.partition(":")
+        if program == "kvpress" and name not in (held := presses()):
+            return {"unknown": peer, "presses": sorted(held)}
+    return {}
+
+
+def presses() -> dict[str, Any]:
+    """kvpress' presses that take a compression ratio alone, by the names that peers have."""
+    import kvpress
+
+    return {
+        key.removesuffix("Press").lower(): press
+        for key, press in vars(kvpress).items()
+        if key.endswith("Press") and takes_ratio_alone(press)
+    }
+
+
+def takes_ratio_alone(press: Any) -> bool:
+    """Whether nothing else has to be given; some presses are made around another."""
+    try:
+        signature(press).bind(compression_ratio=0.0)
+    except TypeError:
+        return False
+    return True
 
 
 def opened(asked: dict[str, Any]) -> Any:
@@ -90,13 +122,7 @@ def chosen(peer: str, model: Any, share: float) -> tuple[Any, Any]:
     if program == "transformers":
         bits = int(name.removeprefix("hqq"))
         return None, QuantizedCache("hqq", model.config, nbits=bits, axis_key=1, axis_value=1)
-    import kvpress
-
-    presses = {key.removesuffix("Press").lower(): key for key in dir(kvpress) if "Press" in key}
-    if name not in presses:
-        raise ValueError(f"kvpress has no {name}; it has {', '.join(sorted(presses))}")
-    ratio = max(0.0, 1 - share)
-    return getattr(kvpress, presses[name])(compression_ratio=ratio), DynamicCache()
+    return presses()[name](compression_ratio=max(0.0, 1 - share)), DynamicCache()
 
 
 def step(model: Any, cache: Any, ids: list[int], position: int, keep: int = 1) -> torch.Tensor:

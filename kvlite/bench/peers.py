@@ -7,7 +7,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from venv import EnvBuilder
@@ -19,7 +19,7 @@ from kvlite.bench.fork import NO_RECALL
 from kvlite.cache.bits import UNCHANGED
 from kvlite.config.paths import data_folder
 from kvlite.config.settings import Settings
-from kvlite.errors import ModelError, SettingError
+from kvlite.errors import KvliteError, ModelError, SettingError
 from kvlite.model.devices import choose_devices
 from kvlite.model.load import LoadedModel
 
@@ -139,20 +139,46 @@ def peer_choices(specs: Sequence[str], budgets: Sequence[int], longest: int) -> 
     ]
 
 
-@dataclass
 class PeerProgram:
-    """The program in its environment, started when it is first asked; it ends with this process,
-    or when closed.
+    """The program in its environment; it ends with this process, or when closed."""
 
-    Attributes:
-        path: the model's folder of safetensors.
-        choices: what is asked of it.
-    """
+    def __init__(self, model: LoadedModel, path: Path, choices: Sequence[PeerChoice]) -> None:
+        """Start it, with the model.
 
-    model: LoadedModel
-    path: Path
-    choices: Sequence[PeerChoice]
-    _running: "subprocess.Popen[str] | None" = field(default=None, init=False)
+        Args:
+            path: the model's folder of safetensors.
+            choices: what will be asked of it.
+
+        Raises:
+            SettingError: one is no press of kvpress.
+            ModelError: it cannot open the model.
+        """
+        self.model, self.choices = model, choices
+        self._running = subprocess.Popen(
+            [str(python(environment())), "-I", str(PROGRAM)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env={**os.environ, "HF_HUB_OFFLINE": "1"},
+            text=True,
+        )
+        asked = {
+            "peers": list(dict.fromkeys(choice.spec for choice in choices)),
+            "model": str(path),
+            "dtype": str(model.dtype).removeprefix("torch."),
+            "device": str(model.device),
+            "threads": torch.get_num_threads(),
+        }
+        try:
+            answer = self._ask(asked, "the model")
+            if "unknown" in answer:
+                raise SettingError(
+                    f"--peer {answer['unknown']} is none of kvpress' presses that take a "
+                    f"compression ratio alone: {', '.join(answer['presses'])}"
+                )
+        except KvliteError:
+            self.close()
+            raise
 
     def told(self, choice: PeerChoice, case: Case, *, known: bool) -> dict[str, Any]:
         """What it answers to a case.
@@ -181,31 +207,9 @@ class PeerProgram:
 
     def close(self) -> None:
         """End it."""
-        if self._running is not None:
-            self._running.communicate()
-            self._running = None
+        self._running.communicate()
 
     def _ask(self, asked: Mapping[str, Any], about: str) -> dict[str, Any]:
-        if self._running is None:
-            self._running = subprocess.Popen(
-                [str(python(environment())), "-I", str(PROGRAM)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                env={**os.environ, "HF_HUB_OFFLINE": "1"},
-                text=True,
-            )
-            about_model = {
-                "model": str(self.path),
-                "dtype": str(self.model.dtype).removeprefix("torch."),
-                "device": str(self.model.device),
-                "threads": torch.get_num_threads(),
-            }
-            try:
-                self._ask(about_model, "the model")
-            except ModelError:
-                self.close()
-                raise
         assert self._running.stdin is not None and self._running.stdout is not None
         try:
             self._running.stdin.write(json.dumps(asked) + "\n")
