@@ -122,10 +122,11 @@ def answered_as_they_come(
     asked, refused = list[_Asked](), list[BatchAnswer]()
     conversations = _conversations(runner, shares, callbacks, settings, asked, refused)
     for index, heard in ask_all(conversations, callbacks):
-        yield from _taken(refused)
+        yield from refused
+        refused.clear()
         if (answer := asked[index].hear(heard)) is not None:
             yield answer
-    yield from _taken(refused)
+    yield from refused
 
 
 def _conversations(
@@ -159,11 +160,6 @@ def _conversations(
         asked[-len(tasks)].document_tokens = len(talk.token_ids)
         own = [task.settings for task in tasks]
         yield talk, talk.config, [*zip(said, own, strict=True)]
-
-
-def _taken(answers: list[BatchAnswer]) -> Iterator[BatchAnswer]:
-    while answers:
-        yield answers.pop(0)
 
 
 def documents_of(
