@@ -6,7 +6,7 @@ from typing import Any
 import gradio as gr
 
 from kvlite.bench.advice import profile_of
-from kvlite.bench.tune_grid import NAME
+from kvlite.bench.options import TUNE_PROFILE
 from kvlite.config.paths import config_folder
 from kvlite.config.profiles import Profiles
 from kvlite.config.settings import LOADING, OPTIONS, Settings
@@ -128,8 +128,8 @@ class SettingsEvents:
             yield shown
         if work.failure is None:
             values = profile_of(found["values"], found["model"])
-            self._profiles(request).save(NAME, values, force=True, note=found["told"][0])
-            told = f"In use from the next message on, and saved as the profile {NAME}."
+            self._profiles(request).save(TUNE_PROFILE, values, force=True, note=found["told"][0])
+            told = f"In use from the next message on, and saved as the profile {TUNE_PROFILE}."
             yield sentence_html(told)
 
     def profiles(self, request: gr.Request) -> Any:

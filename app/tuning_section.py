@@ -6,8 +6,7 @@ from typing import Any
 
 import gradio as gr
 
-from kvlite.bench.fork import NO_RECALL
-from kvlite.bench.tune_grid import MINUTES
+from kvlite.bench.options import NO_RECALL, TUNE_MINUTES
 
 from .form import label_of
 
@@ -35,7 +34,7 @@ class TuningSection:
         gr.HTML(_ABOUT, padding=False)
         self.document = gr.Dropdown([], value=None, label="Document", elem_id="tune-document")
         self.minutes = gr.Number(
-            MINUTES, label="Minutes it may take", minimum=0.1, elem_id="tune-minutes"
+            TUNE_MINUTES, label="Minutes it may take", minimum=0.1, elem_id="tune-minutes"
         )
         self.begin = gr.Button("Tune", size="sm", elem_id="tune-begin")
         self.found = gr.HTML(elem_id="tuned", padding=False, apply_default_css=False)

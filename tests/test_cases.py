@@ -7,10 +7,10 @@ import pytest
 from transformers import AutoTokenizer
 
 from kvlite.bench.case import Case, Recipe, require_fit
-from kvlite.bench.niah import KINDS as NEEDLES
 from kvlite.bench.niah import Niah
+from kvlite.bench.options import KINDS as NEEDLES
 from kvlite.bench.prose import begun_elsewhere, bundled_prose, hidden_in, names, numbers
-from kvlite.bench.ruler import COMMON, RARE_TIMES, TASKS, Ruler
+from kvlite.bench.ruler import COMMON, RARE_TIMES, Ruler
 from kvlite.config.settings import EMBEDDED_MODEL
 from kvlite.errors import SettingError
 from kvlite.model.chat_template import said_tokens
@@ -26,13 +26,13 @@ def tokenizer() -> Any:
 
 @pytest.fixture(scope="module")
 def needles(tokenizer: Any) -> list[Recipe]:
-    task = Niah(tokens=[900], kinds=list(NEEDLES), depths=4, repeats=2, **GRID)
+    task = Niah(tokens=[900], depths=4, repeats=2, **GRID)
     return task.prompts(tokenizer, bundled_prose())
 
 
 @pytest.fixture(scope="module")
 def tasks(tokenizer: Any) -> list[Recipe]:
-    task = Ruler(tokens=[900], tasks=list(TASKS), repeats=2, **GRID)
+    task = Ruler(tokens=[900], repeats=2, **GRID)
     return task.prompts(tokenizer, bundled_prose())
 
 

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 import torch
 
 from kvlite.bench.fidelity import parts
+from kvlite.bench.options import AttentionOptions
 from kvlite.bench.prose import bundled_prose, digest
 from kvlite.bench.rows import Cells, Row
 from kvlite.bench.task import Task, Work
@@ -48,22 +49,11 @@ class AttentionRow(Row):
 
 
 @dataclass(kw_only=True)
-class Attention(Task[AttentionRow]):
-    """Attention by layer.
+class Attention(AttentionOptions, Task[AttentionRow]):
+    """Attention by layer."""
 
-    Attributes:
-        file: what is read; empty for the bundled prose.
-        tokens: of a part.
-        repeats: parts of the text.
-    """
-
-    name: ClassVar = "attention"
     title: ClassVar = "Attention by layer"
     row: ClassVar = AttentionRow
-
-    file: str
-    tokens: int
-    repeats: int
 
     @property
     def draws(self) -> bool:

@@ -15,6 +15,7 @@ from torch import Tensor
 from kvlite.bench.batch_decode import teacher_force
 from kvlite.bench.fork import Branch, Choice, parties, read_turns
 from kvlite.bench.grid import require_memory
+from kvlite.bench.options import FidelityOptions
 from kvlite.bench.prose import bundled_prose, digest
 from kvlite.bench.rows import Cells, Curve, QualityRow, tallies
 from kvlite.bench.task import GridTask, Work
@@ -56,16 +57,9 @@ class FidelityRow(QualityRow):
 
 
 @dataclass(kw_only=True)
-class Fidelity(GridTask[FidelityRow]):
-    """Predictions after a cut beside the full cache's.
+class Fidelity(FidelityOptions, GridTask[FidelityRow]):
+    """Predictions after a cut beside the full cache's."""
 
-    Attributes:
-        file: what is read; empty for the bundled prose.
-        after: tokens of the text that are scored after the cut, at least 2.
-        repeats: parts of the text.
-    """
-
-    name: ClassVar = "fidelity"
     title: ClassVar = "Fidelity to the full cache"
     row: ClassVar = FidelityRow
     curves: ClassVar = (
@@ -74,10 +68,6 @@ class Fidelity(GridTask[FidelityRow]):
         Curve("attention_kept", "attention kept (share)"),
     )
     records_recall: ClassVar = True
-
-    file: str
-    after: int
-    repeats: int
 
     def __post_init__(self) -> None:
         super().__post_init__()

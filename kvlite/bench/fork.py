@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kvlite.bench.options import NO_RECALL
 from kvlite.cache import KVBits, KVCache, LayerCache
 from kvlite.cache.bits import written
 from kvlite.engine.callbacks import Callbacks
@@ -31,8 +32,6 @@ from kvlite.methods.layer_policy import (
 )
 from kvlite.model.load import LoadedModel
 from kvlite.offload import HostKVStore, Recall
-
-NO_RECALL = "off"
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,8 @@
 from collections.abc import Iterable, Sequence
 from itertools import product
 
-from kvlite.bench.fork import NO_RECALL, Choice, Recalled
+from kvlite.bench.fork import Choice, Recalled
+from kvlite.bench.options import NO_RECALL
 from kvlite.bench.prose import bundled_prose
 from kvlite.cache import KVBits, parse_kv_bits
 from kvlite.config.units import readable

@@ -8,6 +8,7 @@ from typing import ClassVar
 
 from kvlite.bench.fork import Choice
 from kvlite.bench.grid import fitting_prose
+from kvlite.bench.options import MemoryOptions
 from kvlite.bench.rows import Cells, Row, label, shown_budget
 from kvlite.bench.speed import peak_over_weights
 from kvlite.bench.task import GridTask, Work
@@ -44,10 +45,9 @@ class MemoryRow(Row):
 
 
 @dataclass(kw_only=True)
-class Memory(GridTask[MemoryRow]):
+class Memory(MemoryOptions, GridTask[MemoryRow]):
     """Bytes of the cache, and the peak of reading."""
 
-    name: ClassVar = "memory"
     title: ClassVar = "Memory of reading"
     row: ClassVar = MemoryRow
 

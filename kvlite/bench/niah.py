@@ -12,28 +12,20 @@ from typing import Any, ClassVar
 
 from kvlite.bench.case import Made, Puzzle
 from kvlite.bench.grid import require_known
+from kvlite.bench.options import KINDS, NiahOptions
 from kvlite.bench.prose import begun_elsewhere, hidden_in, names, numbers
 from kvlite.bench.questions import QuestionTask
 
-KINDS = ("number", "sentence", "pairs")
 TOKENS_A_PAIR, MOST_PAIRS = 100, 1000
 
 _SIGHTS = "eat a sandwich and sit in Dolores Park on a sunny day"
 
 
 @dataclass(kw_only=True)
-class Niah(QuestionTask):
-    """Needles in a haystack.
+class Niah(NiahOptions, QuestionTask):
+    """Needles in a haystack."""
 
-    Attributes:
-        depths: how many places of the needle, evenly spread.
-    """
-
-    name: ClassVar = "niah"
     title: ClassVar = "Needles in a haystack"
-
-    depths: int
-    kinds: list[str]
 
     def __post_init__(self) -> None:
         require_known("--kind", self.kinds, KINDS)

@@ -15,7 +15,7 @@ from venv import EnvBuilder
 import torch
 
 from kvlite.bench.case import Case
-from kvlite.bench.fork import NO_RECALL
+from kvlite.bench.options import NO_RECALL
 from kvlite.cache.bits import UNCHANGED
 from kvlite.config.paths import data_folder
 from kvlite.config.settings import Settings

@@ -2,7 +2,7 @@
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache, partial
 from itertools import product
 from math import inf
@@ -17,6 +17,7 @@ from kvlite.bench.case import MOST_ANSWER, Case, Made, Recipe, fitted, require_f
 from kvlite.bench.fork import Branch, Choice, parties, read_turns
 from kvlite.bench.grid import fitting_prose, require_known, require_memory
 from kvlite.bench.marks import found, leading, rouge_1
+from kvlite.bench.options import QuestionOptions
 from kvlite.bench.peers import (
     PeerChoice,
     PeerProgram,
@@ -75,14 +76,8 @@ class QuestionRow(QualityRow):
 
 
 @dataclass(kw_only=True)
-class QuestionTask(GridTask[QuestionRow]):
-    """Questions, asked of every choice.
-
-    Attributes:
-        question: a key of `ASKED`.
-        repeats: prompts of each kind, from different seeds.
-        peer: others' caches to be asked too, as in `peers`.
-    """
+class QuestionTask(QuestionOptions, GridTask[QuestionRow]):
+    """Questions, asked of every choice."""
 
     row: ClassVar = QuestionRow
     curves: ClassVar = (
@@ -90,10 +85,6 @@ class QuestionTask(GridTask[QuestionRow]):
         Curve("surprise", "surprise (nats a key token)"),
     )
     from_seeds: ClassVar = True
-
-    question: str
-    repeats: int
-    peer: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         require_known("--question", [self.question], ASKED)

@@ -6,8 +6,8 @@ from math import inf
 from statistics import fmean
 from typing import Any, ClassVar, Generic, TypeVar
 
-from kvlite.bench.fork import NO_RECALL
 from kvlite.bench.intervals import Estimate, mean_of, share_of
+from kvlite.bench.options import NO_RECALL
 from kvlite.cache.bits import UNCHANGED
 from kvlite.config.units import readable
 

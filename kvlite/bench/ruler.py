@@ -20,14 +20,12 @@ from typing import Any, ClassVar
 
 from kvlite.bench.case import Made, Puzzle, Recipe
 from kvlite.bench.grid import require_known
+from kvlite.bench.options import RULERS_OWN, RulerOptions
 from kvlite.bench.prose import begun_elsewhere, hidden_in, names, numbers
 from kvlite.bench.questions import QuestionTask
 from kvlite.errors import SettingError
 
 NEEDLES, MANY, HOPS, COMMON, TIMES, RARE_TIMES = 4, 8, 4, 10, 30, 3
-
-RULERS_OWN = ("niah_single_1", "niah_multikey_2", "niah_multikey_3", "vt", "cwe", "fwe")
-"""Tasks whose prompts are RULER's own."""
 
 LEAST_OF_RULER = 1000
 """Tokens of such a prompt at least: RULER's example and text have to fit."""
@@ -38,13 +36,10 @@ _NOISE = (
 
 
 @dataclass(kw_only=True)
-class Ruler(QuestionTask):
+class Ruler(RulerOptions, QuestionTask):
     """Tasks after RULER."""
 
-    name: ClassVar = "ruler"
     title: ClassVar = "Tasks after RULER"
-
-    tasks: list[str]
 
     def __post_init__(self) -> None:
         require_known("--task", self.tasks, [*TASKS, *RULERS_OWN])

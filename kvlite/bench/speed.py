@@ -1,7 +1,7 @@
 """Speed and memory beside transformers' own `generate`, on the same prompt in the same run."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 from statistics import median
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from kvlite.bench.grid import fitting_prose
 from kvlite.bench.llama_cpp import llama_cpp, require_llama_cpp
+from kvlite.bench.options import SpeedOptions
 from kvlite.bench.peers import require_one_card
 from kvlite.bench.rows import Cells, Row, label
 from kvlite.bench.task import Task, Work
@@ -70,21 +71,11 @@ class SpeedRow(Row):
 
 
 @dataclass(kw_only=True)
-class Speed(Task[SpeedRow]):
+class Speed(SpeedOptions, Task[SpeedRow]):
     """Time, peak and bytes beside transformers."""
 
-    name: ClassVar = "speed"
     title: ClassVar = "Speed beside transformers"
     row: ClassVar = SpeedRow
-
-    tokens: list[int]
-    method: str
-    budget: str
-    kv_bits: str
-    recall: str
-    repeats: int
-    new_tokens: int
-    peer: list[str] = field(default_factory=lambda: [TRANSFORMERS])
 
     def __post_init__(self) -> None:
         """Raises SettingError if an option is not valid."""

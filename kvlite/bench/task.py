@@ -2,16 +2,16 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from math import inf
 from pathlib import Path
 from time import monotonic
 from typing import Any, ClassVar, Generic, TypeVar
 
-from kvlite.bench.fork import NO_RECALL, Choice
+from kvlite.bench.fork import Choice
 from kvlite.bench.grid import choices, recalled
+from kvlite.bench.options import NO_RECALL, Options, RecallOptions
 from kvlite.bench.rows import Cells, Curve, Key, Row, tallies
-from kvlite.cache.bits import UNCHANGED
 from kvlite.config.settings import Settings
 from kvlite.conversation.runner import Runner
 from kvlite.model.load import LoadedModel
@@ -42,18 +42,16 @@ def measure(
 
 
 @dataclass(kw_only=True)
-class Task(ABC, Generic[R]):
+class Task(Options, ABC, Generic[R]):
     """A benchmark. Its fields are the options that decide the rows.
 
     Attributes:
-        name: of the command.
         title: for the progress bar, the table and plots.
         row: the class of the rows.
         curves: what is plotted against the bytes of the cache.
         resumes: whether a run that is told no folder goes on with the last of the same options.
     """
 
-    name: ClassVar[str]
     title: ClassVar[str]
     row: ClassVar[type[Any]]
     curves: ClassVar[Sequence[Curve]] = ()
@@ -100,12 +98,10 @@ class Task(ABC, Generic[R]):
 
 
 @dataclass(kw_only=True)
-class GridTask(Task[R]):
+class GridTask(RecallOptions, Task[R]):
     """A benchmark of methods x budgets x bits x recall.
 
     Attributes:
-        tokens: lengths of the prompts.
-        budgets: mean entries a KV head and layer.
         records_recall: whether a run without recall says so in its configuration; older runs of
             some commands do not, and must go on.
         from_seeds: whether `repeats` are seeds, and so in the configuration.
@@ -113,13 +109,6 @@ class GridTask(Task[R]):
 
     records_recall: ClassVar[bool] = False
     from_seeds: ClassVar[bool] = False
-
-    tokens: list[int]
-    methods: list[str]
-    budgets: list[int]
-    kv_bits: list[str]
-    recall: list[str] = field(default_factory=lambda: [NO_RECALL])
-    recall_bits: list[str] = field(default_factory=lambda: [UNCHANGED])
 
     def __post_init__(self) -> None:
         """Raises SettingError if an option is not valid."""

@@ -30,11 +30,11 @@ from kvlite.bench.fidelity import FidelityRow, fidelity
 from kvlite.bench.fork import Branch, Choice, parties
 from kvlite.bench.grid import choices, recalled, require_memory
 from kvlite.bench.niah import codes, hidden
+from kvlite.bench.options import TuneOptions
 from kvlite.bench.prose import digest
 from kvlite.bench.questions import UNKNOWN, read
 from kvlite.bench.rows import Cells, Curve, Key, label, tallies
 from kvlite.bench.task import Task, Work
-from kvlite.bench.tune_grid import BUDGETS, KV_BITS, METHODS, MOST_LOST, RECALL, TOKENS
 from kvlite.config.settings import Settings
 from kvlite.config.units import readable
 from kvlite.conversation.runner import Runner
@@ -56,33 +56,20 @@ _GOLDEN = 0.618
 
 
 @dataclass(kw_only=True)
-class Tune(Task[TuneRow]):
+class Tune(TuneOptions, Task[TuneRow]):
     """Choices measured on a user's document.
 
     Attributes:
-        file: the document, or its name.
-        tokens: the longest part of it to read at a time.
-        budgets: shares of what is read, such as "6%".
-        most_lost: nats a token that the recommended settings may lose.
-        text: its text; read from it if empty.
+        text: the document's; read from `file` if empty.
         cancel: ends what is measured, once set.
         choices: what is compared in the first part, once the model is known.
     """
 
-    name: ClassVar = "tune"
     title: ClassVar = "Tuning"
     row: ClassVar = TuneRow
     curves: ClassVar = (Curve("lost", "lost, compared with the full cache (nats a token)"),)
     resumes: ClassVar = True
 
-    file: str
-    tokens: int = TOKENS
-    methods: list[str] = field(default_factory=lambda: [*METHODS])
-    budgets: list[str] = field(default_factory=lambda: [*BUDGETS])
-    kv_bits: list[str] = field(default_factory=lambda: [*KV_BITS])
-    recall: list[str] = field(default_factory=lambda: [*RECALL])
-    recall_bits: list[str] = field(default_factory=lambda: [Settings.recall_bits])
-    most_lost: float = MOST_LOST
     text: str = ""
     cancel: Event | None = None
     choices: list[Choice] = field(init=False, default_factory=list)

@@ -14,6 +14,7 @@ from kvlite.bench.fork import Choice
 from kvlite.bench.grid import fitting_prose, require_known, require_memory
 from kvlite.bench.marks import found, leading
 from kvlite.bench.niah import codes
+from kvlite.bench.options import TurnsOptions
 from kvlite.bench.prose import begun_elsewhere, bundled_prose, hidden_in
 from kvlite.bench.questions import KNOWN, UNKNOWN
 from kvlite.bench.rows import Cells, Curve, Key, QualityRow, Tally, tallies
@@ -109,7 +110,7 @@ class TurnRow(QualityRow):
 
 
 @dataclass(kw_only=True)
-class Turns(GridTask[TurnRow]):
+class Turns(TurnsOptions, GridTask[TurnRow]):
     """Conversations of several questions, in several orders.
 
     Attributes:
@@ -118,7 +119,6 @@ class Turns(GridTask[TurnRow]):
             is cut with the first question in any case.
     """
 
-    name: ClassVar = "turns"
     title: ClassVar = "Questions one after the other"
     row: ClassVar = TurnRow
     curves: ClassVar = (
@@ -127,11 +127,6 @@ class Turns(GridTask[TurnRow]):
     )
     from_seeds: ClassVar = True
     records_recall: ClassVar = True
-
-    questions: int
-    orders: int
-    repeats: int
-    question: str = KNOWN
 
     def __post_init__(self) -> None:
         require_known("--question", [self.question], [KNOWN, UNKNOWN])

@@ -5,9 +5,10 @@ import json
 import os
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import Field, fields
 from functools import partial, wraps
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any, get_origin, get_type_hints
 
 import typer
 
@@ -141,6 +142,47 @@ def with_flags(
     run.__doc__ = command.__doc__
     run.__name__ = command.__name__
     return run
+
+
+def with_fields(options: type) -> Callable[[Command], Command]:
+    """Give a command the options that a class declares (`bench.options`), after its first
+    parameter. It takes them as `**options`, and has none but keyword parameters besides."""
+    hints = get_type_hints(options)
+    shown = [_field(each, hints[each.name]) for each in fields(options) if each.metadata]
+
+    def decorate(command: Command) -> Command:
+        first, *own = inspect.signature(command).parameters.values()
+        own = [each for each in own if each.kind is not each.VAR_KEYWORD]
+        command.__signature__ = inspect.Signature([first, *shown, *own])  # type: ignore[attr-defined]
+        return command
+
+    return decorate
+
+
+def _field(field: "Field[Any]", hint: Any) -> inspect.Parameter:
+    about = field.metadata
+    assert callable(field.default_factory), "fields with a help have a default"
+    if about["argument"]:
+        shown = typer.Argument(help=about["help"])
+    else:
+        several = _listed if about["commas"] else _once
+        shown = typer.Option(
+            about["flag"] or f"--{field.name.replace('_', '-')}",
+            help=about["help"],
+            min=about["low"],
+            callback=several if get_origin(hint) is list else None,
+        )
+    made = Annotated[hint, shown]
+    return _keyword(field.name, annotation=made, default=field.default_factory())
+
+
+def _once(values: list[Any]) -> list[Any]:
+    return list(dict.fromkeys(values))
+
+
+def _listed(values: list[str]) -> list[str]:
+    """Values that were given apart or with commas between."""
+    return _once([each.strip() for value in values for each in value.split(",")])
 
 
 def _contents(value: str) -> str:

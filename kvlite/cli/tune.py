@@ -1,25 +1,15 @@
 """`kvlite tune`: measure settings on one's own document, and keep the best."""
 
 import shlex
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kvlite.bench.tune_grid import (
-    BUDGETS,
-    KV_BITS,
-    METHODS,
-    MINUTES,
-    MOST_LOST,
-    NAME,
-    RECALL,
-    TOKENS,
-)
-from kvlite.cli.bench.commands import KVBits, Methods, Recall, RecallBits
+from kvlite.bench.options import TUNE_MINUTES, TUNE_PROFILE, TuneOptions
 from kvlite.cli.bench.run import Json, Out
 from kvlite.cli.console import output, say
 from kvlite.cli.opening import require_files
-from kvlite.cli.options import as_flags, with_model
+from kvlite.cli.options import as_flags, with_fields, with_model
 from kvlite.cli.screen import console
 from kvlite.config.paths import config_folder, require_writable
 from kvlite.config.profiles import Profiles
@@ -30,33 +20,22 @@ if TYPE_CHECKING:
 
 
 @with_model
+@with_fields(TuneOptions)
 def tune(
     settings: Settings,
+    *,
     file: Annotated[str, typer.Argument(help="the document")],
     minutes: Annotated[
         float, typer.Option(min=0.01, max=10_000, help="how long it may take")
-    ] = MINUTES,
-    tokens: Annotated[
-        int, typer.Option(min=200, help="of the document to read at a time, at most")
-    ] = TOKENS,
-    methods: Methods = [*METHODS],
-    budgets: Annotated[
-        list[str],
-        typer.Option("--budget", help="a share of what is read, such as 6%; may be repeated"),
-    ] = [*BUDGETS],
-    kv_bits: KVBits = [*KV_BITS],
-    recall: Recall = [*RECALL],
-    recall_bits: RecallBits = [Settings.recall_bits],
-    lost: Annotated[
-        float,
-        typer.Option(min=0, help="nats a token that may be lost, compared with the full cache"),
-    ] = MOST_LOST,
-    save: Annotated[str, typer.Option(help="the profile's name")] = NAME,
+    ] = TUNE_MINUTES,
+    save: Annotated[str, typer.Option(help="the profile's name")] = TUNE_PROFILE,
     force: Annotated[
-        bool, typer.Option("--force", help=f"overwrite a profile of that name; {NAME} always is")
+        bool,
+        typer.Option("--force", help=f"overwrite a profile of that name; {TUNE_PROFILE} always is"),
     ] = False,
     out: Out = None,
     as_json: Json = False,
+    **options: Any,
 ) -> None:
     """Measure methods, budgets and bits on a document, and save the settings that serve it.
 
@@ -77,22 +56,13 @@ def tune(
     require_files([file], settings)
     profiles = Profiles(config_folder())
     profiles.path(save, "--save")  # which refuses what is no name
-    if not force and save != NAME:
+    if not force and save != TUNE_PROFILE:
         profiles.require_new(save)
     require_writable(config_folder())
     from kvlite.bench.tune import Tune
     from kvlite.cli.bench.run import run
 
-    task = Tune(
-        file=file,
-        tokens=tokens,
-        methods=methods,
-        budgets=budgets,
-        kv_bits=kv_bits,
-        recall=recall,
-        recall_bits=recall_bits,
-        most_lost=lost,
-    )
+    task = Tune(file=file, **options)
     found = task.advice(run(task, settings, out, as_json, 60 * minutes))
     if found is None:
         console().print("Nothing was measured yet: give it more --minutes")
