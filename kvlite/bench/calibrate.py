@@ -1,7 +1,6 @@
 """Measure what some methods need to know of a model: ranks of its heads, its lazy layers."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from statistics import fmean
 from threading import Event
@@ -11,10 +10,10 @@ from torch import Tensor
 
 from kvlite.bench.batch_decode import surprise
 from kvlite.bench.fork import Choice, read_turns
-from kvlite.engine.callbacks import Progress
+from kvlite.engine.callbacks import Callbacks, Progress
 from kvlite.engine.prefill import Prefill
 from kvlite.engine.probe import Probe, probing
-from kvlite.errors import SettingError, require_uncancelled
+from kvlite.errors import SettingError
 from kvlite.methods.rank import effective_rank, elbow, spectrum
 from kvlite.methods.simlayerkv import SimLayerKV
 from kvlite.model.calibration import Calibration
@@ -74,33 +73,6 @@ def calibrate(
     Raises:
         Stopped: `cancel` was set.
     """
-    with _stopped_by(cancel, model):
-        return _calibrated(model, name, text_name, pieces, progress, lazy)
-
-
-@contextmanager
-def _stopped_by(cancel: Event | None, model: LoadedModel) -> Iterator[None]:
-    """Within it, every layer looks at `cancel` first, whoever runs it."""
-
-    def look(*_: object) -> None:
-        require_uncancelled(cancel)
-
-    hooks = [each.register_forward_pre_hook(look) for each in model.layers.modules]
-    try:
-        yield
-    finally:
-        for hook in hooks:
-            hook.remove()
-
-
-def _calibrated(
-    model: LoadedModel,
-    name: str,
-    text_name: str,
-    pieces: list[list[int]],
-    progress: Progress,
-    lazy: SimLayerKV,
-) -> Calibration:
     shape = model.shape
     if len({*shape.kv_sizes}) > 1:
         raise SettingError(
@@ -111,7 +83,7 @@ def _calibrated(
     total = len(pieces) * (1 + searched)
     measured: list[list[tuple[Tensor, float]]] = []
     for done, piece in enumerate(pieces, 1):
-        measured.append(list(_layers(model, piece, lazy)))
+        measured.append(list(_layers(model, piece, lazy, cancel)))
         progress(done, total)
     shares = [fmean(share for _, share in layer) for layer in zip(*measured, strict=True)]
     spectra = torch.stack([torch.stack([each for each, _ in layers]) for layers in measured])
@@ -141,7 +113,7 @@ def _calibrated(
     methods = [replace(lazy, threshold=each) for each in thresholds]
     nats: list[list[float]] = []
     for done, piece in enumerate(pieces, len(pieces) + 1):
-        nats.append(_recall(model, piece, methods))
+        nats.append(_recall(model, piece, methods, cancel))
         progress(done, total)
     means = [fmean(each) for each in zip(*nats, strict=True)]
     harmless = (
@@ -153,13 +125,14 @@ def _calibrated(
 
 
 def _layers(
-    model: LoadedModel, piece: list[int], lazy: SimLayerKV
+    model: LoadedModel, piece: list[int], lazy: SimLayerKV, cancel: Event | None
 ) -> Iterator[tuple[Tensor, float]]:
     """Of each layer, the falling eigenvalues of every query head, `(heads, dim)` float64, and the
     share of attention to sinks and recent tokens."""
     shape = model.shape
     ids = torch.tensor([piece], device=model.device)
-    run = Prefill(model, model.empty_cache(), ids, probing(shape, Probe(len(piece))))
+    policies, callbacks = probing(shape, Probe(len(piece))), Callbacks(cancel=cancel)
+    run = Prefill(model, model.empty_cache(), ids, policies, callbacks=callbacks)
     for index in range(shape.layers):
         view = run.read_layer(index).view(index)
         window, ends = view.window.last(lazy.last), lazy.sinks + lazy.recent
@@ -175,12 +148,14 @@ def _thresholds(shares: list[float]) -> list[float]:
     return [0.0, *(round((ordered[at - 1] + ordered[at]) / 2, 4) for at in places), 1.0]
 
 
-def _recall(model: LoadedModel, piece: list[int], methods: list[SimLayerKV]) -> list[float]:
+def _recall(
+    model: LoadedModel, piece: list[int], methods: list[SimLayerKV], cancel: Event | None = None
+) -> list[float]:
     """For each method, nats a token of a passage of a piece, when it is begun again after the
     piece."""
     at = len(piece) // 4
     prompt = [*piece, *piece[at : at + CUE]]
     passage = piece[at + CUE : at + CUE + RECALLED]
     choices = [Choice(method, len(piece)) for method in methods]
-    branches = read_turns(model, [prompt], choices, reserve=RECALLED)
+    branches = read_turns(model, [prompt], choices, reserve=RECALLED, cancel=cancel)
     return surprise(model, branches, passage, range(len(passage)))

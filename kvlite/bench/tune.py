@@ -2,7 +2,7 @@
 passages go on."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from itertools import chain
 from math import log
@@ -33,7 +33,7 @@ from kvlite.bench.niah import codes, hidden
 from kvlite.bench.options import TuneOptions
 from kvlite.bench.prose import digest
 from kvlite.bench.questions import UNKNOWN, read
-from kvlite.bench.rows import Cells, Curve, Key, label, tallies
+from kvlite.bench.rows import Cells, Curve, Key, QualityRow, label, tallies
 from kvlite.bench.task import Task, Work
 from kvlite.config.settings import Settings
 from kvlite.config.units import readable
@@ -72,8 +72,6 @@ class Tune(TuneOptions, Task[TuneRow]):
 
     text: str = ""
     cancel: Event | None = None
-    choices: list[Choice] = field(init=False, default_factory=list)
-    rows: Sequence[Mapping[str, Any]] = field(init=False, default=())
 
     def __post_init__(self) -> None:
         """Raises SettingError or DocumentError if an option or the document cannot be used."""
@@ -81,12 +79,14 @@ class Tune(TuneOptions, Task[TuneRow]):
             if parse_budget(text).share is None:
                 raise SettingError(f"--budget {text} is no share of a text: give one, such as 6%")
         self._choices(1_000_000)
+        self.choices: list[Choice] = []
+        self.rows: Sequence[Mapping[str, Any]] = ()
         self.text = self.text or read_document(self.file).text
 
     def options(self) -> dict[str, Any]:
         """What decides the rows."""
         given = super().options()
-        del given["choices"], given["most lost"], given["cancel"], given["rows"]
+        del given["most lost"], given["cancel"]
         return {**given, "text": digest(self.text)}
 
     def resume(self, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -232,15 +232,7 @@ def _passage(part: int, run: Any) -> Iterator[TuneRow]:
         yield TuneRow(
             kind="passage",
             part=part,
-            length=row.length,
-            method=row.method,
-            budget=row.budget,
-            kv_bits=row.kv_bits,
-            recall=row.recall,
-            entries_mean=row.entries_mean,
-            kv_bytes=row.kv_bytes,
-            index_bytes=row.index_bytes,
-            host_kv_bytes=row.host_kv_bytes,
+            **{each.name: getattr(row, each.name) for each in fields(QualityRow)},
             lost=row.kl,
             known=row.agreement,
         )
