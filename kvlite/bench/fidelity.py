@@ -144,9 +144,13 @@ def parts(
     """
     limit = min(text, trained)
     if max(lengths) + after > limit:
+        given, together = f"--tokens {max(lengths)} is too long", ""
+        if after:
+            given = f"--tokens {max(lengths)} and --after {after} are too many"
+            together = " together"
         raise SettingError(
-            f"--tokens {max(lengths)} and --after {after} are too many: give up to {limit:,} "
-            f"together (the text has {text:,} tokens, the model was trained for {trained:,})"
+            f"{given}: give up to {limit:,}{together} (the text has {text:,} tokens, the model was "
+            f"trained for {trained:,})"
         )
     starts = {}
     for length in lengths:

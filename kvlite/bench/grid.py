@@ -120,11 +120,16 @@ def fitting_prose(runner: Runner, longest: int, extra: int) -> list[int]:
         SettingError: prompts are longer than the prose or the model's context.
     """
     ids: list[int] = runner.tokenizer.encode(bundled_prose())
-    trained = runner.shape.max_context
-    limit = min(len(ids), trained - extra)
-    if longest > limit:
-        raise SettingError(
-            f"--tokens {longest} is too long: give up to {limit} (the text has {len(ids):,} "
-            f"tokens, the model was trained for {trained:,})"
-        )
+    require_length(runner, longest, extra, len(ids))
     return ids
+
+
+def require_length(runner: Runner, longest: int, extra: int, text: int | None = None) -> None:
+    """Raises SettingError if prompts are longer than the model's context, or than a text of so
+    many tokens. Args are those of `fitting_prose`."""
+    trained = runner.shape.max_context
+    limit, about = trained - extra, f"the model was trained for {trained:,}"
+    if text is not None:
+        limit, about = min(limit, text), f"the text has {text:,} tokens, {about}"
+    if longest > limit:
+        raise SettingError(f"--tokens {longest} is too long: give up to {limit} ({about})")

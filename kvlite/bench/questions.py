@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 from kvlite.bench.batch_decode import answers, surprise
 from kvlite.bench.case import MOST_ANSWER, Case, Made, Recipe, fitted, require_fit
 from kvlite.bench.fork import Branch, Choice, parties, read_turns
-from kvlite.bench.grid import fitting_prose, require_known, require_memory
+from kvlite.bench.grid import fitting_prose, require_known, require_length, require_memory
 from kvlite.bench.marks import found, leading, rouge_1
 from kvlite.bench.options import QuestionOptions
 from kvlite.bench.peers import (
@@ -86,6 +86,11 @@ class QuestionTask(QuestionOptions, GridTask[QuestionRow]):
     )
     from_seeds: ClassVar = True
 
+    @property
+    def takes_prose(self) -> bool:
+        """Whether prompts are made of the bundled prose, and no longer than that."""
+        return True
+
     def __post_init__(self) -> None:
         require_known("--question", [self.question], ASKED)
         require_peers(self.peer)
@@ -136,7 +141,8 @@ class QuestionTask(QuestionOptions, GridTask[QuestionRow]):
         """Every prompt and question; choices that share a host store are one unit."""
         model, longest = runner.model, max(self.tokens)
         prompts = self.prompts(model.tokenizer, bundled_prose())
-        fitting_prose(runner, longest, MOST_ANSWER)
+        fits = fitting_prose if self.takes_prose else require_length
+        fits(runner, longest, MOST_ANSWER)
         require_fit(prompts, model.tokenizer)
         require_memory(self.choices, model, longest + MOST_ANSWER)
         own, asked = self.fitted(model), ASKED[self.question]

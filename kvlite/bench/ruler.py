@@ -53,6 +53,11 @@ class Ruler(RulerOptions, QuestionTask):
         super().__post_init__()
 
     @property
+    def takes_prose(self) -> bool:
+        """Not RULER's own prompts, nor variables, which stand in noise."""
+        return not {*RULERS_OWN, "variables"}.issuperset(self.tasks)
+
+    @property
     def places(self) -> Iterable[tuple[str, float | None]]:
         """Every task; they have no depth."""
         return product(self.tasks, [None])

@@ -225,12 +225,15 @@ def test_bad_options(refused: Refused, args: str, named: tuple[str, ...]) -> Non
         ("fidelity --tokens 400 --after 200", f"--after 200 are too many: give up to {LIMIT}"),
         ("ruler --tokens 100 --task multi-query", "--tokens 100 is too short for ruler multi-qu"),
         ("memory --tokens 513", f"--tokens 513 is too long: give up to {LIMIT}"),
+        ("ruler --tokens 600 --task variables", f"{LIMIT - 128} (the model was trained for"),
+        ("attention --tokens 600", f"--tokens 600 is too long: give up to {LIMIT} (the text has"),
     ],
 )
 def test_what_does_not_fit_is_refused_and_leaves_no_folder(
     kvlite: Run, model: Path, home: Path, args: str, sentence: str
 ) -> None:
-    done = kvlite("bench", *args.split(), "--budget", "64", "--model", model)
+    budget = [] if args.startswith("attention") else ["--budget", "64"]
+    done = kvlite("bench", *args.split(), *budget, "--model", model)
     assert (done.code, done.out) == (2, "")
     assert sentence in done.err
     assert not home.exists()
