@@ -1,8 +1,9 @@
 """Run folders: stopped at any point, a run goes on to the same rows; another one is refused."""
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from hypothesis import given
@@ -10,21 +11,28 @@ from hypothesis import strategies as st
 
 from kvlite.bench.folder import CONFIG, ROWS, RunFolder
 from kvlite.bench.questions import QuestionRow
+from kvlite.bench.rows import Row
 from kvlite.errors import SettingError
 
 CONFIGURATION = {"command": "niah", "options": {"tokens": [100], "kind": "pairs"}}
-KEY = ("method", "budget")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SomeRow(Row):
+    KEY: ClassVar = ("method", "budget")
+
+
 GRID = [{"method": m, "budget": b, "answer": "é\n" * b} for m in ("a", "b") for b in (1, 2, 3)]
 
 
 def opened(path: Path, config: Any = CONFIGURATION) -> RunFolder:
-    return RunFolder(path, config, KEY)
+    return RunFolder(path, config, SomeRow)
 
 
 def fill(folder: RunFolder) -> None:
     folder.begin()
     for row in GRID:
-        if folder.key(row) not in folder.done:
+        if SomeRow.key(row) not in folder.done:
             folder.add(row)
 
 

@@ -10,7 +10,6 @@ from typing import Any, ClassVar
 
 from kvlite.bench.fork import Choice
 from kvlite.bench.rows import Key, QualityRow, Tally, tallies
-from kvlite.cache.bits import written
 from kvlite.config.settings import EMBEDDED_MODEL, Settings
 from kvlite.config.units import readable
 from kvlite.methods import parse_method
@@ -216,19 +215,15 @@ def _is_default(choice: Choice, choices: Sequence[Choice]) -> bool:
 
 
 def _values(choice: Choice, length: int) -> dict[str, Any]:
-    """A choice as settings."""
-    values = {"method": choice.method.spec, "kv_bits": choice.kv_bits}
+    """A choice as settings; what recalls does so wherever there is room."""
+    values = choice.settings
     if choice.budget < length:
         values["budget"] = f"{100 * choice.budget / length:.2g}%"
-    if choice.recall is None:
-        return {**values, "recall": "off"}
-    recall = choice.recall
-    return {
-        **values,
-        "recall": Settings.recall,
-        "recall_entries": recall.entries,
-        "recall_bits": written(recall.bits),
-    }
+    else:
+        del values["budget"]
+    if choice.recall is not None:
+        values["recall"] = Settings.recall
+    return values
 
 
 def _reason(best: Tally[TuneRow], full: Tally[TuneRow], most_lost: float) -> str:

@@ -14,6 +14,7 @@ import transformers
 
 import kvlite
 from kvlite.bench.prose import digest
+from kvlite.bench.rows import Key, Row
 from kvlite.bench.task import Task
 from kvlite.config.paths import data_folder
 from kvlite.config.settings import Settings
@@ -35,26 +36,18 @@ class RunFolder:
         rows: plain values by column, oldest first.
     """
 
-    def __init__(
-        self,
-        path: Path,
-        config: Mapping[str, Any],
-        key: Sequence[str],
-        absent: Mapping[str, Any] | None = None,
-    ) -> None:
+    def __init__(self, path: Path, config: Mapping[str, Any], row: type[Row]) -> None:
         """Look at a folder, without writing to it.
 
         Args:
             config: all that decides what the rows will be.
-            key: columns that tell a row from every other.
-            absent: values for columns that rows of older runs do not have.
+            row: the class of the rows.
 
         Raises:
             SettingError: it holds the run of another configuration, or something else.
         """
-        self.path = path
+        self.path, self._row = path, row
         self._config = json.loads(json.dumps(config))
-        self._key = tuple(key)
         if path.exists() and not path.is_dir():
             raise SettingError(f"--out {path} is a file: name a folder")
         if (path / CONFIG).exists():
@@ -63,16 +56,12 @@ class RunFolder:
         elif path.exists() and any(path.iterdir()):
             raise SettingError(f"--out {path} holds something else than a run: name a new folder")
         self._whole, rows = _rows(path / ROWS)
-        self.rows = [{**(absent or {}), **row} for row in rows]
+        self.rows = [{**row.defaults(), **each} for each in rows]
 
     @property
-    def done(self) -> frozenset[tuple[Any, ...]]:
+    def done(self) -> frozenset[Key]:
         """Keys of the rows there are."""
-        return frozenset(map(self.key, self.rows))
-
-    def key(self, row: Mapping[str, Any]) -> tuple[Any, ...]:
-        """The values that tell a row from every other."""
-        return tuple(row[name] for name in self._key)
+        return frozenset(map(self._row.key, self.rows))
 
     def begin(self) -> None:
         """Make the folder, write the configuration, and remove a half-written last row."""
@@ -143,7 +132,7 @@ def opened(task: Task[Any], settings: Settings, model: Path, out: Path | None = 
     config = configuration(task.name, options, settings.model, model)
     name = digest(json.dumps(config)) if task.resumes else ""
     path = out or run_folder(task.name, name)
-    return RunFolder(path, config, task.row.KEY, task.row.defaults())
+    return RunFolder(path, config, task.row)
 
 
 def run_folder(command: str, name: str = "") -> Path:

@@ -92,6 +92,15 @@ class Choice:
         }
 
     @property
+    def settings(self) -> dict[str, Any]:
+        """As a user would set it."""
+        own = {"method": self.method.spec, "budget": str(self.budget), "kv_bits": self.kv_bits}
+        if self.recall is None:
+            return {**own, "recall": "off"}
+        bits = written(self.recall.bits)
+        return {**own, "recall": "ram", "recall_entries": self.recall.entries, "recall_bits": bits}
+
+    @property
     def read(self) -> "Choice":
         """The choice as far as it decides how a prompt is read: recalled entries do not."""
         return replace(self, recall=self.recall and replace(self.recall, entries=0))

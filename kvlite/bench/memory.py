@@ -76,13 +76,13 @@ def memory(
 
 
 def _rows(runner: Runner, ids: list[int], choice: Choice) -> Iterator[MemoryRow]:
-    asked = {"method": choice.method.spec, "kv_bits": choice.kv_bits}
-    talk = runner.conversation(**asked, budget=str(choice.budget), recall="off")
+    talk = runner.conversation(**choice.settings)
     peak = peak_over_weights(runner.model.module, partial(talk.read, ids))
     yield MemoryRow(
-        **asked,
         length=len(ids),
+        method=choice.method.spec,
         budget=choice.budget,
+        kv_bits=choice.kv_bits,
         entries_mean=talk.cache.entries_mean,
         kv_bytes=talk.cache.nbytes,
         full_kv_bytes=runner.shape.full_kv_bytes(len(ids), runner.model.dtype.itemsize),

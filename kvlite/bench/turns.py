@@ -19,7 +19,7 @@ from kvlite.bench.prose import begun_elsewhere, bundled_prose, hidden_in
 from kvlite.bench.questions import KNOWN, UNKNOWN
 from kvlite.bench.rows import Cells, Curve, Key, QualityRow, Tally, tallies
 from kvlite.bench.task import GridTask, Work
-from kvlite.cache.bits import UNCHANGED, written
+from kvlite.cache.bits import UNCHANGED
 from kvlite.config.settings import Settings
 from kvlite.conversation.conversation import Conversation
 from kvlite.conversation.metrics import GenerationMetrics
@@ -182,7 +182,7 @@ def _rows(
     model: LoadedModel, interview: Interview, order: int, choice: Choice, question: str
 ) -> Iterator[TurnRow]:
     """One conversation, question by question."""
-    tokenizer, talk = model.tokenizer, Conversation(model, _settings(choice))
+    tokenizer, talk = model.tokenizer, Conversation(model, Settings().replace(choice.settings))
     if question == UNKNOWN:
         talk.read_ahead(interview.context)
     for place, index in enumerate(interview.order(order), 1):
@@ -211,16 +211,6 @@ def _rows(
             leading=leading(fact.keys, text),
             answer=text,
         )
-
-
-def _settings(choice: Choice) -> Settings:
-    """A choice as a user would set it."""
-    recall = choice.recall
-    own = {"method": choice.method.spec, "budget": str(choice.budget), "kv_bits": choice.kv_bits}
-    if recall is None:
-        return Settings().replace({**own, "recall": "off"})
-    ways = {"recall": "ram", "recall_entries": recall.entries, "recall_bits": written(recall.bits)}
-    return Settings().replace({**own, **ways})
 
 
 def _require_recall(choice: Choice, metrics: GenerationMetrics) -> None:
