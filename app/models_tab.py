@@ -48,7 +48,7 @@ class ModelsTab:
                 small: dict[str, Any] = {"size": "sm", "min_width": 60}
                 self.look = gr.Button("What it takes", elem_id="look-model", **small)
                 self.pull = gr.Button("Download", elem_id="pull-model", **small)
-                self.stop = gr.Button("Stop", elem_id="stop-pull", **small)
+                self.stop = gr.Button("Stop", elem_id="stop-pull", visible=False, **small)
             self.pulled = gr.HTML(elem_id="model-pulled", padding=False)
 
 
@@ -65,8 +65,10 @@ class ModelsEvents:
         """Have the tab do what its buttons say; the event that has loaded a model."""
         listing = {"fn": self.listing, "outputs": [parts.listed, parts.name], **work}
         tab.select(**listing)
+        download = [parts.pulled, parts.stop]
+        tab.select(self.watch, None, download, **work)
         parts.look.click(self.look, [parts.name], [parts.pulled], **work)
-        parts.pull.click(self.pull, [parts.name], [parts.pulled], **work).then(**listing)
+        parts.pull.click(self.pull, [parts.name], download, **work).then(**listing)
         parts.stop.click(self.stop, None, None, **work)
         return parts.use.click(self.use, [parts.listed], [parts.used], **work)
 
@@ -99,32 +101,38 @@ class ModelsEvents:
 
     def look(self, name: str | None) -> Iterator[str]:
         """What getting a model takes."""
-        yield from self._followed(Work(lambda work: self._wanted(name, work), "Asking"))
+        work = Work(lambda work: self._wanted(name, work), "Asking")
+        self._begin(work)
+        yield from _followed(work)
 
-    def pull(self, name: str | None) -> Iterator[str]:
-        """Get a model: how far that is, and what came of it."""
+    def pull(self, name: str | None) -> Iterator[tuple[str, Any]]:
+        """Get a model: how far that is, what came of it, and the button that stops it."""
         with self._lock:
             if self._download is not None and not self._download.shown.ended:
                 raise SettingError("a model is being downloaded: wait for it, or stop it")
             work = Work(lambda work: self._pulled(name, work), "Asking Hugging Face")
+            self._begin(work)
             self._download = work
-        yield from self._followed(work)
+        yield from self.watch()
+
+    def watch(self) -> Iterator[tuple[Any, Any]]:
+        """The download that is under way, whoever began it, as `pull` shows it."""
+        work = self._download
+        if work is None or work.shown.ended:
+            yield gr.skip(), gr.Button(visible=False)
+            return
+        for told in _followed(work):
+            yield told, gr.Button(visible=not work.shown.ended)
 
     def stop(self) -> None:
         """End the download; what has come of it is kept."""
         if self._download is not None:
             self._download.cancel.set()
 
-    def _followed(self, work: Work) -> Iterator[str]:
+    def _begin(self, work: Work) -> None:
         if not self.models.others:
             raise SettingError("models are downloaded by who runs the app: `kvlite pull` does it")
         threading.Thread(target=work.do, name="kvlite download", daemon=True).start()
-        for shown in work.follow():
-            yield status_html(shown)
-        if work.failure is None:
-            yield sentence_html(str(work.result))
-        elif work.cancel.is_set():
-            yield sentence_html("Stopped; what has come is kept, and Download goes on from there.")
 
     def _wanted(self, name: str | None, work: Work) -> str:
         wanted = wanted_of((name or "").strip(), None, work.cancel)
@@ -176,6 +184,15 @@ class ModelsEvents:
             for each in found
         ]
         return gr.Radio(choices=choices, **changes)
+
+
+def _followed(work: Work) -> Iterator[str]:
+    for shown in work.follow():
+        yield status_html(shown)
+    if work.failure is None:
+        yield sentence_html(str(work.result))
+    elif work.cancel.is_set():
+        yield sentence_html("Stopped; what has come is kept, and Download goes on from there.")
 
 
 def _about(model: LocalModel, verdict: str) -> tuple[str, ...]:

@@ -64,18 +64,22 @@ def test_one_is_downloaded_once_stopped_and_gone_on_with(
     assert "no Hugging Face id" in text_of([*events.look("nothing")][-1])
     hub.silent.set()
     hub.asked.clear()
-    said = list[str]()
+    said = list[tuple[Any, Any]]()
     first = threading.Thread(target=lambda: said.extend(events.pull("a/b")))
     first.start()
     assert hub.asked.wait(60)
     with pytest.raises(KvliteError, match="is being downloaded"):
         [*events.pull("a/b")]
+    told, stop = next(events.watch())  # as another tab sees it
+    assert "Asking" in told and stop.visible
     events.stop()
     first.join(60)
-    assert text_of(said[-1]).startswith("Stopped")
+    told, stop = said[-1]
+    assert text_of(told).startswith("Stopped") and not stop.visible
+    assert not next(events.watch())[1].visible
     hub.silent.clear()
     hub.over.set()
-    *coming, ended = map(text_of, events.pull("a/b"))
+    *coming, ended = (text_of(told) for told, _ in events.pull("a/b"))
     assert any("Downloading a/b" in each for each in coming)
     assert re.match(r"a/b is here now\. .* tokens fit", ended)
     *_, (listed, _), _ = events.listing()
@@ -116,3 +120,4 @@ def test_behind_the_models_name_another_is_chosen(app: Any, visitor: Visitor) ->
     page.locator("#pull-name input").press("Enter")
     page.locator("#look-model").click()
     page.locator("#model-pulled").get_by_text("no/such").wait_for()
+    assert not page.locator("#stop-pull").is_visible()
