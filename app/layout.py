@@ -69,7 +69,10 @@ class Parts:
             )
             self._conversation(models)
         with gr.Sidebar(
-            label="Memory, answer, settings", position="right", width=430, elem_id="side"
+            label="Memory, answer, settings",
+            position="right",
+            width="min(430px, 45vw)",
+            elem_id="side",
         ):
             self.side = gr.Tabs(selected="memory" if models.here else ANSWER_TAB)
             with self.side:
@@ -162,6 +165,7 @@ class Parts:
             self.go_on = gr.Button("Continue", elem_id="continue", **small)
             self.tune = gr.Button("Tune for this document", elem_id="tune", **small)
         self.status = gr.HTML(elem_id="status", padding=False)
+        self.unapplied = gr.HTML(elem_id="unapplied", padding=False)
         # What a script clicks when files come into the box, or are taken out of it.
         self.keep_up = gr.Button("Read ahead", elem_id="keep-up", visible="hidden")
         # Paths of files that could not be read, which a script takes out of the box.
@@ -234,5 +238,8 @@ class Parts:
                 )
         with gr.Column(elem_id="apply-bar"):  # in sight however far one scrolls
             self.estimate = gr.HTML(elem_id="price", padding=False)
-            self.apply = gr.Button("Apply", variant="primary", elem_id="apply")
+            self.pending = gr.HTML(elem_id="pending", padding=False)
+            with gr.Row():
+                self.apply = gr.Button("Apply", elem_id="apply")
+                self.discard = gr.Button("Discard", elem_id="discard", min_width=60)
             self.applied = gr.HTML(elem_id="applied", padding=False)

@@ -71,7 +71,7 @@ class _Wiring:
         if models.here:
             self._model_here(models)
         self._memory(live)
-        page.load(None, None, None, js=script("narrow"))
+        page.load(None, None, None, js=script("fit"))
         for name in ("name", "keepUp"):
             parts.box.change(None, [parts.box], None, js=script(name))
         parts.refused.change(None, [parts.refused, parts.box], [parts.box], js=script("refuse"))
@@ -188,8 +188,17 @@ class _Wiring:
         parts.apply.click(events.apply, inputs, [applied, parts.filled], **_WORK).then(
             **self.list_conversations
         ).then(lambda: self.service.model_name, None, [parts.model], **_AT_ONCE)
+        gr.on(
+            [each.change for each in (parts.filled, *ordered)],
+            events.pending,
+            [parts.filled, *ordered],
+            [parts.pending, parts.unapplied, parts.apply, applied],
+            trigger_mode="always_last",  # which holds for what is queued
+            **_QUIET,
+        )
+        parts.discard.click(**self.fill_controls)
         self.page.load(events.profiles, None, [profiles], **_AT_ONCE)
-        self.taken = profiles.input(events.take, [profiles, *ordered], [*ordered, applied], **_WORK)
+        self.taken = profiles.input(events.take, [profiles, *ordered], ordered, **_WORK)
         named = [parts.profile_name, *ordered]
         parts.save_profile.click(events.save, named, [profiles, applied], **_WORK)
         parts.delete_profile.click(events.remove, [profiles], [profiles], **_WORK)
@@ -228,9 +237,8 @@ class _Wiring:
             **_AT_ONCE,
         ).then(None, None, None, js=script("showTuning"))
         self._begins(tuning.begin.click, self.events.tune, [here, parts.start, *tuning.asked])
-        tuning.begin.click(
-            None, None, None, js=script("narrow")
-        )  # beside it the page shows how far it is
+        # Where a panel hides the conversation, it goes: there the page shows how far it is.
+        tuning.begin.click(None, None, None, js=script("fit"))
         tuned = tuning.use.click(events.use_tuned, [parts.here], [tuning.used], **_WORK)
         tuned.then(events.profiles, None, [parts.profiles], **_AT_ONCE).then(**self.fill_controls)
 

@@ -51,6 +51,16 @@ class SettingsEvents:
         works = gr.Button(interactive=made.longest > 0)
         return verdict_html(made), phases_html(made), works
 
+    def pending(self, filled: list[Any], *shown: Any) -> tuple[str, str, Any, Any]:
+        """What is changed and not in use yet, beside the controls and above the message box; the
+        button that applies it; and what was said of the last change, gone once there are others."""
+        names = ", ".join(map(label_of, _touched(filled, shown)))
+        if not names:
+            return "", "", gr.Button(variant="secondary"), gr.skip()
+        here = sentence_html(f"Changed, not in use yet: {names}.")
+        there = sentence_html(f"Not in use until you press Apply in Settings: {names}.")
+        return here, there, gr.Button(variant="primary"), ""
+
     def prefer(self, name: str, *shown: Any) -> list[Any]:
         """The values of the controls that a priority decides, and what it is."""
         chosen = named(name)
@@ -89,11 +99,7 @@ class SettingsEvents:
         works = list[Work]()
         try:
             wanted = _settings(shown)
-            touched = {
-                name: getattr(wanted, name)
-                for name, was, now in zip(OPTIONS, filled, shown, strict=True)
-                if was != now
-            }
+            touched = {name: getattr(wanted, name) for name in _touched(filled, shown)}
             new = changed(touched, self.service.settings_of(owner, id))
             loading = {name: value for name, value in new.items() if name in LOADING}
             own = {name: value for name, value in new.items() if name not in LOADING}
@@ -137,14 +143,14 @@ class SettingsEvents:
         return gr.Dropdown(choices=self._profiles(request).names(), value=None)
 
     def take(self, name: str | None, request: gr.Request, *shown: Any) -> list[Any]:
-        """Put a profile's values into the controls, and say that they are not in use yet."""
+        """Put a profile's values into the controls."""
         if not name:
-            return [*shown, gr.skip()]
+            return [*shown]
         profile = self._profiles(request).read(name)
         self._require_listed(name, profile.values)
         values = dict(zip(OPTIONS, shown, strict=True))
         values |= {each: shown_value(each, value) for each, value in profile.values.items()}
-        return [*values.values(), sentence_html(f"Press Apply to use what {name} has.")]
+        return [*values.values()]
 
     def save(self, name: str, request: gr.Request, *shown: Any) -> tuple[Any, str]:
         """Save what is not the default as a profile, and say if it replaced one."""
@@ -184,6 +190,11 @@ def _settings(shown: Sequence[Any]) -> Settings:
     for name, value in vars(settings).items():
         require_meaning(name, value, label_of(name))
     return settings
+
+
+def _touched(filled: Sequence[Any], shown: Sequence[Any]) -> list[str]:
+    """The settings whose controls have other values than they were filled with."""
+    return [name for name, was, now in zip(OPTIONS, filled, shown, strict=True) if was != now]
 
 
 def _followed(work: Work) -> Iterator[tuple[str, Any]]:

@@ -6,13 +6,16 @@ from html import escape
 
 from kvlite.web.work import Shown
 
+from ..words import WORDS
+
 # Options of the command line in a remedy, as in "a model with a longer context (--model)".
 _FLAGS = re.compile(r" \(--[a-z][a-z-]*\)")
+_NAMES = re.compile(r"--([a-z][a-z-]*)")
 
 
 def status_html(shown: Shown) -> str:
     """Notes for the user, and an error or a progress bar with the time left."""
-    parts = [f'<p class="note">{escape(note)}</p>' for note in shown.notes]
+    parts = [f'<p class="note">{_escaped(note)}</p>' for note in shown.notes]
     if shown.error:
         parts.append(f'<p class="refused" role="alert">{_escaped(shown.error)}</p>')
     elif not shown.ended:  # it changes too often to be read out
@@ -21,7 +24,13 @@ def status_html(shown: Shown) -> str:
 
 
 def _escaped(text: str) -> str:
-    return escape(_FLAGS.sub("", text))
+    return escape(_NAMES.sub(_labelled, _FLAGS.sub("", text)))
+
+
+def _labelled(flag: re.Match[str]) -> str:
+    """What the page calls an option, where it has it."""
+    words = WORDS.get(flag[1].replace("-", "_"))
+    return flag[0] if words is None else f"\u201c{words[0]}\u201d"
 
 
 def _doing(shown: Shown) -> str:

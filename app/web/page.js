@@ -5,6 +5,30 @@
   const isPhone = () => innerWidth <= 768;
   const isOpen = (id) => document.getElementById(id)?.classList.contains("open");
   const toggle = (id) => document.querySelector(`#${id} .toggle-button`)?.click();
+  // Beside the conversation there is room for two panels, for one or, as on a phone, for none. What is
+  // closed for want of room comes back with it.
+  const SIDES = ["side", "conversations"];
+  const room = () => (innerWidth > 768) + (innerWidth >= 1100);
+  const folded = new Set();
+  let before = 2;
+  const fit = () => {
+    const open = SIDES.filter(isOpen);
+    const kept = [...open, ...folded].slice(0, before = room());
+    for (const id of kept) if (!isOpen(id)) toggle(id);
+    for (const id of open) if (!kept.includes(id)) fold(id);
+  };
+  const fold = (id) => {
+    toggle(id);
+    folded.add(id);
+  };
+  addEventListener("resize", () => room() !== before && fit());
+  document.addEventListener("click", (event) => {
+    const id = event.target.closest?.(".toggle-button")?.parentElement.id;
+    const other = SIDES.find((each) => each !== id);
+    if (!id) return;
+    folded.delete(id);
+    if (!isOpen(id) && isOpen(other) && room() < 2) fold(other);
+  }, true);
   let files = "";
   let newest = null; // of the lists of conversations
 
@@ -57,10 +81,7 @@
   });
 
   window.kvlite = {
-    // On a phone what is beside the conversation would hide it.
-    narrow: () => {
-      for (const id of ["conversations", "side"]) if (isPhone() && isOpen(id)) toggle(id);
-    },
+    fit,
     // What is said next belongs to the conversation that was chosen last, whenever the server hears of
     // it; and on a phone the list is in the way then.
     choose: (id, ...others) => {

@@ -47,6 +47,7 @@ def faults(page: Any, *beside: str) -> list[str]:
     found = list[str]()
     for width, open in ((1400, ["conversations", "side"]), (400, [*beside])):
         page.set_viewport_size({"width": width, "height": 900})
+        page.evaluate("new Promise(requestAnimationFrame)")  # panels come and go with the room
         page.evaluate(SIDES, open)
         for dark, rules in ((False, RULES), (True, COLOURS)):
             page.evaluate("(dark) => document.body.classList.toggle('dark', dark)", dark)
@@ -57,6 +58,7 @@ def faults(page: Any, *beside: str) -> list[str]:
                 for node in each["nodes"]
             ]
     page.set_viewport_size({"width": 1400, "height": 900})
+    page.evaluate("new Promise(requestAnimationFrame)")
     page.evaluate(SIDES, ["conversations", "side"])
     return found
 

@@ -54,6 +54,14 @@ def figures(page: Any) -> dict[str, float]:
     return found
 
 
+# How wide the message box is, if nothing lies over its edges.
+ROOM = """() => {
+  const box = document.getElementById("box").getBoundingClientRect();
+  const seen = (x) => document.elementFromPoint(x, box.y + box.height / 2)?.closest("#box");
+  return seen(box.left + 9) && seen(box.right - 9) ? box.width : 0;
+}"""
+
+
 def looked_again(page: Any) -> None:
     """Wait until the page has looked at memory once more, so that what an action might have done
     wrong has been done."""
@@ -157,6 +165,26 @@ def test_on_a_phone_an_account_shows_what_its_answer_was_made_from(
     expect(account).not_to_have_class(re.compile(r"\bexpanded\b"))
     looked_again(page)
     expect(page.locator("#side")).not_to_have_class(re.compile(r"\bopen\b"))
+
+
+@pytest.mark.long
+def test_no_panel_lies_over_the_conversation_at_any_width(server: Server, visitor: Visitor) -> None:
+    page = visitor.open(server.address)
+    for width, open in ((1920, 2), (1100, 2), (1024, 1), (800, 1), (390, 0), (1000, 1), (1400, 2)):
+        page.set_viewport_size({"width": width, "height": 800})
+        expect(page.locator(".sidebar.open")).to_have_count(open)
+        waited(lambda: page.evaluate(ROOM) > 300)
+    page.set_viewport_size({"width": 800, "height": 800})
+    expect(page.locator("#conversations.open")).to_have_count(0)
+    page.get_by_role("button", name="Conversations").click()
+    expect(page.locator("#side.open")).to_have_count(0)
+    expect(page.locator("#conversations.open")).to_be_visible()
+    page.get_by_role("button", name="Conversations").click()
+    expect(page.locator(".sidebar.open")).to_have_count(0)
+    page.reload()
+    page.locator("#side.open").wait_for()
+    expect(page.locator("#conversations.open")).to_have_count(0)
+    assert page.locator("#box").bounding_box()["height"] < 120
 
 
 @pytest.mark.long
@@ -490,12 +518,26 @@ def test_settings_are_in_use_from_the_next_message_on(server: Server, visitor: V
     page = visitor.open(server.address)
     page.get_by_role("tab", name="Settings").click()
     most = page.locator("#set-max-new-tokens input")
+    pending = page.locator("#pending, #unapplied").filter(has_text="Longest answer")
+    most.fill("5")
+    expect(pending).to_have_count(2)
+    page.locator("#discard").click()
+    expect(most).to_have_value("24")
+    expect(pending).to_have_count(0)
+    expect(page.locator("#discard")).not_to_be_visible()
     most.fill("5")
     page.locator("#new").click()
     expect(most).to_have_value("24")  # which begins as usual
+    page.get_by_role("radio", name="Least memory").check()
     most.fill("3")
+    expect(page.locator("#pending")).to_contain_text("Bits of what is kept")
     page.locator("#apply").click()
     expect(page.locator("#applied")).to_contain_text("Longest answer")
+    expect(pending).to_have_count(0)
+    again = visitor.open(page.url)
+    looked_again(again)
+    expect(again.locator("#unapplied p")).to_have_count(0)
+    again.close()
     send(page, "Count to a hundred.")
     answered(page, 1)
     assert "length limit" in page.locator(ACCOUNT).inner_text()

@@ -6,9 +6,11 @@ from dataclasses import replace
 import pytest
 
 from kvlite.planner.usage import Holding, Part, Place
+from kvlite.web.work import Shown
 from kvlite_app.engine.active_conversation import Figures
 from kvlite_app.engine.live import Sample
 from kvlite_app.views.live import live_html
+from kvlite_app.views.status import status_html
 
 CARD = Place(
     "NVIDIA RTX",
@@ -83,3 +85,10 @@ def test_fallbacks_are_marked_where_they_were_taken() -> None:
     # Five minutes are 320 wide.
     assert [320 - x for x, _ in found] == pytest.approx([320 * 50 / 300, 320 * 30 / 300], abs=0.1)
     assert not FALLBACK.findall(live_html(samples, "ben", "b"))
+
+
+def test_notes_and_errors_call_settings_as_the_page_does() -> None:
+    shown = Shown(notes=("--kv-bits 8 costs nothing",), error="too long (--model); --server X")
+    html = status_html(shown)
+    assert "\u201cBits of what is kept\u201d 8 costs nothing" in html
+    assert "too long; --server X" in html

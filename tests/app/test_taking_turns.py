@@ -406,9 +406,8 @@ def test_profiles_of_those_who_log_in_are_their_own(
     settings_events.save("mine", owner, *controls)
     names = [settings_events.profiles(each).choices for each in (ann, ben, owner)]
     assert names == [[("small", "small")], [], [("mine", "mine")]]
-    *each, said = settings_events.take("small", ann, *controls)
+    each = settings_events.take("small", ann, *controls)
     assert dict(zip(OPTIONS, each, strict=True))["chunk"] == "64"
-    assert "Press Apply" in said
     with pytest.raises(SettingError, match="small"):
         settings_events.remove("small", ben)
     assert settings_events.remove("small", ann).choices == []
