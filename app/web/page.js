@@ -2,7 +2,6 @@
    with what they have. */
 {
   const field = (id) => document.querySelector(`#${id} :is(textarea, input)`);
-  const isPhone = () => innerWidth <= 768;
   const isOpen = (id) => document.getElementById(id)?.classList.contains("open");
   const toggle = (id) => document.querySelector(`#${id} .toggle-button`)?.click();
   // Beside the conversation there is room for two panels, for one or, as on a phone, for none. What is
@@ -32,13 +31,13 @@
   let files = "";
   let newest = null; // of the lists of conversations
 
-  // An account that is unfolded is chosen as well, like an answer that is clicked on; on a phone what
-  // it tells comes into sight.
+  // An account that is unfolded is chosen as well, like an answer that is clicked on; where panels are
+  // closed for want of room, what it tells comes into sight.
   const unfold = (event) => {
     const title = event.target.closest?.("#chat .thought-group > .title");
     const hidden = !isOpen("side");
     title?.closest("[data-testid=bot]")?.click();
-    if (title && isPhone() && hidden && !title.classList.contains("expanded")) toggle("side");
+    if (title && room() < 2 && hidden && !title.classList.contains("expanded")) toggle("side");
   };
   document.addEventListener("click", unfold, true);
   document.addEventListener("keydown", (event) => event.key === "Enter" && unfold(event), true);
@@ -87,7 +86,7 @@
     choose: (id, ...others) => {
       field("here").value = id;
       field("here").dispatchEvent(new Event("input"));
-      if (isPhone() && isOpen("conversations")) toggle("conversations");
+      if (!room() && isOpen("conversations")) toggle("conversations");
       return [id, ...others];
     },
     begin: (_, ...others) => {

@@ -165,6 +165,11 @@ def test_on_a_phone_an_account_shows_what_its_answer_was_made_from(
     expect(account).not_to_have_class(re.compile(r"\bexpanded\b"))
     looked_again(page)
     expect(page.locator("#side")).not_to_have_class(re.compile(r"\bopen\b"))
+    page.set_viewport_size({"width": 900, "height": 800})
+    page.get_by_role("button", name="Conversations").click()
+    page.locator("#side:not(.open)").wait_for()
+    account.click()
+    page.locator("#side.open").wait_for()
 
 
 @pytest.mark.long
