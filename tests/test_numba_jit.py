@@ -101,6 +101,17 @@ def test_what_was_half_written_is_compiled_anew(
     assert (again(), hits(again)) == (2, 1)
 
 
+def test_long_compiling_is_logged_once(
+    release: Callable[[int], Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "kvlite.compiling")
+    for number, patience, said in ((1, 600, 0), (3, 0, 1), (3, 0, 1)):
+        loop = release(number)
+        sys.modules["loops.numba_jit"].PATIENCE = patience  # type: ignore[attr-defined]
+        assert loop() == 2 * number
+        assert [each.message[:9] for each in caplog.records] == ["Compiling"] * said
+
+
 def test_numbas_own_locators_are_not_asked(
     release: Callable[[int], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,7 +7,7 @@ import typer
 
 from kvlite.cli.first_start import with_first_model
 from kvlite.cli.options import ApiKey, keys_of, with_resolved
-from kvlite.cli.screen import console
+from kvlite.cli.screen import console, tell_of_compiling
 from kvlite.cli.server_chat import Server, upstream_of
 from kvlite.config.resolve import Resolved
 from kvlite.errors import SettingError
@@ -94,6 +94,7 @@ def app(
         settings = with_first_model(resolved, screen).settings
     elif "model" not in upstream.given:
         settings = settings.replace({"model": upstream.models[0]})
+    tell_of_compiling(screen)
     with screen.status("Starting"):
         from kvlite_app.serve import serve
     serve(settings, config, api, upstream, tell=lambda said: screen.print(said))

@@ -10,7 +10,7 @@ from rich.table import Table
 from kvlite.cli.console import output, print_json
 from kvlite.cli.opening import require_files, require_out
 from kvlite.cli.options import AsJson, with_model
-from kvlite.cli.screen import console, reading_bar
+from kvlite.cli.screen import console, reading_bar, tell_of_compiling
 from kvlite.config.paths import data_folder, require_writable
 from kvlite.config.settings import Settings
 from kvlite.documents import read_document
@@ -55,6 +55,7 @@ def calibrate(
     from kvlite.model.calibration import calibration_path
 
     prose = read_document(text).text if text else bundled_prose()
+    tell_of_compiling(console())
     with console().status("Loading the model") as status:
         runner = open_runner(settings, status.update)
     pieces = pieces_of(runner.model, prose, samples, tokens)

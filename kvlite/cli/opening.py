@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from kvlite.cli.screen import reading_bar
+from kvlite.cli.screen import reading_bar, tell_of_compiling
 from kvlite.config.paths import SUFFIX
 from kvlite.config.settings import Settings
 from kvlite.config.units import readable
@@ -105,6 +105,7 @@ def load_for(settings: Settings, text: str, screen: Console) -> "Runner":
 
 def load_by(opens: "Callable[..., Runner]", screen: Console) -> "Runner":
     """Load the model as `opens` does, given `notify`, and print what the plan changed."""
+    tell_of_compiling(screen)
     with screen.status("Loading the model") as status:
         runner = opens(notify=status.update)
     for why in runner.plan.changes if runner.plan else ():

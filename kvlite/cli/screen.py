@@ -1,5 +1,6 @@
 """Progress and answers as they come; signals and the keyboard."""
 
+import logging
 import os
 import signal
 import sys
@@ -33,6 +34,24 @@ def console(quiet: bool = False) -> Console:
     """Standard error as it is now, even if it is redirected later."""
     elsewhere = not sys.stderr.isatty()  # a file's lines are as long as they are
     return Screen(file=sys.stderr, quiet=quiet, soft_wrap=elsewhere)
+
+
+class _Notes(logging.Handler):
+    """Prints what is logged as notes, above what is drawn."""
+
+    def __init__(self, screen: Console) -> None:
+        super().__init__()
+        self._screen = screen
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._screen.print(f"Note: {record.getMessage()}", style="yellow")
+
+
+def tell_of_compiling(screen: Console) -> None:
+    """From now on, print a note when loops are compiled for so long that somebody wonders."""
+    log = logging.getLogger("kvlite.compiling")
+    log.handlers = [_Notes(screen)]
+    log.setLevel(logging.INFO)
 
 
 class ReadingBar:

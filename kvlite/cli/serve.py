@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from kvlite.cli.options import ApiKey, keys_of, with_resolved
-from kvlite.cli.screen import console
+from kvlite.cli.screen import console, tell_of_compiling
 from kvlite.config.resolve import Resolved
 from kvlite.config.units import size_or_auto
 from kvlite.errors import SettingError
@@ -73,6 +73,7 @@ def serve(
     config.require_key()
     require_model(settings.model)
     screen = console()
+    tell_of_compiling(screen)
     with screen.status("Starting"):
         from kvlite.server.serve import serve as run
     run(settings, config, tell=lambda said: screen.print(said))

@@ -3,9 +3,12 @@
 numba keeps a function for as long as its own file stays the same, though functions of other files
 are compiled into it. So all are kept in a folder that is named after the content of all files: what
 another release compiled is never run, and is deleted.
+
+A machine that compiles for long is told of it once, by `logging`, at level INFO.
 """
 
 import inspect
+import logging
 import shutil
 import sys
 from collections.abc import Callable, Iterator
@@ -15,11 +18,13 @@ from hashlib import sha256
 from pathlib import Path
 from pickle import UnpicklingError
 from tempfile import TemporaryFile
+from threading import Timer
+from time import monotonic
 from typing import Any
 
 import numba
 from numba import types
-from numba.core import config
+from numba.core import config, event
 from numba.core.caching import CompileResultCacheImpl, FunctionCache, _CacheLocator
 from platformdirs import user_cache_path
 
@@ -28,6 +33,9 @@ ORDERLESS = {"reassoc", "contract", "nsz"}
 # The files of this folder whose content is compiled.
 SOURCES = ("numba_*.py", "blocks.py")
 Loop = Callable[..., Any]
+# Seconds that a program may compile before it says so.
+PATIENCE = 2.0
+_LOG = logging.getLogger("kvlite.compiling")
 
 
 def jitted(loop: Loop) -> Loop:
@@ -103,6 +111,37 @@ def _delete_others(folder: Path) -> None:
     for each in folder.parent.glob("numba_*.nb[ci]"):
         with suppress(OSError):
             each.unlink()
+
+
+class _Slow(event.Listener):  # type: ignore[misc]
+    """Says once that all compiling so far took `PATIENCE`. Loops are compiled one at a time, though
+    within others; what comes from the disk is not."""
+
+    def __init__(self) -> None:
+        self._spent, self._begun, self._depth, self._said = 0.0, 0.0, 0, False
+        self._timer = Timer(0, self._say)
+
+    def on_start(self, event: Any) -> None:
+        self._depth += 1
+        if self._depth == 1 and not self._said:
+            self._begun = monotonic()
+            self._timer = Timer(max(0, PATIENCE - self._spent), self._say)
+            self._timer.daemon = True
+            self._timer.start()
+
+    def on_end(self, event: Any) -> None:
+        self._depth -= 1
+        if self._depth == 0:
+            self._timer.cancel()
+            self._spent += monotonic() - self._begun
+
+    def _say(self) -> None:
+        self._said = True
+        often = "once" if cache_folder() else "as every time: there is no folder to keep them in"
+        _LOG.info(f"Compiling loops for this processor, {often}. The first answer waits for them.")
+
+
+event.register("numba:compile", _Slow())
 
 
 class _Locator(_CacheLocator):  # type: ignore[misc]

@@ -1,15 +1,18 @@
 """`kvlite ask` answers, and accounts for what it did."""
 
 import json
+import logging
 import os
 import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from safetensors.torch import load_file
 
+from kvlite.conversation.conversation import Conversation
 from tests.cli.conftest import Done, Run, tokens
 from tests.documents.files import Stdin
 
@@ -143,3 +146,18 @@ def test_an_encoding_that_lacks_characters(model: Path, text: Path, flags: list[
     assert done.returncode == 0 and done.stdout.isascii()
     if flags:
         assert not json.loads(done.stdout)["answer"].isascii()
+
+
+def test_long_compiling_is_a_note(
+    kvlite: Run, model: Path, text: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = Conversation.stream
+
+    def compiling(self: Conversation, *args: Any, **given: Any) -> Any:
+        logging.getLogger("kvlite.compiling").info("Compiling.")
+        return stream(self, *args, **given)
+
+    monkeypatch.setattr(Conversation, "stream", compiling)
+    asked = ("ask", text, "What?", "--model", model, "--max-tokens", "1")
+    assert kvlite(*asked).err.startswith("Note: Compiling.\n")
+    assert kvlite(*asked, "--quiet").err == ""

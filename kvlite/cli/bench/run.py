@@ -13,7 +13,7 @@ from rich.table import Column, Table
 
 from kvlite.cli import INTERRUPTED
 from kvlite.cli.console import output, print_json
-from kvlite.cli.screen import console, reading_bar
+from kvlite.cli.screen import console, reading_bar, tell_of_compiling
 from kvlite.config.settings import Settings
 from kvlite.model.source import find_model
 
@@ -52,6 +52,7 @@ def run(
 
     screen, settings = console(), task.settings(settings)
     choose_devices(settings.device)
+    tell_of_compiling(screen)
     with screen.status("Loading the model") as status:
         model = find_model(settings.model, status.update)
         folder = opened(task, settings, model, out)
