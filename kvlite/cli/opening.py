@@ -94,12 +94,15 @@ def _text_limit(files: Sequence[str], model: str) -> int | None:
     return None if folder is None else text_limit_of(folder)
 
 
-def load_for(settings: Settings, text: str, screen: Console) -> "Runner":
-    """Load the model, planned so that a text fits ("" if it is not known yet), and print what the
-    plan changed."""
+def load_for(
+    settings: Settings, text: str, documents: Sequence[Document], screen: Console
+) -> "Runner":
+    """Load the model, planned so that a text about documents fits ("" if it is not known yet), and
+    print what the plan changed."""
     from kvlite.conversation.runner import open_runner
 
-    reads = partial(tokens_of, text=text) if text else None
+    called = ", ".join(each.name for each in documents)
+    reads = partial(tokens_of, text=text, called=called) if text else None
     return load_by(partial(open_runner, settings, reads=reads), screen)
 
 
@@ -138,7 +141,7 @@ def open_files(
         return *_open_saved(saved, settings, question, screen), []
     documents = documents_of(files, settings, screen)
     said = question_about(documents, question) if question else all_of(documents)
-    runner = load_for(settings, said, screen)
+    runner = load_for(settings, said, documents, screen)
     found = _from_library(runner, documents, screen) if library and documents else None
     return runner, found, documents
 

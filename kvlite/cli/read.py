@@ -69,7 +69,7 @@ def read(
     screen = console(quiet)
     documents = documents_of(files, settings, screen)
     said = all_of(documents)
-    talk = load_for(settings, said, screen).conversation()
+    talk = load_for(settings, said, documents, screen).conversation()
     talk.documents = tuple(documents)
     begun = perf_counter()
     _read(talk, said, screen)

@@ -277,12 +277,17 @@ def _require_harmless(tokenizer: Any, values: Sequence[Any]) -> None:
         )
 
 
-def tokens_of(tokenizer: Any, text: str, max_context: int, cancel: Event | None = None) -> int:
+def tokens_of(
+    tokenizer: Any, text: str, max_context: int, cancel: Event | None = None, called: str = ""
+) -> int:
     """How many tokens a text has, without the template.
+
+    Args:
+        called: the names of its documents, for an error.
 
     Raises:
         ContextError: more than the model was trained for.
         Stopped: `cancel` was set.
     """
     encode = partial(text_tokens, tokenizer, text, first=True)
-    return len(tokenized(encode, tokenizer, text, max_context, cancel))
+    return len(tokenized(encode, tokenizer, text, max_context, cancel, called))

@@ -62,9 +62,16 @@ def _limit(longest: int, max_context: int, normalizes: bool) -> int:
 
 
 def require_fits(
-    tokenizer: Any, text: str, max_context: int, cancel: threading.Event | None = None
+    tokenizer: Any,
+    text: str,
+    max_context: int,
+    cancel: threading.Event | None = None,
+    called: str = "",
 ) -> None:
     """Refuse a text that is longer than a model was trained for, without tokenizing all of it.
+
+    Args:
+        called: the names of its documents, for the error.
 
     Raises:
         ContextError: it is longer, by more than what surrounds it in a chat template.
@@ -73,22 +80,23 @@ def require_fits(
     if len(text) <= max_context:  # counted in no time, with all that surrounds it
         return
     if len(text) > text_limit(tokenizer, max_context):
-        raise too_long(len(text) // 4, max_context)
+        raise too_long(len(text) // 4, max_context, called)
     counted = done = 0
     for number, piece in enumerate(_pieces(text)):
         require_uncancelled(cancel)
         counted += len(tokenizer.encode(piece, add_special_tokens=False))
         done += len(piece)
         if counted - _SLACK * number > max_context:
-            raise too_long(counted * len(text) // done, max_context)
+            raise too_long(counted * len(text) // done, max_context, called)
 
 
-def too_long(tokens: int, max_context: int) -> ContextError:
-    """The error for a text of about so many tokens."""
+def too_long(tokens: int, max_context: int, called: str = "") -> ContextError:
+    """The error for a text of about so many tokens, and the names of its documents."""
+    of = f" of {called}" if called else ""
     return ContextError(
-        f"about {tokens:,} tokens do not fit this model, which was trained for {max_context:,}: "
-        "ask about a part of the document, split it, or use a model with a longer context "
-        "(--model)"
+        f"about {tokens:,} tokens{of} do not fit this model, which was trained for "
+        f"{max_context:,}: ask about a part of the document, split it, or use a model with a "
+        "longer context (--model)"
     )
 
 
@@ -98,10 +106,11 @@ def tokenized(
     text: str,
     max_context: int,
     cancel: threading.Event | None = None,
+    called: str = "",
 ) -> list[int]:
-    """What `encode` returns, unless `text` cannot fit; whoever cancels need not wait for it. Raises
-    as `require_fits`."""
-    require_fits(tokenizer, text, max_context, cancel)
+    """What `encode` returns, unless `text` cannot fit; whoever cancels need not wait for it. Args
+    and errors are those of `require_fits`."""
+    require_fits(tokenizer, text, max_context, cancel, called)
     return encode() if len(text) <= _PIECE else _stoppable(encode, cancel)
 
 

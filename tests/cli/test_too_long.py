@@ -45,4 +45,8 @@ def test_long_text_is_refused_before_weights_are_read(
     path = tmp_path / "long.txt"
     path.write_text("It was a dark and stormy night. " * 500)
     args = [part.format(path) for part in command]
-    refused([*args, "--model", model], "tokens do not fit this model", f"trained for {LIMIT}")
+    refused(
+        [*args, "--model", model],
+        "tokens of long.txt do not fit this model",
+        f"trained for {LIMIT}",
+    )
