@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 TOKENS = 32_768
 # An exit code.
 DOES_NOT_FIT = 1
+# Cells of a table that tell a line from others, and what it says.
+_Line = tuple[tuple[str, ...], str]
 
 
 @with_settings
@@ -106,7 +108,22 @@ def _show(made: "Plan", asked: int, most: int) -> None:
 
 
 def _show_fitting(rows: "list[MaxContext]") -> None:
+    """What the rows say, without what makes no difference."""
+    lines: list[_Line] = [((row.weights, row.method, row.kv_bits), row.shown) for row in rows]
+    for at in (2, 0, 1):
+        lines = _joined(lines, at)
     table = Table("weights", "method", "KV bits", "longest text that fits")
-    for row in rows:
-        table.add_row(row.weights, row.method, row.kv_bits, row.shown)
+    for cells, shown in lines:
+        table.add_row(*cells, shown)
     output().print(table)
+
+
+def _joined(lines: list[_Line], at: int) -> list[_Line]:
+    """Lines that differ in one cell alone as one, which names what each has there."""
+    found: dict[_Line, list[str]] = {}
+    for cells, shown in lines:
+        found.setdefault(((*cells[:at], "", *cells[at + 1 :]), shown), []).append(cells[at])
+    return [
+        ((*cells[:at], ", ".join(each), *cells[at + 1 :]), shown)
+        for (cells, shown), each in found.items()
+    ]

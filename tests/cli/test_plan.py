@@ -48,6 +48,21 @@ def test_tables_for_people(kvlite: Run, llama: Path) -> None:
     assert "smaller model" in shown.out
 
 
+def test_nothing_is_said_twice(kvlite: Run, llama: Path) -> None:
+    """Where all fits there are no reasons; what makes no difference to the longest text is a
+    line."""
+    shown = kvlite("plan", llama, "--vram", "24GiB").out
+    assert (shown.count("fits."), shown.count("everything fits"), shown.count("margin")) == (
+        1,
+        0,
+        1,
+    )
+    lines = [line for line in shown.splitlines() if " tokens" in line and "│" in line]
+    assert len(lines) == 7 and " bf16, nf4, int8 │ the default │ 16, 8, 4 " in lines[-1]
+    shown = kvlite("plan", llama, "--vram", "4GiB").out
+    assert "full, the default" in shown and shown.count("does not fit") == 2
+
+
 def test_a_card_of_unknown_speed_is_said(kvlite: Run, llama: Path) -> None:
     given = ["plan", llama, "--vram", "24GiB", "--context", 1000, "--card"]
     assert "How fast RTX 9999 answers is not known." in kvlite(*given, "RTX 9999").out
@@ -81,7 +96,7 @@ def test_a_plan_is_shown_before_it_is_known_what_else_fits(
     monkeypatch.setattr("kvlite.planner.max_context.reaches", fails)
     shown = kvlite("plan", llama, "--vram", "24GiB")
     assert (shown.code, shown.err) == (2, "kvlite: the table is not made\n")
-    assert "everything fits" in shown.out
+    assert "offered: fits." in shown.out
     assert kvlite("plan", llama, "--vram", "24GiB", "--json").out == ""
     assert gc.isenabled()
 

@@ -166,31 +166,31 @@ class PlanView:
         yield _all_phases(made) if options.max_width >= _ROOMY else _highest_phase(made)
         verdict = "fits" if made.fits else "does not fit"
         offered = readable(room.tensors)
+        beside = f"margin {readable(room.margin)}"
+        if room.context:
+            beside = f"CUDA context and allocator {readable(room.context)}, {beside}"
         if made.cards:
             yield _by_card(made)
         yield Text(f"Peak {readable(made.peak_bytes)} of tensors, {offered} offered: {verdict}.")
+        yield Text(f"Besides tensors: {beside}.")
         if made.forecast.host_bytes:
             host = readable(made.forecast.host_bytes)
             yield Text(f"Host memory for recall: {host}, {readable(room.host)} free.")
         if made.tokens_per_s is not None:
-            yield Text(f"Answering: {made.tokens_per_s:.0f} tokens/s at most, by its bandwidth.")
-        for reason in made.reasons:
+            yield Text(f"Answering: {made.tokens_per_s:,.0f} tokens/s at most, by its bandwidth.")
+        for reason in made.changes or made.reasons * (not made.fits):
             yield Text(f"- {reason}")
         if not made.fits:
             yield Text("- what would: a smaller model, a shorter text, or more memory")
 
 
 def _all_phases(made: "Plan") -> Table:
-    phases, room = made.phases, made.room
-    table = Table("", *[f"to {name}" for name in phases])
-    for name in dict.fromkeys(name for items in phases.values() for name in items):
-        cells = [readable(items[name]) if items.get(name) else "" for items in phases.values()]
-        table.add_row(name, *cells)
+    phases = made.phases.values()
+    table = Table("", *[f"to {name}" for name in made.phases])
+    for name in dict.fromkeys(name for items in phases for name in items if items[name]):
+        table.add_row(name, *[readable(items[name]) if items.get(name) else "" for items in phases])
     table.add_section()
-    table.add_row("tensors", *[readable(sum(items.values())) for items in phases.values()])
-    if room.context:
-        table.add_row("CUDA context, allocator", *[readable(room.context)] * len(phases))
-    table.add_row("margin", *[readable(room.margin)] * len(phases))
+    table.add_row("tensors", *[readable(sum(items.values())) for items in phases])
     return table
 
 
