@@ -15,6 +15,9 @@ from kvlite.cli.word_wrap import terminal_width
 if TYPE_CHECKING:
     from kvlite.methods import Method
 
+# Between a docstring's paragraphs, points and options; and an option.
+_ITEMS, _OPTION = re.compile(r"\n(?=\n|- | {4}\S)"), re.compile(r" {4}(\w+):")
+
 
 def methods(
     name: Annotated[str, typer.Argument(help="a method, to read what its options mean")] = "",
@@ -62,27 +65,32 @@ def _row(method: "type[Method]") -> dict[str, Any]:
 
 
 def _explained(method: "type[Method]") -> str:
-    """The docstrings of a method and of its parents with options, and the defaults."""
-    texts = [
-        _wrapped(inspect.cleandoc(each.__doc__ or "").replace("Attributes:", "Options:"))
-        for each in method.__mro__
-        if "Attributes:" in (each.__doc__ or "") or each is method
-    ]
+    """The docstrings of a method and of its parents with options, and the defaults. What a parent
+    says of an option that the method has explained is left out, and so are fields that are no
+    options."""
+    left, texts = set(method.defaults()), list[str]()
+    for each in method.__mro__:
+        doc = inspect.cleandoc(each.__doc__ or "")
+        if "Attributes:" not in doc and each is not method:
+            continue
+        said = []
+        for item in _ITEMS.split(doc.replace("Attributes:", "Options:")):
+            option = _OPTION.match(item)
+            if option is None or option[1] in left:
+                said.append(_filled(item))
+            left -= {option[1]} if option else set()
+        texts.append("\n".join(said).removesuffix("\n\nOptions:"))
     options = ",".join(f"{option}={value}" for option, value in method.defaults().items())
     written = f"{method.name}:{options}" if options else method.name
     row = _row(method)
     freed = "frees memory" if row["frees_memory"] else "frees no memory by itself"
     course = f"This method {freed}; while an answer is written, the cache {row['while_answering']}."
-    said = [_wrapped(each) for each in (f"Source: {method.paper}.", course)]
+    said = [_filled(each) for each in (f"Source: {method.paper}.", course)]
     return "\n\n".join([*texts, *said, f"Defaults: --method {written}"])
 
 
-def _wrapped(text: str) -> str:
-    """A docstring's text with each paragraph, point and option wrapped for the terminal."""
-    return "\n".join(map(_filled, re.split(r"\n(?=\n|- | {4}\S)", text)))
-
-
 def _filled(item: str) -> str:
+    """A paragraph, point or option, wrapped for the terminal."""
     blank, lead = "\n" * item.startswith("\n"), "    " * item.startswith("    ")
     hanging = lead or "  " * item.strip().startswith("- ")
     return blank + textwrap.fill(

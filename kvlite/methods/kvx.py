@@ -1,4 +1,4 @@
-"""KV-X: a lambda mask of sink and stream entries, and the top k of the middle, in every layer."""
+"""KV-X: a lambda mask of sinks and a recent window, and the top k of the middle, in every layer."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,29 +16,31 @@ _ALONE = "1 with middle=example and with per_layer"
 
 @dataclass(frozen=True)
 class KVX(Observed):
-    """Keeps sink and stream entries by position and the middle by attention, with smaller budgets
-    in higher layers, during prefill and at every decode step.
+    """Keeps attention sinks and a recent window by position, and of the middle what gets the most
+    attention; higher layers have smaller budgets. Entries are chosen while reading and at every
+    decode step.
 
-    The paper leaves open the first and the last layer's budget (kvlite takes PyramidKV's, which the
-    paper follows), whether scores are per head (they are, unless `per_layer`), and how much a cut
-    keeps. For the latter it allows two readings:
+    The paper leaves open: the budgets of the first and the last layer (here PyramidKV's, which it
+    follows), whether scores are per head (they are, unless `per_layer`), and what a layer is cut
+    to. Of that it gives two readings:
 
-    - middle="budget" (Eq. 6): a head with budget C keeps C/(2 omega) sinks, as many stream entries,
-      and fills up with the best of the middle. While decoding, each new token evicts the weakest
-      middle entry.
-    - middle="example" (the example of section 4, which agrees with Table 1's memory): a head with
-      N entries keeps N/(2 omega) sinks, stream and middle entries each, whenever it exceeds the
+    - middle="budget" (Eq. 6): a budget of C entries holds C/(2 omega) sinks, a recent window as
+      large, and the best of the middle. While decoding, each new token evicts the weakest entry of
+      the middle.
+    - middle="example" (the example of section 4, and what Table 1's memory agrees with): of N
+      entries N/(2 omega) sinks, recent ones and ones of the middle stay, whenever N exceeds the
       context limit.
 
     Attributes:
-        omega: lambda mask width: the mask takes 1/omega of the budget (2, 4, 8, 16, 32).
-        middle: which reading, "budget" or "example".
+        omega: sinks and recent window together take 1/omega of the budget (2, 4, 8, 16, 32).
+        middle: which reading.
         limit: with "example", entries a head must exceed to be cut; 0 for the budget.
-        until_limit: with "example", repeat the cut until the head is within the limit.
-        alpha: last queries that score entries in prefill; 0 for as many as the budget (the paper).
-        decode: "evict": each new token evicts an entry (the paper); "grow": entries chosen in
-            prefill stay, and the answer is added.
-        recent: attention rows that score entries while decoding.
+        until_limit: with "example", cut repeatedly until a head is within the limit.
+        alpha: observation window while reading, in queries; 0 for as many as the budget (the
+            paper).
+        decode: "evict", a new token costs an entry (the paper), or "grow", what was chosen while
+            reading stays and the answer is added.
+        recent: observation window while decoding, in queries.
         per_layer: one score for all heads of a layer.
     """
 
@@ -59,7 +61,7 @@ class KVX(Observed):
     layers: LayerLine = "pyramid"
 
     at_least = {"omega": 1, "limit": 0, "alpha": 0}
-    min_budget = 3  # a sink, a stream entry and a middle one
+    min_budget = 3  # a sink, a recent entry and a middle one
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -93,7 +95,7 @@ class KVX(Observed):
 
     @property
     def respects_budget(self) -> bool:
-        # A line of the "example" reading may stay longer than its limit.
+        # In the "example" reading a head may keep more than its limit.
         return self.middle == "budget"
 
     def layer_budgets(self, layers: int, average: int, seen: int) -> list[int]:
@@ -103,7 +105,7 @@ class KVX(Observed):
         return super().layer_budgets(layers, average, seen)
 
     def ends(self, budget: int) -> tuple[int, int]:
-        """The lambda mask of a line: sinks, and as many stream entries (Eq. 5)."""
+        """The lambda mask of a budget: sinks, and a recent window as large (Eq. 5)."""
         width = max(1, budget // (2 * self.omega))
         if self.middle == "budget":
             width = min(width, (budget - 1) // 2)
@@ -116,7 +118,7 @@ class KVX(Observed):
         return view.keep(self._cut(scores, view.budget) for scores in self.scores(view))
 
     def evict(self, head_group: KVHeadGroup, budget: int, position: Position) -> Tensor:
-        """The weakest entry between sinks and stream; the newcomer counts to the stream."""
+        """The weakest entry between the sinks and the recent window, which has the newcomer."""
         import torch
 
         width, _ = self.ends(budget)

@@ -253,8 +253,8 @@ class Observed(Scored):
 def over_heads(
     scores: Sequence[Tensor], positions: Sequence[Tensor], end: Position
 ) -> list[Tensor]:
-    """One score for all heads of a layer: the mean over them, by position, since lines of earlier
-    turns may differ; in the shape of each head group's.
+    """One score for all heads of a layer: the mean over them, by position, since heads may
+    differ after earlier turns; in the shape of each head group's.
 
     Args:
         scores, positions: of each head group's entries, `(batch, heads, used)`.

@@ -15,7 +15,7 @@ class SnapKV(Observed):
     reduced over the query heads of a KV head before pooling, so a KV head is stored once.
 
     Attributes:
-        window: last tokens, which score the others and stay.
+        window: the observation window: last tokens, which score the others and stay.
     """
 
     name = "snapkv"

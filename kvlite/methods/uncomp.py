@@ -25,7 +25,7 @@ class UNComp(Observed):
     layers; kvlite does, because the next token depends on them.
 
     Attributes:
-        window: last tokens, which score the others and stay.
+        window: the observation window: last tokens, which score the others and stay.
         stage: drop tokens between layers (the paper's group-stage, else its group).
         least: with `stage`, tokens that the last group of layers gets.
         delete: number of KV heads in each layer, those of the lowest rank, that keep nothing; the
@@ -82,7 +82,7 @@ class UNComp(Observed):
 
     @property
     def min_budget(self) -> int:
-        # The shortest lines, half as long, hold their window and one entry.
+        # The smallest budgets, half as large, hold their window and one entry.
         return 2 * (self.window + 1)
 
     def head_substitutes(self, view: LayerView) -> dict[int, int]:
@@ -99,7 +99,7 @@ class UNComp(Observed):
             weights = window_rows(head_group, window)
             positions = window.beside(head_group.positions[:, :, : head_group.used])
             place = positions[:, :, None].long().expand_as(weights)
-            # By position, since lines of earlier turns may differ.
+            # By position, since heads may differ after earlier turns.
             looks = weights.new_zeros(*weights.shape[:3], window.end).scatter_(3, place, weights)
             rows.update(
                 zip(head_group.heads, (each.flatten() for each in looks.unbind(1)), strict=True)
