@@ -91,11 +91,9 @@ def ask(
 
 
 def _ask_server(server: str, files: Sequence[str], questions: Sequence[str], how: Printing) -> None:
-    settings = how.resolved.settings
-    for flag, given in (("--sources", how.sources), ("--draft", bool(settings.draft))):
-        if given:
-            raise SettingError(f"{flag} needs the model here: leave out {flag}, or --server")
-    read = documents_to_send(files, how.screen, ocr=settings.ocr)
+    if how.sources:
+        raise SettingError("--sources needs the model here: leave out --sources, or --server")
+    read = documents_to_send(files, how.screen, ocr=how.resolved.settings.ocr)
     for each in read:
         if each.note:
             how.screen.print(f"Note: {each.note}", style="yellow")

@@ -10,9 +10,17 @@ from kvlite.cli import BAD_INPUT, INTERRUPTED
 from kvlite.cli.console import print_json, write
 from kvlite.cli.screen import reading
 from kvlite.config.resolve import Resolved
+from kvlite.config.settings import flag_of
 from kvlite.documents import Document
-from kvlite.errors import KvliteError, Stopped, sentence
-from kvlite.web.openai_client import OpenAIClient, ServerAnswer, Upstream, fields_of
+from kvlite.errors import KvliteError, SettingError, Stopped, sentence
+from kvlite.web.openai_client import (
+    SAID,
+    TAKEN,
+    OpenAIClient,
+    ServerAnswer,
+    Upstream,
+    fields_of,
+)
 from kvlite.web.server_talk import Begin, Said, ServerTalk
 
 Server = Annotated[
@@ -33,6 +41,7 @@ def talk_with(url: str, resolved: Resolved, documents: Sequence[Document]) -> Se
     it is to be told what it cannot be."""
     client, settings = OpenAIClient(url), resolved.settings
     fields_of(settings, resolved.given)
+    _require_heard(client, resolved)
     if "model" not in resolved.given:
         settings = settings.replace({"model": client.first_model()})
     upstream = Upstream(client, [settings.model], resolved.given | {"model"})
@@ -43,11 +52,26 @@ def upstream_of(url: str, resolved: Resolved) -> Upstream:
     """A server that answers what others ask, once it is known that it does. Raises SettingError if
     nothing that has models answers there; or it is to be told what it cannot be."""
     client = OpenAIClient(url)
+    _require_heard(client, resolved)
     models = client.models()
     named = [resolved.settings.model] if "model" in resolved.given else []
     fields_of(resolved.settings, resolved.given)
     found = [*dict.fromkeys([*named, *models])] or [client.first_model()]
     return Upstream(client, found, resolved.given)
+
+
+def _require_heard(client: OpenAIClient, resolved: Resolved) -> None:
+    """Raises SettingError if the server would ignore a flag; variables and profiles are for models
+    here, too."""
+    flags = [name for name, origin in resolved.origins.items() if origin.kind == "flag"]
+    here = [flag_of(name) for name in flags if name not in SAID]
+    theirs = [flag_of(name) for name in flags if name in TAKEN]
+    said = " and ".join(here or theirs)
+    leave = f"leave {said} out, or --server (KVLITE_SERVER)"
+    if here:
+        raise SettingError(f"{said} would be ignored, since the model is not here: {leave}")
+    if theirs and not client.is_kvlite():
+        raise SettingError(f"{said} would be ignored, since the server is not kvlite's: {leave}")
 
 
 def print_served(begin: Begin, screen: Console, *, as_json: bool) -> ServerAnswer:

@@ -33,6 +33,8 @@ FIELDS = {
 }
 # Those that kvlite's own server takes besides, under `kvlite`.
 TAKEN = ("method", "budget", "kv_bits", "recall", "recall_bits", "recall_entries", "speculate")
+# All that a server can be told, or that is done before it is.
+SAID = {*FIELDS, *TAKEN, "model", "system", "logit_bias", "schema", "ocr"}
 _READING = re.compile(r": reading, ([0-9]+)%")
 # Seconds between two looks at whether nobody wants the answer any more.
 _BEAT = 0.05
@@ -87,6 +89,13 @@ class OpenAIClient:
     def models(self) -> list[str]:
         """What its models are called; none if it does not say. Raises SettingError if nothing
         answers there, or not to this key."""
+        return [str(each["id"]) for each in self._listed()]
+
+    def is_kvlite(self) -> bool:
+        """Whether it says that its models are kvlite's. Raises SettingError as `models`."""
+        return any(each.get("owned_by") == "kvlite" for each in self._listed())
+
+    def _listed(self) -> list[dict[str, Any]]:
         import httpx
 
         async def got() -> httpx.Response:
@@ -101,7 +110,7 @@ class OpenAIClient:
         if response.status_code not in (200, 404):
             raise self._refused(_message(response))
         try:
-            return [str(each["id"]) for each in response.json()["data"]]
+            return [{**each, "id": each["id"]} for each in response.json()["data"]]
         except (ValueError, LookupError, TypeError):
             return []
 

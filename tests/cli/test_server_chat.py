@@ -145,10 +145,16 @@ def test_what_goes_wrong_is_one_sentence(
     lent = ("--server", server.address, "--api-port", 9)
     assert "leave it out, or --server (KVLITE_SERVER)" in refused(*lent, command=["app"])
     assert "no model 'x'" in refused("--server", server.address, "--model", "x")
+    for flags in (["--vram", "2GiB"], ["--draft", "x"], ["--chunk", "64"], ["--never-lossy"]):
+        told = refused("--server", server.address, *flags)
+        assert f"{flags[0]} would be ignored, since the model is not here: leave" in told
+    assert "--device would be" in refused("--server", "x", "--device", "cpu", command=["app"])
     assert "not a grammar" in refused("--server", server.address, "--schema", 'start: "a"')
     with HTTPServer(("127.0.0.1", 0), Odd) as odd:
         threading.Thread(target=odd.serve_forever, daemon=True).start()
         address = f"http://127.0.0.1:{odd.server_port}"
+        told = refused("--server", address, "--kv-bits", "8", "--budget", "64")
+        assert "--budget and --kv-bits would be ignored, since the server is not kvlite's" in told
         assert "it has no /models" in refused("--server", address)
         assert "it has no /models" in refused("--server", address, command=["app"])
         for said in (
