@@ -77,7 +77,7 @@ class HttpServer(uvicorn.Server):
 
 
 def serve(settings: Settings, config: ServerConfig, *, tell: Callable[[str], None] = print) -> None:
-    """Serve until someone interrupts. The address, and that the model is loaded, go to `tell`.
+    """Serve until someone interrupts. The address goes to `tell`, before and after loading.
     Raises SettingError if others could come in without a key, or the address is taken, and
     KvliteError if the model cannot be loaded."""
     config.require_key()
@@ -86,7 +86,7 @@ def serve(settings: Settings, config: ServerConfig, *, tell: Callable[[str], Non
     with listening:
         models = Models(settings, ServerState(config))
         model, loading = models.first, models.first.load()
-        tell(f"kvlite serves {model.names[0]} at {config.address} (Ctrl-C ends it)")
+        tell(f"Loading {model.names[0]} for {config.address} (Ctrl-C ends it)")
         server = HttpServer(models)
 
         def loaded() -> None:
@@ -94,7 +94,7 @@ def serve(settings: Settings, config: ServerConfig, *, tell: Callable[[str], Non
             if loading.shown.error:
                 server.should_exit = True
             else:
-                tell(f"{model.names[0]} is loaded")
+                tell(f"kvlite serves {model.names[0]} at {config.address}")
 
         threading.Thread(target=loaded, name="kvlite loading", daemon=True).start()
         with suppress(KeyboardInterrupt):

@@ -28,8 +28,10 @@ def test_it_serves_until_it_is_interrupted(
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
         said = process.stderr.readline()
-        assert said == f"kvlite serves tiny at http://127.0.0.1:{port}/v1 (Ctrl-C ends it)\n"
-        assert process.stderr.readline() == "tiny is loaded\n"
+        assert said == f"Loading tiny for http://127.0.0.1:{port}/v1 (Ctrl-C ends it)\n"
+        said = process.stderr.readline()
+        assert said == f"kvlite serves tiny at http://127.0.0.1:{port}/v1\n"
+        assert httpx.get(f"http://127.0.0.1:{port}/health").status_code == 200
         body = {"messages": [{"role": "user", "content": "heron " * 300}], "max_tokens": 3}
         address = f"http://127.0.0.1:{port}/v1/chat/completions"
         made = httpx.post(address, json=body, timeout=300)
