@@ -118,8 +118,15 @@ def batch(
     where = _devices(devices, settings, ray)
     screen = console(quiet)
     with reserved(path), ExitStack() as stack:
-        Written.of(path).require(job, asked, path)  # before the model is loaded
-        job["model"], answers = stack.enter_context(_engine(settings, asked, ray, where, screen))
+        written = Written.of(path)
+        written.require(job, asked, path)  # before the model is loaded
+        done = written.done.keys() - (written.failed if retry_errors else ())
+        answers: Answers = _nothing
+        if done >= {task.id for task in asked}:
+            job["model"] = fingerprint(find_model(settings.model))
+        else:
+            engine = _engine(settings, asked, ray, where, screen)
+            job["model"], answers = stack.enter_context(engine)
         writer = stack.enter_context(writing(path, job, asked, retry=retry_errors))
         cancel = stack.enter_context(stop_on_interrupt())
         left = {task.id: task for task in asked if task.id not in writer.written.done}
@@ -164,6 +171,11 @@ def _devices(text: str, settings: Settings, ray: str) -> "Sequence[torch.device]
     from kvlite.model.devices import choose_devices
 
     return choose_devices(text, "--devices")
+
+
+def _nothing(tasks: Sequence[Task], callbacks: Callbacks) -> "Iterator[BatchAnswer]":
+    """What answers where nothing is left to answer."""
+    yield from ()
 
 
 @contextmanager
