@@ -1,6 +1,7 @@
 """The program as tests run it: what it printed, a model that loads in no time, a document."""
 
 import json
+import logging
 import re
 import shutil
 import sys
@@ -53,6 +54,8 @@ def kvlite(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -
 
     monkeypatch.setenv("HF_HUB_DISABLE_TELEMETRY", "1")  # main sets it, this restores it
     monkeypatch.setenv("COLUMNS", "80")
+    # Where tests run for the first time, loops are compiled.
+    monkeypatch.setattr(logging.getLogger("kvlite.compiling"), "disabled", True)
     return run
 
 

@@ -151,6 +151,7 @@ def test_an_encoding_that_lacks_characters(model: Path, text: Path, flags: list[
 def test_long_compiling_is_a_note(
     kvlite: Run, model: Path, text: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(logging.getLogger("kvlite.compiling"), "disabled", False)
     stream = Conversation.stream
 
     def compiling(self: Conversation, *args: Any, **given: Any) -> Any:
