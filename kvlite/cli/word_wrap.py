@@ -28,6 +28,16 @@ def part_wrapped(text: str) -> str:
     return "\n".join(lines).replace("\u00a0", " ")
 
 
+def option_wrapped(text: str, width: int) -> str:
+    """A method with its options, as many of them a line as fit a width."""
+    lines = [""]
+    for part in re.findall(r"[^:+,]+[:+,]?", text):
+        if lines[-1] and len(lines[-1]) + len(part) > width:
+            lines.append("")
+        lines[-1] += part if lines[-1] else part.lstrip()
+    return "\n".join(lines)
+
+
 class WordWrap:
     """Breaks lines between words. A word is held back until it is whole, or as long as a line."""
 

@@ -104,7 +104,7 @@ def test_a_report_is_one_page(
 def test_a_table_by_default_in_a_folder_of_its_own(
     kvlite: Run, model: Path, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("COLUMNS", "250")
+    monkeypatch.setenv("COLUMNS", "40")  # which breaks nothing where there is no terminal
     done = kvlite(*words("memory", model))
     (folder,) = (home / "kvlite" / "bench").iterdir()
     assert re.fullmatch(r"memory-\d{4}-\d\d-\d\d-\d{6}", folder.name)

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from kvlite.cli.word_wrap import WordWrap, part_wrapped, word_wrapped
+from kvlite.cli.word_wrap import WordWrap, option_wrapped, part_wrapped, word_wrapped
 
 PARTS = st.lists(st.text(st.sampled_from("ab \n字-"), max_size=9), max_size=20)
 
@@ -68,3 +68,11 @@ def test_nothing_is_lost_and_lines_fit(parts: list[str], width: int) -> None:
 @given(PARTS, st.integers(1, 12))
 def test_it_does_not_matter_where_parts_end(parts: list[str], width: int) -> None:
     assert wrapped(parts, width) == wrapped(["".join(parts)], width)
+
+
+def test_methods_are_broken_between_options() -> None:
+    method = "simlayerkv:threshold=0.9865+spans, 8 bits"
+    broken = "simlayerkv:\nthreshold=0.9865+spans,\n8 bits"
+    assert option_wrapped(method, 24) == broken
+    assert option_wrapped(method, 80) == method
+    assert option_wrapped("1,024", 24) == "1,024" and option_wrapped("", 9) == ""

@@ -9,11 +9,13 @@ from time import monotonic
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.measure import Measurement
 from rich.table import Column, Table
 
 from kvlite.cli import INTERRUPTED
-from kvlite.cli.console import output, print_json
+from kvlite.cli.console import Screen, output, print_json
 from kvlite.cli.screen import console, reading_bar, tell_of_compiling
+from kvlite.cli.word_wrap import option_wrapped
 from kvlite.config.settings import Settings
 from kvlite.model.source import find_model
 
@@ -21,6 +23,9 @@ if TYPE_CHECKING:
     from kvlite.bench.folder import RunFolder
     from kvlite.bench.rows import Cells
     from kvlite.bench.task import Task
+
+# Columns of a table that nothing is broken in, and of a method in one that is too wide.
+_WHOLE, _METHOD = 10_000, 24
 
 Out = Annotated[
     Path | None,
@@ -128,11 +133,19 @@ def _print_table(lines: "Sequence[Cells]", machine: Mapping[str, str]) -> None:
     caption = [
         ", ".join(f"{name} {value}" for name, value in each.items()) for each in (alike, machine)
     ]
-    # Narrow terminals fold what they have no room for, and leave nothing out.
     names = [name for name in lines[0] if name not in alike]
-    table = Table(
-        *(Column(name, overflow="fold") for name in names), caption="\n".join(caption).strip()
-    )
-    for line in lines:
-        table.add_row(*(line[name] for name in names))
-    output().print(table)
+
+    def table(width: int) -> Table:
+        """The table, with methods broken at a width."""
+        # What there is no room for is folded, and nothing left out.
+        columns = [Column(name, overflow="fold", no_wrap=name == "method") for name in names]
+        made = Table(*columns, caption="\n".join(caption).strip())
+        for line in lines:
+            made.add_row(*(option_wrapped(line[name], width) for name in names))
+        return made
+
+    screen = output()
+    if not screen.is_terminal:  # a file's lines are as long as they are
+        screen = Screen(file=sys.stdout, width=_WHOLE)
+    needed = Measurement.get(screen, screen.options.update(max_width=_WHOLE), table(_WHOLE))
+    screen.print(table(_WHOLE if needed.maximum <= screen.width else _METHOD))
