@@ -48,6 +48,11 @@ def test_rows_are_those_of_the_benches(runner: Runner, tmp_path: Path) -> None:
     """A fact's loss is its surprise beyond the full cache's; a passage's the divergence."""
     tune = task(tmp_path)
     work = list(islice(tune.work(runner), 4))
+    doing = [tune.doing(keys) for keys, _ in work[2:]]
+    assert doing == [
+        "Tuning: a hidden fact in part 2, 10 settings",
+        "Tuning: a passage in part 2, 10 settings",
+    ]
     facts, passages = (list(measure(work[index : index + 1])) for index in (2, 3))
     names = {choice.method.name for choice in tune.choices}
     assert names == {"full", "snapkv", "spans"}

@@ -82,6 +82,10 @@ class Task(Options, ABC, Generic[R]):
             SettingError: something does not fit the model, the text or host memory.
         """
 
+    def doing(self, keys: Sequence[Key]) -> str:
+        """What a unit of so many rows does, for the progress bar."""
+        return self.title
+
     @abstractmethod
     def table(self, rows: Sequence[R]) -> list[Cells]:
         """The rows for people; every line has the same columns."""

@@ -129,6 +129,12 @@ class Tune(TuneOptions, Task[TuneRow]):
         runs = (partial(_fact, model, fact, shared, self.cancel), partial(_passage, part, passage))
         return [(_keys(kind, part, shared), run) for kind, run in zip(KINDS, runs, strict=True)]
 
+    def doing(self, keys: Sequence[Key]) -> str:
+        """The part of the document, what is asked of it, and of how many settings."""
+        kind, part = (keys[0][TuneRow.KEY.index(name)] for name in ("kind", "part"))
+        what = "a hidden fact" if kind == "fact" else "a passage"
+        return f"{self.title}: {what} in part {part + 1}, {len(keys)} settings"
+
     def table(self, rows: Sequence[TuneRow]) -> list[Cells]:
         """A line for each choice in the race that no other beats both in bytes and in what it
         loses."""

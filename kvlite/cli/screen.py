@@ -73,6 +73,10 @@ class ReadingBar:
         """Show how much of the work is done."""
         self._bar.update(self._task, completed=done, total=total)
 
+    def title(self, title: str) -> None:
+        """Say what is done now."""
+        self._bar.update(self._task, description=title)
+
     def note(self, note: str) -> None:
         """Print a note above the bar."""
         self._bar.console.print(f"Note: {note}", style="yellow")

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from kvlite.bench.prose import bundled_prose
+from kvlite.cli.screen import ReadingBar
 from tests.cli.conftest import Refused, Run
 
 GRID = ["--tokens", "250", "--method", "snapkv:window=8", "--budget", "25%", "--recall", "off,20"]
@@ -29,9 +30,12 @@ def test_it_saves_a_profile_and_goes_on(
     kvlite: Run, model: Path, report: Path, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("kvlite.bench.tune.ROUNDS", 1)
+    titles = list[str]()
+    monkeypatch.setattr(ReadingBar, "title", lambda self, title: titles.append(title))
     words = ["tune", report, "--model", model, *GRID]
     found = kvlite(*words, "--json").json()
     assert len(found["rows"]) == 2 * (2 + 2 * 2 * 2)
+    assert titles[0].startswith("Tuning: a hidden fact in part 1, ") and len(titles) == 2
     profile = home / "config" / "profiles" / "tuned.toml"
     first, *settings = profile.read_text().splitlines()
     assert first == f"# {found['reason']}"

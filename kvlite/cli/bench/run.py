@@ -2,7 +2,7 @@
 
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from math import inf
 from pathlib import Path
 from time import monotonic
@@ -22,7 +22,7 @@ from kvlite.model.source import find_model
 if TYPE_CHECKING:
     from kvlite.bench.folder import RunFolder
     from kvlite.bench.rows import Cells
-    from kvlite.bench.task import Task
+    from kvlite.bench.task import Task, Work
 
 # Columns of a table that nothing is broken in, and of a method in one that is too wide.
 _WHOLE, _METHOD = 10_000, 24
@@ -78,9 +78,14 @@ def run(
             else:
                 bar.update(len(folder.rows), total)
 
+        def told() -> "Iterator[Work[Any]]":
+            for keys, unit in work:
+                bar.title(task.doing(keys))
+                yield keys, unit
+
         show()
         try:
-            for each in measure(work, folder.done, begun + seconds):
+            for each in measure(told(), folder.done, begun + seconds):
                 folder.add(each.to_json())
                 show()
         except KeyboardInterrupt:
