@@ -3,6 +3,7 @@
 import re
 import shutil
 import sys
+import threading
 from collections.abc import Callable
 from importlib import import_module
 from importlib.util import find_spec
@@ -14,7 +15,7 @@ import pytest
 if find_spec("numba") is None:
     pytest.skip("numba is not installed", allow_module_level=True)
 
-from numba.core import config
+from numba.core import config, event
 
 from kvlite.ops import numba_jit
 
@@ -46,6 +47,7 @@ def release(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], 
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
     monkeypatch.setattr(config, "CACHE_DIR", "")
+    monkeypatch.setitem(event._registered, "numba:compile", [])  # others hear nothing of it
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
     def started(number: int) -> Any:
@@ -109,6 +111,9 @@ def test_long_compiling_is_logged_once(
         loop = release(number)
         sys.modules["loops.numba_jit"].PATIENCE = patience  # type: ignore[attr-defined]
         assert loop() == 2 * number
+        for thread in threading.enumerate():
+            if isinstance(thread, threading.Timer):
+                thread.join(60)
         assert [each.message[:9] for each in caplog.records] == ["Compiling"] * said
 
 
