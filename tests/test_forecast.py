@@ -110,7 +110,7 @@ def forecast_of(model: LoadedModel, case: Case) -> Forecast:
         settings = settings.replace({"recall_entries": case.recall})
     config = EngineConfig.from_settings(settings)
     forecaster = Forecaster(
-        model.module.config, model.shape, model.calibration, tokenizer=model.tokenizer
+        model.module.config, model.shape, model.calibration, model.tokenizer, on_cpu=True
     )
     return forecaster.first_turn(
         config,
@@ -120,6 +120,14 @@ def forecast_of(model: LoadedModel, case: Case) -> Forecast:
         longest=LONGEST,
         batch=case.batch,
     )
+
+
+@pytest.mark.parametrize("method", ["h2o", "kvzip"])
+def test_a_cpu_takes_what_was_expected_in_16_bits(method: str) -> None:
+    """Attention is summed up in blocks of rows there, and not by a kernel."""
+    model = make_tiny("llama", "cpu", torch.bfloat16).model
+    case = Case(method, 900, 120, "16", 1024, 1, None)
+    assert expected(model, case) == pytest.approx(taken(model, case), rel=CLOSE)
 
 
 @pytest.mark.cases(1)

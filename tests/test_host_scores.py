@@ -333,7 +333,7 @@ def test_the_devices_workspace_at_131072_tokens(monkeypatch: pytest.MonkeyPatch,
     layer = LayerCache([(heads, ENTRIES)], batch=1, dim=DIM_8B, dtype=torch.bfloat16, device=device)
     layer.head_groups[0].used = ENTRIES
     queries = torch.empty(1, HEADS_8B, rows, DIM_8B, dtype=torch.bfloat16, device=device)
-    window = Window(queries, ENTRIES - rows, KV_8B, Softmax(DIM_8B**-0.5))
+    window = Window(queries, ENTRIES - rows, KV_8B, Softmax(DIM_8B**-0.5, in_tiles=True))
     peaks, widest = {}, {}
     backends: dict[str, ScoringBackend] = {"device": ON_DEVICE, "host": HostScores(device)}
     if rows == 32:

@@ -31,7 +31,7 @@ def part_wrapped(text: str) -> str:
 def option_wrapped(text: str, width: int) -> str:
     """A method with its options, as many of them a line as fit a width."""
     lines = [""]
-    for part in re.findall(r"[^:+,]+[:+,]?", text):
+    for part in re.findall(r"[^:+,]+[:+,]?|[:+,]", text):
         if lines[-1] and len(lines[-1]) + len(part) > width:
             lines.append("")
         lines[-1] += part if lines[-1] else part.lstrip()

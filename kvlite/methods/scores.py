@@ -168,9 +168,7 @@ def window_scores(
     """
     import torch
 
-    from kvlite.ops.attention import sums_in_tiles
-
-    if weights is None and window.place == window.queries.device and sums_in_tiles(window.queries):
+    if weights is None and window.place == window.queries.device and window.softmax.in_tiles:
         return _scores_in_tiles(head_group, window, over_queries, over_heads)
     batch, queried, count = window.queries.shape[:3]
     group, place = queried // window.kv_heads, window.place

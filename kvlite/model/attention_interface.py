@@ -15,7 +15,8 @@ from kvlite.model.architectures import architecture
 from kvlite.model.latents import over_latents, values_of
 from kvlite.model.llama4 import tempered
 from kvlite.model.packed_linear import in_bfloat16
-from kvlite.ops.device import MANY_ROWS
+from kvlite.ops.attention import sums_in_tiles
+from kvlite.ops.device import MANY_ROWS, WIDEST
 from kvlite.ops.softmax import Softmax
 
 ATTENTION = "kvlite"
@@ -70,8 +71,6 @@ def _attention(
     **_: Any,
 ) -> tuple[Tensor, None]:
     sinks = None if s_aux is None else s_aux.float()
-    many = query.shape[2] >= MANY_ROWS
-    softmax = Softmax(scaling, softcap, sinks, many and in_bfloat16(module))
     own = architecture(module.config.model_type)
     if positions is not None:
         query = tempered(module, query, positions)
@@ -80,10 +79,25 @@ def _attention(
     if own.neighbors:
         width = module.qk_rope_head_dim if own.latent else _turned(query, module.config)
         query, key = (_halves(each, width) for each in (query, key))
+    rounded = query.shape[2] >= MANY_ROWS and in_bfloat16(module)
+    softmax = Softmax(scaling, softcap, sinks, rounded, in_tiles(module, query))
     out = kvlite.attend(query, key, key if own.latent else value, softmax)
     if own.latent:
         out = values_of(module, out)
     return out.transpose(1, 2).contiguous(), None
+
+
+def plan_in_tiles(config: Any, planned: bool) -> None:
+    """Let a model on the meta device be planned for a device that sums up attention in tiles, or
+    not."""
+    config.kvlite_in_tiles = planned
+
+
+def in_tiles(module: Any, query: Tensor) -> bool:
+    """Whether a kernel sums up a layer's attention, on the query's device or the planned one."""
+    if query.is_meta:
+        return bool(getattr(module.config, "kvlite_in_tiles", False)) and query.shape[3] <= WIDEST
+    return sums_in_tiles(query)
 
 
 def _turned(vectors: Tensor, config: Any) -> int:

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kvlite.ops.device import WIDEST, has_triton
+from kvlite.ops.device import has_triton
 from kvlite.ops.softmax import Softmax
 
 ROW_BLOCK = 256
@@ -185,7 +185,7 @@ def attention_sums(q: Tensor, k: Tensor, lse: Tensor, softmax: Softmax) -> Tenso
         Probabilities added up over queries, averaged over a KV head's query heads,
         `(batch, kv heads, N)` float32.
     """
-    if sums_in_tiles(q):
+    if softmax.in_tiles:
         by_head = attention_of(q, k, lse, softmax, causal=True, highest=False)
         return grouped(by_head, k.shape[1]).mean(2)
     (batch, heads, length, _), (kv_heads, entries) = q.shape, k.shape[1:3]
@@ -216,7 +216,7 @@ def attention_peaks(q: Tensor, k: Tensor, lse: Tensor, softmax: Softmax) -> Tens
         The highest probability of any row and any query head of a KV head, `(batch, kv heads, N)`
         float32.
     """
-    if sums_in_tiles(q):
+    if softmax.in_tiles:
         by_head = attention_of(q, k, lse, softmax, causal=False, highest=True)
         return grouped(by_head, k.shape[1]).amax(2)
     (batch, heads, length, _), (kv_heads, entries) = q.shape, k.shape[1:3]
@@ -233,7 +233,7 @@ def attention_peaks(q: Tensor, k: Tensor, lse: Tensor, softmax: Softmax) -> Tens
 def attention_of(
     q: Tensor, k: Tensor, lse: Tensor, softmax: Softmax, *, causal: bool, highest: bool
 ) -> Tensor:
-    """What each of N entries got of L queries' attention, where `sums_in_tiles`.
+    """What each of N entries got of L queries' attention, by a kernel.
 
     Args:
         lse: `(batch, heads, L)` float32, of the queries over all they looked at.
@@ -244,7 +244,8 @@ def attention_of(
         `(batch, heads, N)` float32.
     """
     if q.is_meta:  # takes what the kernel does where its programs keep every processor busy
-        return q.new_empty(*q.shape[:2], k.shape[2], dtype=torch.float32)
+        found = q.new_empty(1, *q.shape[:2], k.shape[2], dtype=torch.float32)
+        return found.amax(0) if highest else found[0]
     from kvlite.ops import triton_sums
 
     return triton_sums.attention_of(q, k, lse, softmax, causal=causal, highest=highest)
@@ -268,11 +269,9 @@ def causal_lse(q: Tensor, k: Tensor, softmax: Softmax) -> Tensor:
 
 
 def sums_in_tiles(q: Tensor) -> bool:
-    """Whether `attention_of` takes these; products of float32 would not fit into registers. Of meta
-    tensors, as on the device that computes with their type."""
-    if q.dtype == torch.float32:
-        return False
-    return q.shape[3] <= WIDEST if q.is_meta else has_triton(q.device, q.shape[3])
+    """Whether a kernel sums up the attention of these queries; products of float32 would not fit
+    into registers."""
+    return has_triton(q.device, q.shape[3]) and q.dtype != torch.float32
 
 
 def grouped(q: Tensor, kv_heads: int) -> Tensor:

@@ -138,7 +138,7 @@ class _Slow(event.Listener):  # type: ignore[misc]
     def _say(self) -> None:
         self._said = True
         often = "once" if cache_folder() else "as every time: there is no folder to keep them in"
-        _LOG.info(f"Compiling loops for this processor, {often}. The first answer waits for them.")
+        _LOG.info(f"Compiling loops for this processor, {often}. What comes first waits for them.")
 
 
 event.register("numba:compile", _Slow())

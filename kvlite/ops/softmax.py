@@ -1,7 +1,7 @@
 """How a layer turns products of queries and keys into attention."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -20,12 +20,14 @@ class Softmax:
             Sinks", section 3.3); None if there are none.
         in_bfloat16: whether a CPU rounds queries, keys, values and attention to bfloat16 before it
             multiplies them; sums are float32.
+        in_tiles: whether a kernel sums up attention, tile by tile (`ops.attention.attention_of`).
     """
 
     scale: float
     softcap: float | None = None
     sinks: "Tensor | None" = None
     in_bfloat16: bool = False
+    in_tiles: bool = field(default=False, compare=False)
 
     def of_heads(self, heads: Sequence[int], kv_heads: int) -> "Softmax":
         """That of the query heads of some of a layer's KV heads."""

@@ -77,8 +77,8 @@ def name_candidates(
         return torch.empty(lines, length, dtype=torch.int32, device=scores.device)
 
     candidates, in_slots, worth = numbers(named), numbers(named), numbers(slots)
-    slot_of, maxima = numbers(entries), numbers(groups)
-    _survey[-(-max(entries, slots) // SCANNED), heads, batch](
+    slot_of, maxima, scanned = numbers(entries), numbers(groups), max(SCANNED, neighbors)
+    _survey[-(-max(entries, slots) // scanned), heads, batch](
         scores,
         positions,
         quantized,
@@ -93,7 +93,7 @@ def name_candidates(
         packed,
         ON_DEVICE=isinstance(seen, Tensor),
         NEIGHBORS=neighbors,
-        SCANNED=SCANNED,
+        SCANNED=scanned,
         num_warps=4,
     )
     _name[heads, batch](

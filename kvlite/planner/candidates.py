@@ -95,7 +95,9 @@ def _planner(
     require_uncancelled(cancel)
     tokenizer = read_tokenizer(folder) if reads_text else None
     require_uncancelled(cancel)
-    forecaster = Forecaster(config, shape, find_calibration(folder), tokenizer)
+    forecaster = Forecaster(
+        config, shape, find_calibration(folder), tokenizer, on_cpu=room.kind == "cpu"
+    )
     in_files = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
     config = EngineConfig.from_settings(settings)
     if room.cards:

@@ -3,6 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
+
 from kvlite.methods.engine_config import EngineConfig
 from kvlite.methods.layer_policy import can_recall, layer_policies, loses
 from kvlite.model.calibration import Calibration
@@ -19,12 +21,13 @@ from kvlite.planner.peaks import Forecast
 @dataclass
 class Forecaster:
     """Forecasts for one model; `config` is transformers'. Without a tokenizer, each word that a
-    method adds counts as one token."""
+    method adds counts as one token. Unless it is for a CPU, the device has Triton's kernels."""
 
     config: Any
     shape: ModelShape
     calibration: Calibration | None = None
     tokenizer: Any = None
+    on_cpu: bool = False
     _models: dict[Any, LoadedModel] = field(default_factory=dict)
     _op_cache: MetaOpCache = field(default_factory=MetaOpCache)
 
@@ -40,6 +43,7 @@ class Forecaster:
                 tokenizer=self.tokenizer,
                 calibration=self.calibration,
                 streamed=streamed,
+                in_tiles=not self.on_cpu and weights.dtype != torch.float32,
             )
         return self._models[key]
 

@@ -3,7 +3,9 @@
 from pathlib import Path
 from typing import Any
 
-from kvlite.model.attention_interface import ATTENTION, register_attention
+import torch
+
+from kvlite.model.attention_interface import ATTENTION, plan_in_tiles, register_attention
 from kvlite.model.calibration import Calibration
 from kvlite.model.experts import experts_of, take_one_by_one
 from kvlite.model.layers import Layers
@@ -13,6 +15,7 @@ from kvlite.model.packing import pack
 from kvlite.model.quantizing import quantize_experts
 from kvlite.model.shape import ModelShape
 from kvlite.model.weights import Weights
+from kvlite.ops.device import has_triton
 
 
 class Words:
@@ -34,10 +37,12 @@ def meta_model(
     tokenizer: Any = None,
     calibration: Calibration | None = None,
     streamed: bool = False,
+    in_tiles: bool = False,
 ) -> LoadedModel:
     """A model on the meta device, for forecasts; one layer stands for all equal ones.
     `config` is transformers'. Of the weights, only the dtype matters, whether they are unpacked
-    for products, and whether layers are `streamed`."""
+    for products, whether layers are `streamed`, and whether the device sums up attention
+    `in_tiles`."""
     register_attention()
     own = sum(map(len, shape.layer_groups[: max(shape.alike) + 1]))
     module = meta_module(config, weights.dtype, layers=own, attention=ATTENTION)
@@ -49,6 +54,7 @@ def meta_model(
     for experts in experts_of(module) if streamed else ():
         take_one_by_one(experts)
     module.config.layer_types = getattr(config, "layer_types", None)
+    plan_in_tiles(module.config, in_tiles)
     model = LoadedModel(
         module, tokenizer or Words(), shape, Path(), weights, frozenset(), calibration
     )
@@ -65,5 +71,6 @@ def meta_model_of(model: LoadedModel) -> LoadedModel:
             model.weights,
             tokenizer=model.tokenizer,
             calibration=model.calibration,
+            in_tiles=has_triton(model.device) and model.dtype != torch.float32,
         )
     return model.meta

@@ -9,7 +9,7 @@ from kvlite.web.openai_client import TAKEN
 from kvlite.web.origins import is_loopback
 
 # Settings that a request may change under `kvlite`.
-OWN = (*TAKEN, "never_lossy")
+OWN = TAKEN
 
 
 @dataclass(frozen=True)

@@ -29,8 +29,8 @@ _LONGEST_NAME = 1000
 # How many fields without a meaning here are looked at, and how alike two names are of which one is
 # the other, misspelled: `topp` is `top_p`, vLLM's `min_tokens` is not `max_tokens`.
 _LOOKED_AT, _ALIKE = 100, 0.82
-# A field of llama.cpp that is no misspelled one.
-_NOT_MEANT = frozenset({"parse_tool_calls"})
+# Fields of other servers that are no misspelled ones.
+_NOT_MEANT = frozenset({"parse_tool_calls", "mode", "models", "repetition_penalty_range"})
 _NAME = re.compile("[A-Za-z0-9_.-]{1,40}")
 
 

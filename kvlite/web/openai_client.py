@@ -32,7 +32,10 @@ FIELDS = {
     "max_new_tokens": "max_tokens",
 }
 # Those that kvlite's own server takes besides, under `kvlite`.
-TAKEN = ("method", "budget", "kv_bits", "recall", "recall_bits", "recall_entries", "speculate")
+TAKEN = (
+    *("method", "budget", "kv_bits", "recall", "recall_bits", "recall_entries", "speculate"),
+    "never_lossy",
+)
 # All that a server can be told, or that is done before it is.
 SAID = {*FIELDS, *TAKEN, "model", "system", "logit_bias", "schema", "ocr"}
 _READING = re.compile(r": reading, ([0-9]+)%")

@@ -205,6 +205,8 @@ def test_fields_of_other_servers_are_ignored(
         "repeat_penalty",
         "chat_template_kwargs",
         "session_id",
+        "models",
+        "mode",
         "parse_tool_calls",
     )
     beside = {"max_tokens": 1, "max_new_tokens": 1, "temperature": 0, "temperature_last": True}

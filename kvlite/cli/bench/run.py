@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from kvlite.bench.task import Task, Work
 
 # Columns of a table that nothing is broken in, and of a method in one that is too wide.
-_WHOLE, _METHOD = 10_000, 24
+_WHOLE, _METHOD = 10_000, 12
 
 Out = Annotated[
     Path | None,
@@ -146,11 +146,14 @@ def _print_table(lines: "Sequence[Cells]", machine: Mapping[str, str]) -> None:
         columns = [Column(name, overflow="fold", no_wrap=name == "method") for name in names]
         made = Table(*columns, caption="\n".join(caption).strip())
         for line in lines:
-            made.add_row(*(option_wrapped(line[name], width) for name in names))
+            cells = {**line, "method": option_wrapped(line.get("method", ""), width)}
+            made.add_row(*(cells[name] for name in names))
         return made
 
     screen = output()
     if not screen.is_terminal:  # a file's lines are as long as they are
         screen = Screen(file=sys.stdout, width=_WHOLE)
     needed = Measurement.get(screen, screen.options.update(max_width=_WHOLE), table(_WHOLE))
-    screen.print(table(_WHOLE if needed.maximum <= screen.width else _METHOD))
+    longest = max(len(line.get("method", "")) for line in lines)
+    spared = needed.maximum - screen.width
+    screen.print(table(_WHOLE if spared <= 0 else max(_METHOD, longest - spared)))

@@ -27,8 +27,7 @@ class Index:
             of b has those of channels j, j + b, and so on, the first in the lowest bit.
         sizes: `(batch, kv heads, capacity)` float32, the mean absolute value of a key's channels.
         mean: `(batch, kv heads, dim)` float32, of the first keys that were read. Subtracting it
-        shifts
-            all products with a query by the same amount, which changes nothing.
+            shifts all products with a query by the same amount, which changes nothing.
         balance: `(batch, kv heads, dim)` float32; keys are multiplied by it and queries divided, so
             that channels with large queries count for more.
         used: how many keys there are.
