@@ -15,8 +15,7 @@ from kvlite.model.architectures import architecture
 from kvlite.model.latents import over_latents, values_of
 from kvlite.model.llama4 import tempered
 from kvlite.model.packed_linear import in_bfloat16
-from kvlite.ops.attention import sums_in_tiles
-from kvlite.ops.device import MANY_ROWS, WIDEST
+from kvlite.ops.device import MANY_ROWS, WIDEST, has_triton
 from kvlite.ops.softmax import Softmax
 
 ATTENTION = "kvlite"
@@ -87,17 +86,19 @@ def _attention(
     return out.transpose(1, 2).contiguous(), None
 
 
-def plan_in_tiles(config: Any, planned: bool) -> None:
-    """Let a model on the meta device be planned for a device that sums up attention in tiles, or
-    not."""
-    config.kvlite_in_tiles = planned
+def plan_kernels(config: Any, planned: bool) -> None:
+    """Let a model on the meta device be planned for a device with Triton's kernels, or without."""
+    config.kvlite_kernels = planned
 
 
 def in_tiles(module: Any, query: Tensor) -> bool:
-    """Whether a kernel sums up a layer's attention, on the query's device or the planned one."""
+    """Whether a kernel sums up a layer's attention, on the query's device or the planned one;
+    products of float32 would not fit into registers."""
+    if query.dtype == torch.float32:
+        return False
     if query.is_meta:
-        return bool(getattr(module.config, "kvlite_in_tiles", False)) and query.shape[3] <= WIDEST
-    return sums_in_tiles(query)
+        return getattr(module.config, "kvlite_kernels", False) and query.shape[3] <= WIDEST
+    return has_triton(query.device, query.shape[3])
 
 
 def _turned(vectors: Tensor, config: Any) -> int:

@@ -268,12 +268,6 @@ def causal_lse(q: Tensor, k: Tensor, softmax: Softmax) -> Tensor:
     return torch.cat(parts, 2)
 
 
-def sums_in_tiles(q: Tensor) -> bool:
-    """Whether a kernel sums up the attention of these queries; products of float32 would not fit
-    into registers."""
-    return has_triton(q.device, q.shape[3]) and q.dtype != torch.float32
-
-
 def grouped(q: Tensor, kv_heads: int) -> Tensor:
     """View queries `(batch, heads, L, dim)` as `(batch, kv heads, heads per KV head, L, dim)`."""
     return q.view(q.shape[0], kv_heads, q.shape[1] // kv_heads, *q.shape[2:])

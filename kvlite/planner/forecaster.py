@@ -3,8 +3,6 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
-
 from kvlite.methods.engine_config import EngineConfig
 from kvlite.methods.layer_policy import can_recall, layer_policies, loses
 from kvlite.model.calibration import Calibration
@@ -43,7 +41,7 @@ class Forecaster:
                 tokenizer=self.tokenizer,
                 calibration=self.calibration,
                 streamed=streamed,
-                in_tiles=not self.on_cpu and weights.dtype != torch.float32,
+                kernels=not self.on_cpu,
             )
         return self._models[key]
 

@@ -3,9 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from kvlite.model.attention_interface import ATTENTION, plan_in_tiles, register_attention
+from kvlite.model.attention_interface import ATTENTION, plan_kernels, register_attention
 from kvlite.model.calibration import Calibration
 from kvlite.model.experts import experts_of, take_one_by_one
 from kvlite.model.layers import Layers
@@ -37,12 +35,11 @@ def meta_model(
     tokenizer: Any = None,
     calibration: Calibration | None = None,
     streamed: bool = False,
-    in_tiles: bool = False,
+    kernels: bool = False,
 ) -> LoadedModel:
     """A model on the meta device, for forecasts; one layer stands for all equal ones.
     `config` is transformers'. Of the weights, only the dtype matters, whether they are unpacked
-    for products, whether layers are `streamed`, and whether the device sums up attention
-    `in_tiles`."""
+    for products, whether layers are `streamed`, and whether the device has Triton's `kernels`."""
     register_attention()
     own = sum(map(len, shape.layer_groups[: max(shape.alike) + 1]))
     module = meta_module(config, weights.dtype, layers=own, attention=ATTENTION)
@@ -54,7 +51,7 @@ def meta_model(
     for experts in experts_of(module) if streamed else ():
         take_one_by_one(experts)
     module.config.layer_types = getattr(config, "layer_types", None)
-    plan_in_tiles(module.config, in_tiles)
+    plan_kernels(module.config, kernels)
     model = LoadedModel(
         module, tokenizer or Words(), shape, Path(), weights, frozenset(), calibration
     )
@@ -71,6 +68,6 @@ def meta_model_of(model: LoadedModel) -> LoadedModel:
             model.weights,
             tokenizer=model.tokenizer,
             calibration=model.calibration,
-            in_tiles=has_triton(model.device) and model.dtype != torch.float32,
+            kernels=has_triton(model.device),
         )
     return model.meta
