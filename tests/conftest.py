@@ -31,6 +31,7 @@ from kvlite.model.attention_interface import ATTENTION, register_attention
 from kvlite.model.calibration import Calibration
 from kvlite.model.load import LoadedModel
 from kvlite.model.shape import ModelShape, shape_of
+from kvlite.model.source import gguf_file
 from kvlite.model.weights import PLAIN, Weights
 from tests.foreign import Foreign
 from tests.hub import Hub
@@ -472,9 +473,11 @@ def smollm() -> kvlite.Runner:
 
 @pytest.fixture(scope="session")
 def smollm_reference(smollm: kvlite.Runner) -> Any:
-    """The embedded model as transformers runs it."""
+    """The embedded model as transformers reads and runs it."""
+    file = gguf_file("smollm2-135m")
+    assert file is not None
     return transformers.AutoModelForCausalLM.from_pretrained(
-        smollm.model_path, dtype=torch.float32, attn_implementation="sdpa"
+        file.parent, gguf_file=file.name, dtype=torch.float32, attn_implementation="sdpa"
     ).eval()
 
 

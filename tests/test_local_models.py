@@ -131,7 +131,6 @@ def test_a_large_gguf_is_planned_without_converting_it(
 ) -> None:
     converted = read_shape(find_config(EMBEDDED_MODEL))
     monkeypatch.setenv("KVLITE_CACHE", str(home / "cache"))
-    monkeypatch.setattr("kvlite.model.gguf.FLOAT32_LIMIT", 1)
     folder = find_config(str(_embedded_gguf()))
     assert {file.name for file in folder.iterdir()} == {"config.json", "gguf.json"}
     assert read_shape(folder) == converted

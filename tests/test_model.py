@@ -6,25 +6,21 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import gguf
-import numpy as np
 import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-import kvlite.model.gguf as conversion
 from kvlite.cache import KVSize
 from kvlite.config.settings import Settings
 from kvlite.conversation.runner import open_runner
 from kvlite.errors import ModelError
 from kvlite.model.architectures import ADMITTED
 from kvlite.model.cpu import SplitLinear, split_linears
-from kvlite.model.gguf import converted_folder
 from kvlite.model.load import LoadedModel, load_model
 from kvlite.model.shape import ModelShape, read_shape
-from kvlite.model.source import _embedded_gguf, find_model
+from kvlite.model.source import find_model
 from kvlite.model.weights import Weights
 from tests.conftest import PARTS, SIZES, Tiny, parts_of
 
@@ -351,204 +347,6 @@ def test_the_bait_is_real(tmp_path: Path) -> None:
     torch.save(Exploit(tmp_path / "ran"), tmp_path / "weights.bin")
     torch.load(tmp_path / "weights.bin", weights_only=False)
     assert (tmp_path / "ran").exists()
-
-
-# --- GGUF ----------------------------------------------------------------------------------------
-
-VOCABULARY = ["<|end|>", "a", "b", "c", "d", "\u0120", "ab", "cd"]
-BLOCK = {
-    "attn_norm": (32,),
-    "ffn_norm": (32,),
-    "attn_q": (32, 32),
-    "attn_k": (16, 32),
-    "attn_v": (16, 32),
-    "attn_output": (32, 32),
-    "ffn_gate": (48, 32),
-    "ffn_up": (48, 32),
-    "ffn_down": (32, 48),
-}
-
-
-def write_gguf(
-    path: Path, *, seed: int = 0, architecture: str = "llama", without: tuple[str, ...] = ()
-) -> dict[str, Any]:
-    """A Llama of one layer with eight tokens; returns its weights."""
-    file = gguf.GGUFWriter(path, architecture)
-    file.add_block_count(1)
-    file.add_context_length(64)
-    file.add_embedding_length(32)
-    file.add_feed_forward_length(48)
-    file.add_head_count(2)
-    file.add_head_count_kv(1)
-    file.add_layer_norm_rms_eps(1e-5)
-    file.add_rope_freq_base(10_000.0)
-    file.add_vocab_size(len(VOCABULARY))
-    if "tokenizer" not in without:
-        file.add_tokenizer_model("gpt2")
-        file.add_tokenizer_pre("smollm")
-        file.add_token_list(VOCABULARY)
-        file.add_token_types([3] + [1] * (len(VOCABULARY) - 1))
-        file.add_token_merges(["a b", "c d"])
-        file.add_eos_token_id(0)
-    shapes = {"token_embd": (len(VOCABULARY), 32), "output_norm": (32,)}
-    shapes |= {f"blk.0.{name}": shape for name, shape in BLOCK.items()}
-    generator = np.random.default_rng(seed)
-    weights = {
-        f"{name}.weight": generator.standard_normal(shape).astype(np.float32)
-        for name, shape in shapes.items()
-        if name not in without
-    }
-    for name, weight in weights.items():
-        file.add_tensor(name, weight)
-    file.write_header_to_file()
-    file.write_kv_data_to_file()
-    file.write_tensors_to_file()
-    file.close()
-    return weights
-
-
-@pytest.fixture
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty place for converted models."""
-    monkeypatch.setenv("KVLITE_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache" / "models"
-
-
-def held(cache: Path) -> list[str]:
-    return sorted(path.name for path in cache.iterdir()) if cache.exists() else []
-
-
-def fake_conversion(file: Path, folder: Path) -> None:
-    (folder / "model.safetensors").write_bytes(file.read_bytes())
-
-
-def here(work: Callable[..., Any], *given: Any, **_: Any) -> Any:
-    """Instead of `run_in_child`, where a test puts something in the place of the work."""
-    return work(*given)
-
-
-@pytest.fixture
-def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(conversion, "run_in_child", here)
-
-
-@pytest.mark.long
-def test_a_gguf_becomes_a_folder_that_loads(cache: Path, tmp_path: Path) -> None:
-    weights = write_gguf(tmp_path / "a.gguf")
-    notices: list[str] = []
-    folder = find_model(str(tmp_path / "a.gguf"), notices.append)
-    assert held(cache) == [folder.name]
-    assert len(notices) == 1 and "Converting a.gguf" in notices[0]
-    model = load_from(folder)
-    assert model.stop_ids == {0}
-    assert model.tokenizer.encode("abcd") == [6, 7]
-    ours = model.module.state_dict()
-    assert np.array_equal(ours["model.embed_tokens.weight"], weights["token_embd.weight"])
-    up = ours["model.layers.0.mlp.up_proj.weight"]
-    assert np.array_equal(up, weights["blk.0.ffn_up.weight"])
-    assert find_model(str(tmp_path / "a.gguf"), notices.append) == folder
-    assert len(notices) == 1
-
-
-@pytest.mark.usefixtures("in_process")
-def test_conversions_are_kept_by_content_and_name(
-    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(conversion, "_convert", fake_conversion)
-    first, elsewhere, renamed = (tmp_path / name for name in ("a.gguf", "b/a.gguf", "c.gguf"))
-    elsewhere.parent.mkdir()
-    write_gguf(first)
-    folder = converted_folder(first)
-    for copy in (elsewhere, renamed):
-        shutil.copy(first, copy)
-    assert converted_folder(elsewhere) == folder
-    assert converted_folder(renamed).name == folder.name.replace("a-", "c-")
-    write_gguf(first, seed=1)
-    assert converted_folder(first) != folder
-    assert len(held(cache)) == 3
-    assert (folder / "model.safetensors").read_bytes() == elsewhere.read_bytes()
-
-
-@pytest.mark.usefixtures("in_process")
-@pytest.mark.parametrize(
-    ("crash", "seen"), [(KeyError("rope"), ModelError), (KeyboardInterrupt(), KeyboardInterrupt)]
-)
-def test_a_conversion_that_breaks_off_leaves_nothing(
-    crash: BaseException,
-    seen: type[BaseException],
-    cache: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    write_gguf(tmp_path / "a.gguf")
-    partial: list[Path] = []
-
-    def break_off(file: Path, folder: Path) -> None:
-        fake_conversion(file, folder)
-        partial.append(folder)
-        raise crash
-
-    monkeypatch.setattr(conversion, "_convert", break_off)
-    with pytest.raises(seen):
-        converted_folder(tmp_path / "a.gguf")
-    assert partial[0].name.startswith(".partial-") and partial[0].parent == cache
-    assert held(cache) == []
-    monkeypatch.setattr(conversion, "_convert", fake_conversion)
-    folder = converted_folder(tmp_path / "a.gguf")
-    assert held(cache) == [folder.name]
-
-
-@pytest.mark.usefixtures("in_process")
-def test_someone_else_may_finish_the_same_conversion_first(
-    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write_gguf(tmp_path / "a.gguf")
-    monkeypatch.setattr(conversion, "_convert", fake_conversion)
-    folder = converted_folder(tmp_path / "a.gguf")
-    shutil.rmtree(folder)
-
-    def overtaken(file: Path, partial: Path) -> None:
-        fake_conversion(file, partial)
-        folder.mkdir()
-        (folder / "model.safetensors").write_text("theirs")
-
-    monkeypatch.setattr(conversion, "_convert", overtaken)
-    assert converted_folder(tmp_path / "a.gguf") == folder
-    assert (folder / "model.safetensors").read_text() == "theirs"
-    assert held(cache) == [folder.name]
-
-
-def test_a_truncated_gguf_is_refused_and_nothing_is_written(cache: Path, tmp_path: Path) -> None:
-    file = tmp_path / "half.gguf"
-    with _embedded_gguf().open("rb") as whole:
-        start = whole.read(4 << 20)
-    write_gguf(tmp_path / "tiny.gguf")
-    tiny = (tmp_path / "tiny.gguf").read_bytes()
-    for content in (start, b"", start[:3], *(tiny[:n] for n in (4, 8, 20, 24, 100, 1000, -1))):
-        file.write_bytes(content)
-        with pytest.raises(ModelError, match=r"half\.gguf is (truncated|not a GGUF)"):
-            converted_folder(file)
-    assert held(cache) == []
-
-
-@pytest.mark.cases(1)
-@pytest.mark.parametrize(
-    ("changes", "reason"),
-    [
-        ({"architecture": "gpt2"}, "'gpt2' model, which kvlite does not run"),
-        ({"architecture": "gpt-oss"}, "from a GGUF file; use the safetensors"),
-        ({"without": ("tokenizer",)}, "cannot be converted: .*tokenizer"),
-        ({"without": ("blk.0.ffn_up",)}, r"mlp\.up_proj\.weight is missing"),
-    ],
-)
-def test_a_gguf_that_cannot_be_converted_is_refused(
-    changes: dict[str, Any], reason: str, cache: Path, tmp_path: Path
-) -> None:
-    write_gguf(tmp_path / "a.gguf", **changes)
-    with pytest.raises(ModelError, match=reason) as error:
-        converted_folder(tmp_path / "a.gguf")
-    assert str(tmp_path / "a.gguf") in str(error.value) and "\n" not in str(error.value)
-    assert held(cache) == []
 
 
 # --- linear layers on a CPU ----------------------------------------------------------------------

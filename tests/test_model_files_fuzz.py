@@ -17,10 +17,11 @@ from kvlite.config.child_process import run_in_child
 from kvlite.errors import KvliteError, ModelError
 from kvlite.model.architectures import ADMITTED
 from kvlite.model.files import fingerprint
-from kvlite.model.gguf_header import read_header
-from kvlite.model.shape import read_config, require_admitted
+from kvlite.model.gguf.folder import gguf_folder
+from kvlite.model.gguf.header import read_header
+from kvlite.model.shape import read_config, read_shape
 from tests.configs import PUBLISHED
-from tests.test_model import write_gguf
+from tests.gguf_files import write_gguf
 
 many = settings(
     max_examples=1000,
@@ -74,7 +75,6 @@ ODD_HEADERS = {
     "a value of no type": header(field("a", 99, b"")),
     "2^60 fields": header(said=2**60),
     "2^60 tensors": header(ARCHITECTURE, count=2**60),
-    "no tensors": header(ARCHITECTURE, count=0),
     "version 9": header(ARCHITECTURE, version=9),
     "a field twice": header(ARCHITECTURE, ARCHITECTURE, tensors=TENSOR),
     "alignment 0": header(field("general.alignment", 4, struct.pack("<I", 0)), tensors=TENSOR),
@@ -86,9 +86,6 @@ ODD_HEADERS = {
     "a tensor of 2^80 numbers": header(
         ARCHITECTURE,
         tensors=text("t") + struct.pack("<IQQIQ", 2, 2**40, 2**40, 0, 0),
-    ),
-    "a tensor of no type": header(
-        ARCHITECTURE, tensors=text("t") + struct.pack("<IQIQ", 1, 1, 999, 0)
     ),
     "a tensor beyond the end": header(
         ARCHITECTURE, tensors=text("t") + struct.pack("<IQIQ", 1, 1, 0, 2**63)
@@ -105,13 +102,38 @@ def test_an_odd_gguf_header_is_refused(name: str, tmp_path: Path) -> None:
         read_header(path)
 
 
+def test_files_that_are_no_whole_model_are_refused(tmp_path: Path, cache: Path) -> None:
+    path = tmp_path / "a.gguf"
+    path.write_bytes(header(ARCHITECTURE, count=0))
+    with pytest.raises(ModelError, match=r"a\.gguf has no weights: get the whole file"):
+        gguf_folder(path)
+    for kind in (4, 97, 999):
+        tensors = text("t") + struct.pack("<IQIQ", 1, 1, kind, 0)
+        path.write_bytes(header(ARCHITECTURE, tensors=tensors))
+        with pytest.raises(ModelError, match=rf"'t' are of type {kind}, which llama.cpp does not"):
+            gguf_folder(path)
+
+
 SIZES = ("block_count", "embedding_length", "feed_forward_length", "attention.head_count")
+CONFIG = dict(
+    zip(
+        SIZES,
+        ("num_hidden_layers", "head_dim", "intermediate_size", "num_attention_heads"),
+        strict=True,
+    )
+)
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("KVLITE_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
 
 
 @pytest.mark.parametrize("key", SIZES)
 @pytest.mark.parametrize("value", [None, 0, 10**6, 2**32 - 1])
 def test_sizes_of_no_model_in_a_gguf_header_are_refused(
-    key: str, value: int | None, tmp_path: Path
+    key: str, value: int | None, tmp_path: Path, cache: Path
 ) -> None:
     """Before transformers makes up what is not there: a million layers, or those of its default."""
     path = tmp_path / "a.gguf"
@@ -124,26 +146,22 @@ def test_sizes_of_no_model_in_a_gguf_header_are_refused(
         after = at + len(name) + 4
         content = content[:after] + struct.pack("<I", value) + content[after + 4 :]
     path.write_bytes(content)
-    found = read_header(path)
-    with pytest.raises(ModelError, match=rf"llama\.{key}|its sizes are of [\d,]+ weights"):
-        found.require_sizes()
-
-
-def looked_at(path: Path) -> None:
-    found = read_header(path)
-    require_admitted(found.architecture, str(path))
-    found.require_sizes()
+    with pytest.raises(ModelError, match=rf"llama\.{key}|{CONFIG[key]}|do not fit what it says"):
+        gguf_folder(path, with_tokenizer=False)
+    assert not [*cache.glob("gguf/*/gguf.json")]
 
 
 @pytest.mark.long
+@pytest.mark.usefixtures("cache")
 def test_gguf_headers_bent_at_random(tmp_path: Path) -> None:
+    """Of 2,000 each is refused in a sentence, or describes a model."""
     path = tmp_path / "bent.gguf"
     write_gguf(path)
     whole = path.read_bytes()
     end = whole.index(b"blk.0.ffn_down") + 200  # behind it weights lie, of which any will do
     places = st.integers(4, end)
 
-    @many
+    @settings(many, max_examples=2000)
     @given(
         st.lists(st.tuples(places, st.sampled_from(HUGE), st.sampled_from("BIQ")), max_size=4),
         st.lists(st.tuples(places, st.integers(0, 7)), max_size=8),
@@ -159,7 +177,7 @@ def test_gguf_headers_bent_at_random(tmp_path: Path) -> None:
         for at, bit in bits:
             content[at] ^= 1 << bit
         path.write_bytes(content[:cut])
-        told(lambda: looked_at(path))
+        told(lambda: read_shape(gguf_folder(path)))
 
     bend()
 

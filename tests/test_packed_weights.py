@@ -23,8 +23,8 @@ from kvlite.memory.meter import TensorMeter
 from kvlite.methods import parse_method
 from kvlite.methods.layer_policy import layer_policies
 from kvlite.model.architectures import has_experts
-from kvlite.model.gguf import described_folder
-from kvlite.model.gguf_index import read_index
+from kvlite.model.gguf.folder import gguf_folder
+from kvlite.model.gguf.index import read_index
 from kvlite.model.load import load_model
 from kvlite.model.packed_linear import FEW_ROWS, PackedEmbedding, PackedLinear, PackedWeights
 from kvlite.model.packing import pack_linears, quantized
@@ -209,10 +209,9 @@ def test_a_gguf_is_read_where_it_is(
     """Tokens are those of transformers' own reading of it, bytes those of the file, packed and as
     plain numbers; plans are exact."""
     monkeypatch.setenv("KVLITE_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("kvlite.model.gguf.run_in_child", lambda work, *given, **_: work(*given))
     file = tmp_path / "a.gguf"
     write_gguf(file, tied)
-    folder = described_folder(file)
+    folder = gguf_folder(file, with_tokenizer=False)
     tokenizer = transformers.AutoTokenizer.from_pretrained(tiny_folder)
     reference = transformers.AutoModelForCausalLM.from_pretrained(
         tmp_path, gguf_file="a.gguf", dtype=torch.float32, attn_implementation="eager"
@@ -239,7 +238,7 @@ def test_a_gguf_is_read_where_it_is(
         assert answer.metrics.plan_error == 0
         kept = weights
         tensors = weights.index.tensors.values() if weights.index else []
-        assert held == sum(each.nbytes * (1 + (each.stored.kind == "F16")) for each in tensors)
+        assert held == sum(each.nbytes * (1 + (each.pieces[0].kind == "F16")) for each in tensors)
     with pytest.raises(SettingError, match="reads safetensors, and the weights of"):
         require_streamable("disk", folder, device=CPU, weights=choose_weights("fp32", CPU, folder))
     os.utime(file, ns=(0, 0))

@@ -57,7 +57,7 @@ def test_what_fits_says_what_transformers_says_and_that_it_was_not_tested(
     assert config.model_type not in ADMITTED
     reference, told = saved(config, tiny_folder, tmp_path), list[str]()
     runner = kvlite.load(str(tmp_path), weights="fp32", notify=told.append)
-    assert told == [NOTE.format(tmp_path)]
+    assert told[0] == NOTE.format(tmp_path)
     talk, ids = runner.conversation(method="full"), list[int]()
     for turn in TURNS:
         answer = talk.generate(turn, max_new_tokens=12, ignore_eos=True).token_ids

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 from venv import EnvBuilder
 
@@ -21,7 +22,10 @@ from kvlite.config.paths import data_folder
 from kvlite.config.settings import Settings
 from kvlite.errors import KvliteError, ModelError, SettingError
 from kvlite.model.devices import choose_devices
+from kvlite.model.gguf.index import gguf_alone
 from kvlite.model.load import LoadedModel
+from kvlite.model.weights import PLAIN, Weights
+from kvlite.offload.weights.loader import open_whole
 
 PACKAGES = ("kvpress>=0.5.5,<0.6", "hqq>=0.2.8,<0.3")
 INSTALL = "kvlite bench install-peers"
@@ -139,6 +143,15 @@ def peer_choices(specs: Sequence[str], budgets: Sequence[int], longest: int) -> 
     ]
 
 
+def _unpacked(path: Path, model: LoadedModel, folder: Path) -> Path:
+    """A folder of safetensors of a model whose weights are in a GGUF file."""
+    name = next(name for name in PLAIN if PLAIN[name] == model.dtype)
+    weights = Weights(name, model.dtype)
+    module, _ = open_whole(path, device=torch.device("cpu"), weights=weights)
+    module.save_pretrained(folder)
+    return folder
+
+
 class PeerProgram:
     """The program in its environment; it ends with this process, or when closed."""
 
@@ -146,7 +159,8 @@ class PeerProgram:
         """Start it, with the model.
 
         Args:
-            path: the model's folder of safetensors.
+            path: the model's folder. Of a GGUF file, a copy of its weights is written for others,
+                until this is closed.
             choices: what will be asked of it.
 
         Raises:
@@ -154,6 +168,9 @@ class PeerProgram:
             ModelError: it cannot open the model.
         """
         self.model, self.choices = model, choices
+        self._copy = TemporaryDirectory() if gguf_alone(path) else None
+        if self._copy is not None:
+            path = _unpacked(path, model, Path(self._copy.name))
         self._running = subprocess.Popen(
             [str(python(environment())), "-I", str(PROGRAM)],
             stdin=subprocess.PIPE,
@@ -208,6 +225,8 @@ class PeerProgram:
     def close(self) -> None:
         """End it."""
         self._running.communicate()
+        if self._copy is not None:
+            self._copy.cleanup()
 
     def _ask(self, asked: Mapping[str, Any], about: str) -> dict[str, Any]:
         assert self._running.stdin is not None and self._running.stdout is not None

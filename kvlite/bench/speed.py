@@ -24,9 +24,10 @@ from kvlite.conversation.runner import Runner
 from kvlite.errors import SettingError
 from kvlite.memory.meter import TensorMeter
 from kvlite.methods.budget import method_and_budget
+from kvlite.model.gguf.index import gguf_alone
 from kvlite.model.load import load_module, without_progress_lines
 from kvlite.model.source import gguf_file
-from kvlite.model.weights import held_tensors
+from kvlite.model.weights import PLAIN, Weights, held_tensors
 from kvlite.offload.weights.loader import open_whole
 
 TRANSFORMERS, LLAMA_CPP = PEERS = ("transformers", "llama.cpp")
@@ -141,12 +142,17 @@ def _beside_llama_cpp(row: SpeedRow) -> Cells:
 
 def load_reference(runner: Runner) -> Any:
     """The same weights as transformers runs them, with its own attention: SDPA, where it has that.
-    Experts that are kept packed are unpacked as here, for transformers would not keep them so."""
-    model = runner.model
-    packed = model.weights.keeps_experts_packed(model.shape.model_type)
+    Those of a GGUF file are unpacked. Experts that are kept packed are unpacked as here, for
+    transformers would not keep them so."""
+    model, weights = runner.model, runner.model.weights
+    packed = weights.keeps_experts_packed(model.shape.model_type)
+    if weights.packs:
+        weights = Weights(
+            next(name for name in PLAIN if PLAIN[name] == weights.dtype), weights.dtype
+        )
     with without_progress_lines():
-        opened = open_whole if packed else load_module
-        module, _ = opened(model.path, device=model.device, weights=model.weights)
+        opened = open_whole if packed or gguf_alone(model.path) else load_module
+        module, _ = opened(model.path, device=model.device, weights=weights)
     module.set_attn_implementation("sdpa" if module._supports_sdpa else "eager")
     return module
 

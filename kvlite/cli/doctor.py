@@ -30,11 +30,12 @@ from kvlite.config.threads import processor_share
 from kvlite.config.units import readable
 from kvlite.errors import sentence
 from kvlite.memory import nvml
+from kvlite.model.local_models import bytes_of, leftovers
 
 if TYPE_CHECKING:
     from kvlite.memory.speeds import Speeds
 
-# Less than this is not enough to convert or download a model.
+# Less than this is not enough to download a model.
 DISK = 10 << 30
 # Weights of an 8B model in 16 bits.
 WEIGHTS_8B = 16.1e9
@@ -110,6 +111,7 @@ def checks_of_this_machine() -> Iterator[Check]:
     yield from _packages(bool(found))
     yield _host_memory()
     yield from _folders()
+    yield from _leftovers()
     yield _threads()
 
 
@@ -195,6 +197,12 @@ def _folders() -> Iterator[Check]:
         short = name == "cache" and free < DISK
         remedy = f"free some, or name a folder on another disk by {variable}" if short else ""
         yield Check(name, "note" if short else "ok", about, remedy)
+
+
+def _leftovers() -> Iterator[Check]:
+    if found := leftovers():
+        about = f"{readable(sum(map(bytes_of, found)))} of GGUF files, converted by an older kvlite"
+        yield Check("copies", "note", about, "kvlite models clean")
 
 
 def _threads() -> Check:

@@ -9,10 +9,10 @@ from rich.table import Column, Table
 from kvlite.cli.console import output, print_json
 from kvlite.cli.opening import uncollected
 from kvlite.cli.options import AsJson, with_settings
-from kvlite.cli.screen import console, stop_on_interrupt
+from kvlite.cli.screen import at_terminal, console, reading_bar, stop_on_interrupt
 from kvlite.config.settings import Settings
 from kvlite.config.units import readable
-from kvlite.errors import ModelError
+from kvlite.errors import ModelError, SettingError
 
 if TYPE_CHECKING:
     from kvlite.model.local_models import LocalModel
@@ -95,6 +95,69 @@ def remove(
         print_json({"removed": [model.name for model in going], "bytes": freed})
         return
     console().print(f"Removed {', '.join(names)}: {readable(freed)} freed.")
+
+
+@app.command()
+def digest(
+    model: Annotated[str, typer.Argument(help="a GGUF file, or a model of Ollama's")],
+    as_json: AsJson = False,
+) -> None:
+    """SHA-256 of a GGUF file, or of each part of a model that is split, to compare with a hub's.
+
+    Examples:
+
+      kvlite models digest qwen3-8b-q4_k_m.gguf
+
+      kvlite models digest ollama:llama3.2:3b --json
+    """
+    from kvlite.model.gguf.header import read_header
+    from kvlite.model.local_models import sha256
+    from kvlite.model.source import gguf_file, require_model
+
+    require_model(model)
+    if (file := gguf_file(model)) is None:
+        raise ModelError(f"{model} is no GGUF file: `kvlite pull` checks what comes from a hub")
+    made = {}
+    with stop_on_interrupt() as cancel:
+        for path in read_header(file).paths:
+            with reading_bar(console(), f"Reading {path.name}") as bar:
+                made[str(path)] = sha256(path, bar.update, cancel)
+    if as_json:
+        print_json({"sha256": made})
+        return
+    for name, found in made.items():
+        output().print(f"{found}  {name}", soft_wrap=True, highlight=False)
+
+
+@app.command()
+def clean(
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="do not ask")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Delete copies of GGUF files that earlier versions of kvlite converted; no file of yours.
+
+    kvlite reads GGUF files where they lie and needs no copies of them.
+
+    Examples:
+
+      kvlite models clean
+
+      kvlite models clean --yes
+    """
+    from kvlite.model.local_models import bytes_of, leftovers, remove_leftovers
+
+    screen, found = console(), leftovers()
+    freed = sum(map(bytes_of, found))
+    if found and not yes:
+        screen.print(f"{', '.join(map(str, found))}: {readable(freed)}, which kvlite does not need")
+        if not at_terminal():
+            raise SettingError("nothing was removed: say --yes, or run it in a terminal")
+        typer.confirm("Remove them?", abort=True)
+    remove_leftovers(found)
+    if as_json:
+        print_json({"removed": [str(path) for path in found], "bytes": freed})
+        return
+    screen.print(f"{readable(freed)} freed." if found else "There is nothing to clean.")
 
 
 def _plain(model: "LocalModel", fit: "Fit") -> dict[str, Any]:

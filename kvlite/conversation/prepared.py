@@ -145,7 +145,7 @@ class Prepared:
             ]
             groups = zip(cards, shape.layer_groups, strict=bool(cards))
             own = [card for card, group in groups for _ in group]
-            opened = partial(open_whole, cards=own, cancel=cancel)
+            opened = partial(open_whole, cards=own, cancel=cancel, notify=notify)
             load = partial(load_model, cards=cards, opened=opened)
         model = load(
             self.folder,
@@ -161,7 +161,7 @@ class Prepared:
                 device=devices[0],
                 weights=choose_weights("auto", devices[0], self.draft),
                 tokenizer=model.tokenizer,
-                opened=partial(open_whole, cancel=cancel),
+                opened=partial(open_whole, cancel=cancel, notify=notify),
                 cancel=cancel,
             )
         if plan is not None and plan.mtp:
@@ -175,6 +175,11 @@ class Prepared:
                     f"{settings.model} was not tested with kvlite; its first tokens were checked "
                     "against transformers"
                 )
+        if model.tokenizer.chat_template is None and notify is not None:
+            notify(
+                f"{settings.model} has no chat template: it goes on with your text as it is; for "
+                "answers take an instruction-tuned model"
+            )
         return model, plan
 
 

@@ -10,7 +10,7 @@ from threading import Event
 from typing import Any
 
 from kvlite.documents import Document, whole_characters
-from kvlite.errors import SettingError
+from kvlite.errors import ModelError, SettingError, reason
 from kvlite.model.control_tokens import Controls
 from kvlite.model.text_limit import tokenized
 
@@ -221,6 +221,16 @@ def _plain_part(tokenizer: Any, text: str) -> Part:
 
 
 def _shown(tokenizer: Any, text: str, system: str, opening: bool) -> str:
+    """A message in the template. Raises ModelError if the template refuses it."""
+    from jinja2 import TemplateError
+
+    try:
+        return _in_turn(tokenizer, text, system, opening)
+    except TemplateError as error:
+        raise _faulty(error) from error
+
+
+def _in_turn(tokenizer: Any, text: str, system: str, opening: bool) -> str:
     """A message in the template. A later turn is cut out of a conversation with a placeholder for
     the past: the real past is in the cache as it was said, so templates that trim or drop parts of
     it have no say."""
@@ -258,10 +268,30 @@ def _around(standin: str, text: str) -> str:
 def _rendered(
     tokenizer: Any, messages: list[dict[str, Any]], tools: Sequence[dict[str, Any]] = ()
 ) -> str:
-    text: str = tokenizer.apply_chat_template(
-        messages, tools=[*tools] or None, tokenize=False, add_generation_prompt=True
-    )
+    """Messages in the template.
+
+    Raises:
+        TemplateError: the template is faulty, or refuses them.
+        ModelError: it fails in another way.
+    """
+    from jinja2 import TemplateError
+
+    try:
+        text: str = tokenizer.apply_chat_template(
+            messages, tools=[*tools] or None, tokenize=False, add_generation_prompt=True
+        )
+    except TemplateError:
+        raise
+    except Exception as error:  # a stranger's template fails in any way
+        raise _faulty(error) from error
     return text
+
+
+def _faulty(error: Exception) -> ModelError:
+    return ModelError(
+        f"this model's chat template cannot be used ({reason(error)}): get the model again, or "
+        "another file of it"
+    )
 
 
 def _require_harmless(tokenizer: Any, values: Sequence[Any]) -> None:

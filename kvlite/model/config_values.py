@@ -23,7 +23,7 @@ class Values:
         has = f"has no {name}"
         if key in self.config:
             has = f"says {name} is {shown(self.config[key])}"
-        return ModelError(f"{self.path} {has}: {wanted}; get the model's own config.json")
+        return ModelError(f"{self.path} {has}: {wanted}; get the model's own {self.path.name}")
 
     def require(self, key: str, holds: Callable[[Any], bool], wanted: str) -> None:
         """Raises ModelError if a value is given, and not null, that does not hold."""

@@ -114,7 +114,8 @@ def stored_weights(folder: Path) -> dict[str, Stored]:
 
 def fingerprint(folder: Path) -> str:
     """A model's weights in 16 digits: their names, types and shapes, and 64 samples of each file's
-    bytes, so that a fine-tuned copy has another one.
+    bytes, so that a fine-tuned copy has another one. Of a GGUF file, the digest of its header and
+    of samples.
 
     Raises:
         ModelError: a file of weights is damaged, gone, or cannot be read.
@@ -124,9 +125,9 @@ def fingerprint(folder: Path) -> str:
         # `glob` finds nothing in a folder that it may not read, and says nothing.
         paths = sorted(each for each in folder.iterdir() if each.match("*.safetensors"))
         if not paths and (index := folder / GGUF_INDEX).is_file():
-            paths = [Path(json.loads(index.read_bytes())["path"])]
+            return str(json.loads(index.read_bytes())["digest"])
         for path in paths:
-            begin, stored = _read_header(path) if path.suffix == ".safetensors" else (0, {})
+            begin, stored = _read_header(path)
             tensors = sorted((name, each.kind, each.shape) for name, each in stored.items())
             digest.update(json.dumps(tensors).encode())
             last = max(0, path.stat().st_size - begin - _SAMPLE_BYTES)

@@ -12,7 +12,8 @@ from kvlite.model.files import fingerprint
 if TYPE_CHECKING:
     from kvlite.model.load import LoadedModel
 
-
+# The embedded model as 0.1.0 had it, converted to safetensors, and as the file that it is.
+_EARLIER = {"a02ad3db0b00a393": "d4d495c14aac8e52"}
 _SIZES = (
     "model_type",
     "layers",
@@ -43,6 +44,10 @@ class Identity:
     dtype: str
     tokenizer: str
     template: str
+
+    def __post_init__(self) -> None:
+        known = _EARLIER.get(self.fingerprint, self.fingerprint)
+        object.__setattr__(self, "fingerprint", known)
 
     @classmethod
     def of(cls, model: "LoadedModel") -> "Identity":

@@ -17,6 +17,7 @@ from kvlite.model.architectures import LANGUAGE_WEIGHTS, architecture
 from kvlite.model.attention_interface import ATTENTION, register_attention
 from kvlite.model.calibration import Calibration
 from kvlite.model.cpu import split_linears
+from kvlite.model.end_of_turn import end_of_turn
 from kvlite.model.experts import take_few_in_place
 from kvlite.model.gemma import Carried
 from kvlite.model.grammar import Vocabulary
@@ -395,4 +396,6 @@ def _stop_ids(module: Any, tokenizer: Any) -> frozenset[int]:
     for source in (module.generation_config.eos_token_id, tokenizer.eos_token_id):
         if source is not None:
             ids.update(source if isinstance(source, list) else [source])
+    if (ends := end_of_turn(tokenizer)) is not None:
+        ids.add(ends)
     return frozenset(ids)

@@ -1,22 +1,26 @@
 """Models on this machine: in Hugging Face's cache, a models folder, LM Studio's and Ollama's."""
 
+import hashlib
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
+from threading import Event
 from typing import Any
 
-from kvlite.config.paths import models_folder
+from kvlite.config.paths import cache_folder, models_folder
 from kvlite.config.settings import EMBEDDED_MODEL
-from kvlite.errors import ModelError
-from kvlite.model.gguf import hugging_face_name
-from kvlite.model.gguf_header import read_header
+from kvlite.errors import ModelError, require_uncancelled
+from kvlite.model.gguf.config import model_type
+from kvlite.model.gguf.header import is_later_part, read_header
 from kvlite.model.ollama import ollama_models
-from kvlite.model.shape import read_config, require_admitted
+from kvlite.model.shape import read_config
 from kvlite.model.source import EMBEDDED_PACKAGE, require_weights
 
+# Folders and files of the cache that versions before 0.2 made.
+_CONVERTED = ("models", "configs", "converting.lock")
 HUB, FOLDER, LM_STUDIO, OLLAMA = "Hugging Face", "models folder", "LM Studio", "Ollama"
 
 
@@ -75,6 +79,45 @@ def remove_model(model: LocalModel) -> None:
         raise ModelError(f"{model.path} cannot be removed ({error.strerror})") from error
 
 
+def leftovers() -> list[Path]:
+    """What earlier versions of kvlite left in the cache: GGUF files, converted to safetensors, and
+    what was known of others."""
+    cache = cache_folder()
+    return [each for name in _CONVERTED if (each := cache / name).exists()]
+
+
+def bytes_of(path: Path) -> int:
+    """Bytes of a file, or of all files in a folder."""
+    files = path.rglob("*") if path.is_dir() else [path]
+    return sum(file.stat().st_size for file in files if file.is_file())
+
+
+def sha256(path: Path, progress: Callable[[int, int], object], cancel: Event) -> str:
+    """A file's digest; `progress` is called with bytes read and all. Raises ModelError if it cannot
+    be read, Stopped if `cancel` was set."""
+    digest, done = hashlib.sha256(), 0
+    try:
+        size = path.stat().st_size
+        with path.open("rb", buffering=0) as file:
+            while block := file.read(8 << 20):
+                require_uncancelled(cancel)
+                digest.update(block)
+                done += len(block)
+                progress(done, size)
+    except OSError as error:
+        raise ModelError(f"{path} cannot be read ({error.strerror})") from error
+    return digest.hexdigest()
+
+
+def remove_leftovers(paths: list[Path]) -> None:
+    """Delete `leftovers`. Raises ModelError if that cannot be done."""
+    for path in paths:
+        try:
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+        except OSError as error:
+            raise ModelError(f"{path} cannot be removed ({error.strerror})") from error
+
+
 def _embedded() -> Iterator[LocalModel]:
     package = find_spec(EMBEDDED_PACKAGE)
     for folder in list(package.submodule_search_locations or []) if package else []:
@@ -96,7 +139,8 @@ def _in_hub_cache() -> Iterator[LocalModel]:
         newest = max(repo.revisions, key=lambda revision: revision.last_modified)
         ggufs = sorted(newest.snapshot_path.rglob("*.gguf"))
         if ggufs and not (newest.snapshot_path / "config.json").exists():
-            yield from (_of_gguf(_short(file), HUB, file) for file in ggufs)
+            first = (file for file in ggufs if not is_later_part(file))
+            yield from (_of_gguf(_short(file), HUB, file) for file in first)
             continue
         found = _of_folder(repo.repo_id, HUB, newest.snapshot_path)
         yield replace(found, path=repo.repo_path, nbytes=repo.size_on_disk)
@@ -107,7 +151,7 @@ def _in_folder(root: Path, place: str) -> Iterator[LocalModel]:
     for config in sorted(root.rglob("config.json")):
         yield _of_folder(_short(config.parent), place, config.parent)
     for file in sorted(root.rglob("*.gguf")):
-        if not file.name.startswith("mmproj"):  # an image encoder
+        if not file.name.startswith("mmproj") and not is_later_part(file):
             yield _of_gguf(_short(file), place, file)
 
 
@@ -118,8 +162,7 @@ def _short(path: Path) -> str:
 
 
 def _of_folder(name: str, place: str, folder: Path) -> LocalModel:
-    sizes = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
-    found = LocalModel(name, place, folder, sizes)
+    found = LocalModel(name, place, folder, bytes_of(folder))
     try:
         config = read_config(folder)
         context = config.get("max_position_embeddings")
@@ -152,10 +195,10 @@ def _of_gguf(name: str, place: str, file: Path) -> LocalModel:
         return LocalModel(name, place, file, 0, flaw=f"{file} is not there")
     try:
         header = read_header(file)
-        architecture = hugging_face_name(header.architecture)
         context = header.fields.get(f"{header.architecture}.context_length")
-        found = replace(found, architecture=architecture, max_context=context)
-        require_admitted(architecture, name)
+        nbytes = sum(path.stat().st_size for path in header.paths)
+        found = replace(found, nbytes=nbytes, architecture=header.architecture, max_context=context)
+        found = replace(found, architecture=model_type(header))
     except ModelError as error:
         return replace(found, flaw=str(error))
     except OSError as error:

@@ -6,14 +6,16 @@ trained to say the token after the next, says further ones of what it made itsel
 """
 
 from copy import deepcopy
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from kvlite.model.architectures import architecture
 from kvlite.model.making import making_modules
 from kvlite.model.shape import Parts
-from kvlite.model.weights import Weights
+
+if TYPE_CHECKING:
+    from kvlite.model.weights import Weights
 
 # What checkpoints call the parts of transformers' layer.
 _STORED = {
@@ -50,7 +52,7 @@ def stored_name(name: str) -> str:
     return f"{_STORED[part]}.{rest}"
 
 
-def mtp_bytes(head: Any, weights: Weights) -> int:
+def mtp_bytes(head: Any, weights: "Weights") -> int:
     """Bytes of a head on the meta device, once it is loaded like the model's layers."""
     shapes = [tuple(parameter.shape) for parameter in head.parameters()]
     parts = (Parts("mlp", shape, len(shape) == 2, False, 1) for shape in shapes)

@@ -108,14 +108,24 @@ def in_bfloat16(module: nn.Module) -> bool:
 
 
 class PackedLinear(nn.Module):
-    """A linear layer of packed weights that takes the place of a plain one."""
+    """A linear layer of packed weights that takes the place of a plain one.
 
-    def __init__(self, weight: PackedWeights, bias: Tensor | None = None) -> None:
+    Attributes:
+        columns: the order in which blocks have the inputs, `(inputs,)`, where it is another.
+    """
+
+    def __init__(
+        self, weight: PackedWeights, bias: Tensor | None = None, columns: Tensor | None = None
+    ) -> None:
+        """`columns`: for each input, where the blocks have it."""
         super().__init__()
         self.weight, self.bias = weight, bias
+        self.register_buffer("columns", None if columns is None else columns.argsort(), False)
 
     def forward(self, input: Tensor) -> Tensor:
         """`input @ weight.T + bias`, of the input's dtype."""
+        if isinstance(self.columns, Tensor):
+            input = input[..., self.columns]
         out = self.weight.product(input.reshape(-1, self.weight.in_features))
         out = out.view(*input.shape[:-1], self.weight.out_features)
         return out if self.bias is None else out + self.bias

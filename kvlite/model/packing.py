@@ -1,6 +1,6 @@
 """Weights that stay packed as a GGUF file has them, or are packed in 4 bits while they are read."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from kvlite.model.weights import Weights
 
 ROUNDED_TO = FORMATS["Q4_1"]
+_EMBEDDINGS = ("model.embed_tokens", "model.embeddings")
 
 
 def pack(module: Any, weights: "Weights") -> None:
@@ -23,39 +24,51 @@ def pack(module: Any, weights: "Weights") -> None:
         keep_packed(
             module,
             weights,
-            lambda name, shape: torch.empty(shape, dtype=torch.uint8, device="meta"),
+            lambda name, sizes: [
+                torch.empty(size, dtype=torch.uint8, device="meta") for size in sizes
+            ],
         )
 
 
 def keep_packed(
-    module: Any, weights: "Weights", blocks: Callable[[str, tuple[int, int]], Tensor]
+    module: Any,
+    weights: "Weights",
+    blocks: Callable[[str, Sequence[tuple[int, ...]]], Sequence[Tensor]],
+    columns: Callable[[str], Tensor | None] = lambda name: None,
+    prefix: str = "",
 ) -> None:
-    """Replace, in place, every linear layer and embedding of a model that its file has in blocks.
+    """Replace, in place, every linear layer, embedding and stack of experts of a model that its
+    file has in blocks.
 
     Args:
-        blocks: gives them, of a parameter's name and `(outputs, bytes of one)`.
+        blocks: gives them, of a parameter's name and sizes `(outputs, bytes of one)`, of experts
+            `(experts, outputs, bytes of one)`; several where a file has parts in several formats.
+        columns: gives the order of a linear layer's inputs, if it has one.
+        prefix: what the names of a part of a model begin with.
     """
     assert weights.index is not None
     for name, child in [*module.named_modules()]:
-        tensor = weights.index.tensors.get(f"{name}.weight")
-        form = None if tensor is None else tensor.form
-        if tensor is None or form is None or not isinstance(child, (nn.Linear, nn.Embedding)):
+        tensor = weights.index.tensors.get(f"{prefix}{name}.weight")
+        if tensor is None or not tensor.forms or not isinstance(child, nn.Linear | nn.Embedding):
             continue
-        outputs, inputs = tensor.stored.shape
+        (form,) = tensor.forms
+        outputs, inputs = tensor.shape
         size = outputs, inputs // form.inputs * form.nbytes
-        packed = PackedWeights(blocks(f"{name}.weight", size), form, weights.dtype)
-        tied = child is module.model.embed_tokens and module.config.tie_word_embeddings
-        _replace(module, name, child, packed)
-        if tied:
+        (found,) = blocks(f"{prefix}{name}.weight", [size])
+        packed = PackedWeights(found, form, weights.dtype)
+        _replace(module, name, child, packed, columns(f"{prefix}{name}.weight"))
+        if name in _EMBEDDINGS and module.config.tie_word_embeddings:
             module.lm_head = PackedLinear(packed)
 
 
-def _replace(module: nn.Module, name: str, child: Any, packed: PackedWeights) -> None:
+def _replace(
+    module: nn.Module, name: str, child: Any, packed: PackedWeights, columns: Tensor | None
+) -> None:
     owner, _, own = name.rpartition(".")
     if isinstance(child, nn.Embedding):
         made: nn.Module = PackedEmbedding(packed, getattr(child, "embed_scale", None))
     else:
-        made = PackedLinear(packed, child.bias)
+        made = PackedLinear(packed, child.bias, columns)
     setattr(module.get_submodule(owner), own, made)
 
 

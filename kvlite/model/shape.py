@@ -181,7 +181,8 @@ class ModelShape:
         bfloat16 at the first token.
         """
         if weights.index is not None:
-            return weights.index.weight_bytes(weights.dtype.itemsize)
+            kinds = [kind for group in self.layer_groups for kind in group]
+            return weights.index.weight_bytes(weights.dtype.itemsize, kinds)
         return self._by_group(lambda part: part.nbytes(weights))
 
     def _by_group(self, of: Callable[[Parts], int]) -> dict[str, int]:

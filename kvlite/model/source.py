@@ -8,14 +8,7 @@ from threading import Event
 
 from kvlite.config.settings import EMBEDDED_MODEL
 from kvlite.errors import ModelError
-from kvlite.model.gguf import (
-    already_converted,
-    converted_folder,
-    described_folder,
-    is_large,
-    readable_folder,
-    sweep,
-)
+from kvlite.model.gguf.folder import gguf_folder
 from kvlite.model.hub import fetched
 from kvlite.model.ollama import PREFIX, ollama_file
 from kvlite.model.shape import read_config, require_admitted
@@ -28,32 +21,28 @@ def find_model(
     notify: Callable[[str], None] | None = None,
     cancel: Event | None = None,
 ) -> Path:
-    """The folder of safetensors to load for `model`, converted or downloaded if need be.
+    """The folder to load `model` from, downloaded if need be: its own, or that of a GGUF file
+    (`model.gguf.folder`).
 
     Args:
         model: `smollm2-135m`, a folder, a `.gguf` file, one of Ollama's such as
             `ollama:llama3.2:3b`, or a Hugging Face id such as `Qwen/Qwen3-8B`.
-        notify: called with a sentence before a conversion or a download.
-        cancel: set to stop these.
+        notify: called with a sentence before what takes time.
+        cancel: set to stop that.
 
     Raises:
         ModelError: it does not exist, holds no safetensors, or is not an admitted architecture.
         Stopped: `cancel` was set.
     """
     require_model(model)
-    sweep()
+    if file := gguf_file(model):
+        return gguf_folder(file, notify, cancel)
     path = _expanded(model)
-    if model == EMBEDDED_MODEL:
-        return converted_folder(_embedded_gguf(), notify, cancel)
-    if path.is_file():
-        if is_large(path) and (folder := readable_folder(path, cancel)):
-            return folder
-        return converted_folder(path, notify, cancel)
     return path if path.is_dir() else require_weights(fetched(model, notify, cancel), model)
 
 
 def require_model(model: str) -> None:
-    """Check what can be known before a conversion or a download, and without importing torch.
+    """Check what can be known before a download, and without importing torch.
 
     Raises:
         ModelError: as `find_model`.
@@ -84,11 +73,9 @@ def find_config(
     folder = config_here(model)
     if folder is not None:
         return folder
-    file = _expanded(model)
-    if file.is_file() and is_large(file):
-        return described_folder(file, cancel)  # its conversion takes minutes
-    if not is_repo(model) or file.is_file():
-        return find_model(model, notify, cancel)
+    if file := gguf_file(model):
+        require_model(model)
+        return gguf_folder(file, notify, cancel, with_tokenizer=False)
     return _admitted(fetched(model, notify, cancel, only="config.json"), model)
 
 
@@ -107,8 +94,8 @@ def find_tokenizer(
 
 
 def config_here(model: str) -> Path | None:
-    """The folder, if `model` is a folder or a config.json on this machine; None if it must be
-    converted or looked for. Takes no time and imports nothing.
+    """The folder, if `model` is a folder or a config.json on this machine; None if it is a GGUF
+    file or must be looked for. Takes no time and imports nothing.
 
     Raises:
         ModelError: it is not of an admitted architecture, or there is no such model.
@@ -124,11 +111,10 @@ def config_here(model: str) -> Path | None:
 
 
 def folder_here(model: str) -> Path | None:
-    """The model's folder, if it is on this machine already. Not for GGUF files: whether one was
-    converted can only be known from all of its bytes."""
+    """The model's folder, if it is on this machine."""
+    if file := gguf_file(model):
+        return gguf_folder(file)
     path = _expanded(model)
-    if model == EMBEDDED_MODEL:
-        return already_converted(_embedded_gguf())
     if model and path.is_dir():
         return path
     from huggingface_hub import try_to_load_from_cache

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from kvlite.errors import SettingError
 from kvlite.model.architectures import has_experts
-from kvlite.model.gguf_index import GGUFIndex, read_index
+from kvlite.model.gguf.index import GGUFIndex, read_index
 from kvlite.model.shape import read_config
 
 PLAIN = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}

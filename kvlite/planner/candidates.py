@@ -17,7 +17,7 @@ from kvlite.memory.device_budget import DeviceBudget, card, device_budget, toget
 from kvlite.methods.engine_config import EngineConfig
 from kvlite.model.calibration import find_calibration
 from kvlite.model.devices import choose_devices
-from kvlite.model.gguf_index import read_index
+from kvlite.model.gguf.index import read_index
 from kvlite.model.load import PLACE
 from kvlite.model.shape import described, read_config
 from kvlite.model.source import find_config

@@ -344,6 +344,17 @@ class Planner:
                     yield Choice(weights, stream, budget, width, chunk)
 
     def _reasons(self, plan: Plan) -> Iterator[str]:
+        yield from self._given_up(plan)
+        weights = plan.choice.weights
+        unpacked = {} if weights.index is None else weights.index.unpacked
+        if unpacked:
+            taken = weights.dtype.itemsize * sum(unpacked.values())
+            yield (
+                f"weights of type {', '.join(unpacked)} are unpacked while they are loaded, which "
+                f"takes {readable(taken)}"
+            )
+
+    def _given_up(self, plan: Plan) -> Iterator[str]:
         settings, choice, offered = self.settings, plan.choice, plan.room.offered
         first = self.usual()
         usual = self.plan(first, plan.tokens)

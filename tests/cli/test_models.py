@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import Refused, Run
+from tests.gguf_files import write_gguf
 from tests.hub import Hub
-from tests.test_model import write_gguf
 
 
 @pytest.fixture(autouse=True)

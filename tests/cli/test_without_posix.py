@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.test_model import write_gguf
+from tests.gguf_files import write_gguf
 
 # Libraries come first: on Linux they use what is hidden from kvlite.
 HIDE = """

@@ -15,7 +15,7 @@ from kvlite.config.units import readable
 from kvlite.errors import SettingError, require_uncancelled
 from kvlite.model.calibration import Calibration
 from kvlite.model.files import Stored, fit, parts_of, stored_weights
-from kvlite.model.gguf_index import gguf_alone
+from kvlite.model.gguf.index import gguf_alone
 from kvlite.model.layers import LayerGroup
 from kvlite.model.load import LoadedModel, load_model, load_module
 from kvlite.model.making import making_modules
@@ -182,11 +182,13 @@ def open_whole(
     weights: Weights,
     cards: Sequence[torch.device] = (),
     cancel: Event | None = None,
+    notify: Callable[[str], None] | None = None,
 ) -> tuple[Any, dict[str, Any]]:
     """A transformers model with all weights on the device, and loading info like transformers'.
 
     Args:
         cards: of each of its layers, where these are on several.
+        notify: called with a sentence while it takes long.
 
     Raises:
         Stopped: `cancel` was set.
@@ -195,7 +197,7 @@ def open_whole(
     index = weights.index or gguf_alone(folder)
     if index is not None:
         given: dict[str, Any] = {"device": device, "weights": weights, "cancel": cancel}
-        return open_gguf(folder, index, cards=cards, **given)
+        return open_gguf(folder, index, cards=cards, notify=notify, **given)
     if cards or weights.packs or weights.keeps_experts_packed(model_type):
         return open_by_layer(folder, cards=cards, device=device, weights=weights, cancel=cancel)
     return load_module(folder, device=device, weights=weights)

@@ -1,14 +1,17 @@
 """Loading a model's own MTP head."""
 
 from functools import partial
+from typing import Any
 
 from kvlite.errors import ModelError
 from kvlite.model.cpu import split_linears
 from kvlite.model.experts import take_few_in_place
 from kvlite.model.files import Stored, fit, parts_of, stored_weights
+from kvlite.model.gguf.index import gguf_alone
 from kvlite.model.load import LoadedModel
 from kvlite.model.mtp import empty_mtp, stored_name
 from kvlite.offload.weights.buffers import Layout, Place
+from kvlite.offload.weights.gguf import open_gguf_mtp
 from kvlite.offload.weights.loader import read_and_pack
 from kvlite.ops.device import has_triton
 
@@ -20,7 +23,11 @@ def load_mtp(model: LoadedModel) -> bool:
     Raises:
         ModelError: other files have only some of it, or of another size.
     """
-    head, stored = empty_mtp(model.module, model.dtype), stored_weights(model.path)
+    head = empty_mtp(model.module, model.dtype)
+    if (index := model.weights.index or gguf_alone(model.path)) is not None:
+        given: dict[str, Any] = {"device": model.device, "weights": model.weights}
+        return open_gguf_mtp(head, index, **given) and _keep(model, head)
+    stored = stored_weights(model.path)
     made = {name: parts_of(stored_name(name), stored) for name, _ in head.named_parameters()}
     if not any(made.values()):
         return False
@@ -35,10 +42,15 @@ def load_mtp(model: LoadedModel) -> bool:
                 "says: get the model again, or use --speculate off"
             )
     read_and_pack(head, partial(_parts, made), model.device, model.weights)
+    # All of it would stay where some of it gets a new layout.
+    if model.device.type == "cpu" and model.weights.config is None:
+        for parameter in head.parameters():
+            parameter.data = parameter.data.clone()
+    return _keep(model, head)
+
+
+def _keep(model: LoadedModel, head: Any) -> bool:
     if model.device.type == "cpu":
-        if model.weights.config is None:  # all would stay where some of it gets a new layout
-            for parameter in head.parameters():
-                parameter.data = parameter.data.clone()
         split_linears(head)
     if has_triton(model.device):
         take_few_in_place(head)

@@ -1,0 +1,1 @@
+"""GGUF files, read where they lie: their headers, configs, tokenizers and weights."""

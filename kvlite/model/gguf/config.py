@@ -1,0 +1,105 @@
+"""transformers' config of a model, from a GGUF file's header alone."""
+
+from typing import Any
+
+from kvlite.errors import ModelError
+from kvlite.model.config_limits import MOST
+from kvlite.model.gguf.architectures import ARCHITECTURES, GGUFArchitecture
+from kvlite.model.gguf.header import Header
+from kvlite.model.gguf.metadata import Metadata
+from kvlite.model.gguf.rope import rope_parameters
+
+# Files of these kinds are no language models, or only a part of one.
+_OTHERS = {
+    "clip": "an image encoder (mmproj), which belongs beside a language model's own file",
+    "gemma4-assistant": "a drafter that belongs to a Gemma 4, which kvlite does not use",
+}
+_KINDS = {"mmproj": _OTHERS["clip"], "adapter": "a LoRA adapter, which belongs to another model"}
+
+
+def gguf_architecture(header: Header) -> GGUFArchitecture:
+    """What is known of a file's architecture.
+
+    Raises:
+        ModelError: kvlite does not run it, or the file holds no language model.
+    """
+    name, kind = header.architecture, header.fields.get("general.type", "model")
+    found = ARCHITECTURES.get(name)
+    what = _KINDS.get(kind) if isinstance(kind, str) else None
+    if what := what or _OTHERS.get(name):
+        raise ModelError(f"{header.paths[0]} is {what}: name the language model's file")
+    if found is None:
+        raise ModelError(
+            f"{header.paths[0]} is a {name!r} model, which kvlite does not run from a GGUF file: "
+            f"use its safetensors, if transformers has it; from GGUF it runs "
+            f"{', '.join(sorted(ARCHITECTURES))}"
+        )
+    return found
+
+
+def model_type(header: Header) -> str:
+    """transformers' name of a file's architecture. Raises as `gguf_architecture`."""
+    return gguf_architecture(header).name(Metadata(header))
+
+
+def config_of(header: Header) -> tuple[dict[str, Any], Metadata]:
+    """The config, as a config.json has it, and what was read for it.
+
+    Raises:
+        ModelError: something is missing that a model needs, cannot be as it is, or is said of the
+            model that kvlite does not understand.
+    """
+    own = gguf_architecture(header)
+    file = Metadata(header)
+    hidden = file.whole("embedding_length")
+    if not 0 < hidden <= MOST["hidden_size"]:
+        raise file.wrong("embedding_length", "a size is needed")
+    heads = file.by_layer("attention.head_count")
+    most = max(heads)
+    if type(most) is not int or not 0 < most <= hidden:
+        raise file.wrong("attention.head_count", "a number of heads is needed")
+    if any(each not in (0, most) for each in heads):
+        raise file.wrong("attention.head_count", "kvlite needs as many heads in all layers")
+    dim = file.whole("attention.key_length", hidden // most)
+    config: dict[str, Any] = {
+        "model_type": own.name(file),
+        "hidden_size": hidden,
+        "num_hidden_layers": file.layers,
+        "num_attention_heads": most,
+        "head_dim": dim,
+        "vocab_size": file.rows("token_embd.weight"),
+        "max_position_embeddings": file.whole("context_length"),
+        "tie_word_embeddings": "output.weight" not in header.tensors,
+        "attention_bias": "blk.0.attn_q.bias" in header.tensors,
+        "mlp_bias": "blk.0.ffn_up.bias" in header.tensors,
+    }
+    groups = file.value("attention.head_count_kv")
+    if not isinstance(groups, tuple):  # else of the architecture
+        config["num_key_value_heads"] = file.whole("attention.head_count_kv", most)
+    elif len({*groups[: file.layers]}) == 1:
+        config["num_key_value_heads"] = groups[0]
+    widths = file.value("feed_forward_length")
+    if isinstance(widths, int):
+        config["intermediate_size"] = widths
+    elif isinstance(widths, tuple) and widths:
+        config["intermediate_size"] = max(widths[: file.layers])
+    for key in ("layer_norm_rms_epsilon", "layer_norm_epsilon"):
+        if file.has(f"attention.{key}"):
+            name = "rms_norm_eps" if "rms" in key else "layer_norm_eps"
+            config[name] = file.number(f"attention.{key}")
+    if own.has_rope:
+        config["rope_parameters"] = rope_parameters(file, dim)
+    for name, key in own.keys.items():
+        config[name] = file.number(key)
+    config |= own.more(file, config)
+    for name, key in (("bos", "bos"), ("eos", "eos"), ("pad", "padding")):
+        token = header.fields.get(f"tokenizer.ggml.{key}_token_id")
+        is_one = type(token) is int and token < config["vocab_size"]
+        config[f"{name}_token_id"] = token if is_one else None
+    if unread := file.unread(own.harmless):
+        raise ModelError(
+            f"{file.path} says {unread[0]} = {header.fields[unread[0]]!r:.60} of its model, which "
+            "kvlite does not understand and would answer wrongly without: use another program, or "
+            "the model's safetensors"
+        )
+    return config, file

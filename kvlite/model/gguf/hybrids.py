@@ -1,0 +1,135 @@
+"""What is particular in the configs of hybrids: models whose layers are not all of attention. Each
+function gives the keys of a config that are its own.
+
+Source: as of `model.gguf.families`.
+"""
+
+from kvlite.model.gguf.families import (
+    FULL,
+    RECURRENT,
+    SHARED_WIDTH,
+    Config,
+    experts,
+    granite,
+    routed_experts,
+)
+from kvlite.model.gguf.metadata import Metadata
+
+
+def delta_net(file: Metadata, config: Config) -> Config:
+    """Qwen's hybrids: each fourth layer has attention."""
+    interval = file.whole("full_attention_interval", 4)
+    kinds = (
+        FULL if (layer + 1) % interval == 0 else RECURRENT
+        for layer in range(config["num_hidden_layers"])
+    )
+    values, inner = file.whole("ssm.time_step_rank"), file.whole("ssm.inner_size")
+    made = {
+        "layer_types": [*kinds],
+        "linear_conv_kernel_dim": file.whole("ssm.conv_kernel"),
+        "linear_key_head_dim": file.whole("ssm.state_size"),
+        "linear_num_key_heads": file.whole("ssm.group_count"),
+        "linear_num_value_heads": values,
+        "linear_value_head_dim": inner // values,
+    }
+    if file.has("expert_count"):
+        made |= experts(file, "num_experts")
+        made |= {
+            "moe_intermediate_size": file.whole("expert_feed_forward_length"),
+            "shared_expert_intermediate_size": file.whole(SHARED_WIDTH),
+            "norm_topk_prob": True,
+            "decoder_sparse_step": 1,
+            "mlp_only_layers": [],
+        }
+    if file.predicted:
+        made["mtp_num_hidden_layers"] = file.predicted
+    return made
+
+
+def value_rows(config: Config) -> tuple[int, ...]:
+    """Value heads behind queries and keys."""
+    keys = config["linear_num_key_heads"]
+    return (2 * keys * config["linear_key_head_dim"], *values(config))
+
+
+def values(config: Config, dim: int | None = None) -> tuple[int, ...]:
+    keys, values = config["linear_num_key_heads"], config["linear_num_value_heads"]
+    return keys, values // keys, dim or config["linear_value_head_dim"]
+
+
+def granite_alone(file: Metadata, config: Config) -> Config:
+    """The MLP of a hybrid all of whose layers have attention is what others share."""
+    width = file.whole(SHARED_WIDTH, config["intermediate_size"])
+    return {**granite(file, config), "intermediate_size": width}
+
+
+def granite_hybrid(file: Metadata, config: Config) -> Config:
+    heads = file.by_layer("attention.head_count_kv")
+    states, inner = file.whole("ssm.time_step_rank"), file.whole("ssm.inner_size")
+    has_experts = bool(file.whole("expert_count", 0))
+    made = {
+        **granite(file, config),
+        "num_key_value_heads": max(heads),
+        "layer_types": [FULL if each else RECURRENT for each in heads],
+        "position_embedding_type": "rope" if file.value("rope.scaling.finetuned") else "nope",
+        "shared_intermediate_size": file.whole(SHARED_WIDTH, config["intermediate_size"]),
+        "num_local_experts": 0,
+        "num_experts_per_tok": 0,
+        "mamba_n_heads": states,
+        "mamba_d_head": inner // states,
+        "mamba_d_state": file.whole("ssm.state_size"),
+        "mamba_d_conv": file.whole("ssm.conv_kernel"),
+        "mamba_n_groups": file.whole("ssm.group_count"),
+        "mamba_expand": inner // config["hidden_size"],
+        "mamba_conv_bias": any(name.endswith("ssm_conv1d.bias") for name in file.tensors),
+        "mamba_proj_bias": any(name.endswith("ssm_in.bias") for name in file.tensors),
+    }
+    return made | (experts(file, "num_local_experts") if has_experts else {})
+
+
+def lfm2(file: Metadata, config: Config) -> Config:
+    heads = file.by_layer("attention.head_count_kv")
+    return {
+        "num_key_value_heads": max(heads),
+        "layer_types": [FULL if each else "conv" for each in heads],
+        "conv_L_cache": file.whole("shortconv.l_cache"),
+        "conv_bias": any(name.endswith("shortconv.conv.bias") for name in file.tensors),
+        "norm_eps": file.number("attention.layer_norm_rms_epsilon"),
+        "block_auto_adjust_ff_dim": False,
+    }
+
+
+def nemotron(file: Metadata, config: Config) -> Config:
+    heads = file.by_layer("attention.head_count_kv")
+    widths = file.by_layer("feed_forward_length")
+    has_experts = bool(file.whole("expert_count", 0))
+    mlp = "moe" if has_experts else "mlp"
+    kinds = [
+        "attention" if own else mlp if width else "mamba"
+        for own, width in zip(heads, widths, strict=True)
+    ]
+    states, inner = file.whole("ssm.time_step_rank"), file.whole("ssm.inner_size")
+    made = {
+        "num_key_value_heads": max(heads),
+        "intermediate_size": max(widths),
+        "layers_block_type": kinds,
+        "layer_norm_epsilon": file.number(
+            "attention.layer_norm_rms_epsilon", file.value("attention.layer_norm_epsilon")
+        ),
+        "mamba_num_heads": states,
+        "mamba_head_dim": inner // states,
+        "n_groups": file.whole("ssm.group_count"),
+        "ssm_state_size": file.whole("ssm.state_size"),
+        "conv_kernel": file.whole("ssm.conv_kernel"),
+        "use_conv_bias": any(name.endswith("ssm_conv1d.bias") for name in file.tensors),
+        "mamba_proj_bias": any(name.endswith("ssm_in.bias") for name in file.tensors),
+        "mlp_bias": any(name.endswith("ffn_up.bias") for name in file.tensors),
+    }
+    if has_experts:
+        shared = file.whole(SHARED_WIDTH)
+        routed = routed_experts(file, gating=2)
+        for unknown in ("first_k_dense_replace", "scoring_func"):
+            routed.pop(unknown)
+        made |= routed | {"moe_shared_expert_intermediate_size": shared}
+        made["moe_latent_size"] = file.whole("moe_latent_size", 0) or None
+    return made

@@ -1,0 +1,248 @@
+"""GGUF files, read where they lie: what is in them, and a sentence for what cannot be read."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import torch
+import transformers
+
+import kvlite
+from kvlite.errors import ModelError
+from kvlite.model.gguf.config import config_of
+from kvlite.model.gguf.folder import gguf_folder
+from kvlite.model.gguf.header import read_header
+from kvlite.model.gguf.undo import ORDERS
+from kvlite.model.local_models import leftovers, remove_leftovers
+from kvlite.model.source import _embedded_gguf, find_config, find_model
+from tests.gguf_files import write_gguf
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache."""
+    monkeypatch.setenv("KVLITE_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def held(cache: Path) -> list[str]:
+    return sorted(path.name for path in cache.glob("gguf/*"))
+
+
+def loaded(file: Path) -> Any:
+    return kvlite.load(str(file), device="cpu", weights="fp32").model
+
+
+def test_its_weights_are_read_where_they_lie(tmp_path: Path, cache: Path) -> None:
+    weights = write_gguf(tmp_path / "a.gguf")
+    said: list[str] = []
+    folder = find_model(str(tmp_path / "a.gguf"), said.append)
+    assert held(cache) == [folder.name] and said == []
+    model = loaded(tmp_path / "a.gguf")
+    assert model.path == folder and model.stop_ids == {0}
+    assert model.tokenizer.encode("abcd") == [6, 7]
+    ours = model.module.state_dict()
+    assert np.array_equal(ours["model.embed_tokens.weight"], weights["token_embd.weight"])
+    up = ours["model.layers.0.mlp.up_proj.weight"]
+    assert np.array_equal(up, weights["blk.0.ffn_up.weight"])
+    written = sum(file.stat().st_size for file in cache.rglob("*") if file.is_file())
+    assert written < 20_000 and not [*cache.rglob("*.safetensors")]
+
+
+def test_a_folder_is_named_by_what_is_in_the_file(tmp_path: Path, cache: Path) -> None:
+    first, elsewhere, renamed = (tmp_path / name for name in ("a.gguf", "b/a.gguf", "c.gguf"))
+    elsewhere.parent.mkdir()
+    write_gguf(first)
+    folder = gguf_folder(first)
+    for copy in (elsewhere, renamed):
+        shutil.copy(first, copy)
+    assert gguf_folder(elsewhere) == folder
+    assert gguf_folder(renamed).name == folder.name.replace("a-", "c-")
+    first.unlink()  # the folder now belongs to the copy
+    assert loaded(elsewhere).path == folder
+    write_gguf(elsewhere, seed=1)
+    assert gguf_folder(elsewhere) != folder
+    assert len(held(cache)) == 3
+
+
+def test_a_model_in_several_files_is_one(tmp_path: Path, cache: Path) -> None:
+    whole = write_gguf(tmp_path / "whole.gguf")
+    write_gguf(tmp_path / "a.gguf", split=4)
+    parts = sorted(tmp_path.glob("a-0000*-of-00003.gguf"))
+    assert len(parts) == 3
+    header = read_header(parts[0])
+    assert header.paths == tuple(parts) and {*header.tensors} == {*whole}
+    assert read_header(parts[2]).paths == tuple(parts)
+    ours = loaded(parts[1]).module.state_dict()
+    up = ours["model.layers.0.mlp.up_proj.weight"]
+    assert np.array_equal(up, whole["blk.0.ffn_up.weight"])
+    parts[1].rename(tmp_path / "away.gguf")
+    with pytest.raises(ModelError, match=r"a-00002-of-00003\.gguf is missing, one of 3 parts"):
+        gguf_folder(parts[0])
+    (tmp_path / "away.gguf").rename(parts[1])
+    parts[0].rename(tmp_path / "first.gguf")
+    with pytest.raises(ModelError, match=r"a-00001-of-00003\.gguf is missing, the first part"):
+        gguf_folder(parts[1])
+    with pytest.raises(ModelError, match=r"which llama\.cpp finds by their names"):
+        gguf_folder(tmp_path / "first.gguf")
+
+
+def test_a_plan_needs_no_tokenizer(cache: Path) -> None:
+    folder = find_config(str(_embedded_gguf()))
+    assert {file.name for file in folder.iterdir()} == {"config.json", "gguf.json"}
+
+
+def test_a_truncated_file_is_refused_and_nothing_is_written(tmp_path: Path, cache: Path) -> None:
+    file = tmp_path / "half.gguf"
+    with _embedded_gguf().open("rb") as whole:
+        start = whole.read(4 << 20)
+    write_gguf(tmp_path / "tiny.gguf")
+    tiny = (tmp_path / "tiny.gguf").read_bytes()
+    for content in (start, b"", start[:3], *(tiny[:n] for n in (4, 8, 20, 24, 100, 1000, -1))):
+        file.write_bytes(content)
+        with pytest.raises(ModelError, match=r"half\.gguf is (truncated|not a GGUF)"):
+            gguf_folder(file)
+    assert held(cache) == []
+
+
+BIG = gguf.GGUFEndian.BIG
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "architecture": ({"architecture": "gpt2"}, "'gpt2' model, which kvlite does not run from"),
+    "image encoder": ({"architecture": "clip"}, r"an image encoder \(mmproj\), which belongs"),
+    "projector": ({"fields": {"general.type": "mmproj"}}, r"an image encoder \(mmproj\)"),
+    "adapter": ({"fields": {"general.type": "adapter"}}, "a LoRA adapter"),
+    "order": ({"order": BIG}, "is big-endian"),
+    "tokenizer": ({"without": ("tokenizer",)}, r"tokenizer\.ggml\.model is missing"),
+    "tensor": ({"without": ("blk.0.ffn_up",)}, r"has no 'blk\.0\.ffn_up\.weight', which a 'llama'"),
+    "key": ({"without": ("context_length",)}, r"llama\.context_length is missing"),
+    "unknown key": (
+        {"fields": {"llama.attention.sparkle": 0.5}},
+        r"says llama\.attention\.sparkle = 0\.5 of its model, which kvlite does not understand",
+    ),
+    "unknown tensor": (
+        {"tensors": {"blk.0.attn_sparkle.weight": np.ones(32)}},
+        r"has a tensor 'blk\.0\.attn_sparkle\.weight', which kvlite does not know of a 'llama'",
+    ),
+    "unknown bias": (
+        {"tensors": {"blk.0.ffn_gate.bias": np.ones(48)}},
+        r"has a tensor 'blk\.0\.ffn_gate\.bias'",
+    ),
+    "another size": (
+        {"without": ("blk.0.ffn_up",), "tensors": {"blk.0.ffn_up.weight": np.ones((47, 32))}},
+        r"do not fit what it says of the model: model\.layers\.0\.mlp\.up_proj\.weight has sizes",
+    ),
+    "rope type": ({"fields": {"llama.rope.scaling.type": "twist"}}, "is 'twist', and it must be"),
+    "a word for a number": (
+        {"fields": {"llama.rope.freq_base": "much"}, "without": ("rope.freq_base",)},
+        "a number is needed",
+    ),
+    "not a number": (
+        {"fields": {"llama.rope.freq_base": float("nan")}, "without": ("rope.freq_base",)},
+        "a number is needed",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_read_is_refused_by_its_name(name: str, tmp_path: Path) -> None:
+    given, why = REFUSED[name]
+    write_gguf(tmp_path / "a.gguf", **given)
+    with pytest.raises(ModelError, match=why) as error:
+        gguf_folder(tmp_path / "a.gguf")
+    assert str(tmp_path / "a.gguf") in str(error.value) and "\n" not in str(error.value)
+
+
+def test_what_changes_nothing_is_not_refused(tmp_path: Path) -> None:
+    more = {"llama.expert_count": 0, "llama.attention.causal": True, "general.tags": ["a", "b"]}
+    write_gguf(tmp_path / "a.gguf", fields=more, tensors={"v.patch.weight": np.ones((2, 2))})
+    assert loaded(tmp_path / "a.gguf").shape.layers == 1
+
+
+# --- rope ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dims", [64, 96, 128])
+@pytest.mark.parametrize(
+    ("theta", "factor", "low", "high", "original"),
+    [
+        (500_000.0, 8.0, 1.0, 4.0, 8192),
+        (500_000.0, 32.0, 1.0, 4.0, 8192),
+        (10_000.0, 4.0, 2.0, 8.0, 512),
+        (1e6, 16.0, 1.0, 1.5, 1000),
+        (100.0, 8.0, 1.0, 4.0, 65_536),  # no frequency is divided
+    ],
+)
+def test_llama_3s_divisors_are_its_frequencies(
+    theta: float, factor: float, low: float, high: float, original: int, dims: int, tmp_path: Path
+) -> None:
+    """The divisors as llama.cpp's converter computes them; frequencies as transformers does."""
+    stated = {
+        "rope_type": "llama3",
+        "rope_theta": theta,
+        "factor": factor,
+        "low_freq_factor": low,
+        "high_freq_factor": high,
+        "original_max_position_embeddings": original,
+    }
+    sizes = {"hidden_size": dims, "num_attention_heads": 1, "head_dim": dims}
+    config = transformers.LlamaConfig(**sizes, rope_parameters=stated)
+    init = transformers.modeling_rope_utils.ROPE_INIT_FUNCTIONS
+    expected, _ = init["llama3"](config, "cpu")
+    plain = 1.0 / (theta ** (torch.arange(0, dims, 2).float() / dims))
+    divisors = (plain / expected).numpy()
+    fields = {
+        "llama.rope.freq_base": theta,
+        "llama.attention.key_length": dims,
+        "llama.rope.dimension_count": dims,
+    }
+    path = tmp_path / "a.gguf"
+    tensors = {"rope_freqs.weight": divisors}
+    write_gguf(path, without=("rope.freq_base",), fields=fields, tensors=tensors)
+    found = config_of(read_header(path))[0]["rope_parameters"]
+    own = transformers.LlamaConfig(**sizes, rope_parameters=found)
+    made, scale = (
+        (plain, 1.0) if found["rope_type"] == "default" else init[found["rope_type"]](own, "cpu")
+    )
+    assert scale == 1
+    torch.testing.assert_close(made, expected, rtol=1e-5, atol=0)
+
+
+# --- orders of rows ------------------------------------------------------------------------------
+
+
+def test_orders_are_permutations() -> None:
+    given = {
+        "halves": (24, 3),
+        "grouped": (4 + 2 * 3 * 5, 4, 2, 3, 5),
+        "by_key_head": (2 * (3 + 3 + 4 + 4), 2, 3, 4),
+        "alternating": (10,),
+    }
+    assert {*given} == {*ORDERS}
+    for name, (rows, *numbers) in given.items():
+        order = ORDERS[name](rows, *numbers)
+        assert sorted(order.tolist()) == [*range(rows)] != order.tolist()
+
+
+def test_neighboring_channels_become_halves() -> None:
+    """As llama.cpp's converter permutes them."""
+    heads, dim = 3, 8
+    rows = torch.arange(heads * dim)
+    stored = rows.view(heads, 2, dim // 2).transpose(1, 2).flatten()
+    assert stored[ORDERS["halves"](heads * dim, heads)].tolist() == rows.tolist()
+
+
+# --- what older versions left --------------------------------------------------------------------
+
+
+def test_copies_of_older_versions_are_removed(cache: Path) -> None:
+    assert leftovers() == []
+    for name in ("models/a-v1/model.safetensors", "configs/b/config.json", "gguf/c/gguf.json"):
+        (cache / name).parent.mkdir(parents=True)
+        (cache / name).write_bytes(b"12345")
+    found = leftovers()
+    assert [path.name for path in found] == ["models", "configs"]
+    remove_leftovers(found)
+    assert [path.name for path in cache.iterdir()] == ["gguf"]
