@@ -26,6 +26,7 @@ _SHORT = 1 << 11
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q"}
 _SCALARS[12] = "d"
 _TEXT, _ARRAY = 8, 9
+_LENGTH = struct.Struct("<Q")
 _OLLAMAS_MXFP4 = 4
 _PART = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf", re.IGNORECASE)
 _SAMPLES, _SAMPLE_BYTES = 64, 4096
@@ -292,16 +293,16 @@ class _Reading:
         return later
 
     def _skip_texts(self, count: int) -> None:
-        block, at = self.block, self.at
+        block, at, size = self.block, self.at, len(self.block)
         for _ in range(count):
-            if at + 8 > len(block) or at + 8 + int.from_bytes(block[at : at + 8], "little") > len(
-                block
-            ):
-                self.at = at
-                self._text()
-                block, at = self.block, self.at
-            else:
-                at += 8 + int.from_bytes(block[at : at + 8], "little")
+            if at + 8 <= size:
+                (length,) = _LENGTH.unpack_from(block, at)
+                if at + 8 + length <= size:
+                    at += 8 + length
+                    continue
+            self.at = at
+            self._text()
+            block, at, size = self.block, self.at, len(self.block)
         self.at = at
 
     def _text(self) -> str:
