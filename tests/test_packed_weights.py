@@ -67,6 +67,16 @@ def test_products(kind: str) -> None:
             assert torch.equal(linear(rows[0, :count]), alone[:count])
 
 
+def test_every_exponent_of_mxfp4() -> None:
+    """But for the largest, whose weights float32 may not hold; also with 16 levels each."""
+    packed = torch.zeros(16, 250 * 17, dtype=torch.uint8).view(16, 250, 17)
+    packed[:, :, 0] = torch.arange(250)
+    packed[:, :, 1:] = torch.arange(16)[:, None, None] * 17
+    packed = packed.flatten(1)
+    weights = PackedWeights(packed, FORMATS["MXFP4"], torch.float32)
+    assert torch.equal(weights.of_outputs(torch.arange(16)), by_gguf("MXFP4", packed))
+
+
 def test_results_do_not_depend_on_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor on which products are formed together; threads have parts of unequal size."""
     from kvlite.ops.numba_linear import joined, product, products_of

@@ -1,7 +1,7 @@
 """The innermost loop of products with packed weights, in LLVM's vectors: a compiler of loops leaves
 sums in memory, and fetches each row of bytes only when it is needed."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from llvmlite import ir
@@ -13,6 +13,7 @@ from kvlite.ops.numba_lanes import (
     FLOAT,
     FLOATS,
     LANES,
+    PLACE,
     everywhere,
     load,
     place,
@@ -47,6 +48,36 @@ def adding(rows: int, bytewise: bool) -> Callable[..., Any]:
         return types.void(*(types.intp,) * 10), generate
 
     return add  # type: ignore[no-any-return]
+
+
+def looking_up(levels: Sequence[int]) -> Callable[..., Any]:
+    """What replaces `WIDTH` codes of 4 bits at an address, uint8, by what they stand for.
+
+    LLVM makes one instruction of a vector's where a processor has one.
+    """
+
+    @intrinsic
+    def look_up(context, codes):
+        def generate(context, builder, signature, arguments):
+            for at in range(0, WIDTH, LANES):
+                lies = place(builder, arguments[0], at, BYTES)
+                builder.store(
+                    _looked_up(builder, levels, builder.load(lies, align=1)), lies, align=1
+                )
+            return context.get_dummy_value()
+
+        return types.void(types.intp), generate
+
+    return look_up  # type: ignore[no-any-return]
+
+
+def _looked_up(builder: Any, levels: Sequence[int], codes: Any) -> Any:
+    table, found = ir.Constant(BYTES, levels), ir.Constant(BYTES, ir.Undefined)
+    codes = builder.and_(codes, ir.Constant(BYTES, [15] * LANES))
+    for lane in (ir.Constant(PLACE, each) for each in range(LANES)):
+        level = builder.extract_element(table, builder.extract_element(codes, lane))
+        found = builder.insert_element(found, level, lane)
+    return found
 
 
 class _Adding:

@@ -8,7 +8,8 @@ import numpy as np
 from numba import carray, from_dtype, types
 from torch import Tensor
 
-from kvlite.ops.blocks import GROUP, Q4_0, Q4_1, Q4_K, Q5_0, Q5_1, Q5_K, Q6_K, Q8_0, BlockFormat
+from kvlite.ops.blocks import GROUP, Q4_0, Q4_1, Q5_1, Q8_0, BlockFormat
+from kvlite.ops.numba_blocks import has_halves, read_base, read_codes, read_scales
 from kvlite.ops.numba_group import INPUTS, WIDTH, adding
 from kvlite.ops.numba_jit import jitted, jitted_in_order
 from kvlite.ops.numba_pointers import bytes_at, floats_at
@@ -138,7 +139,7 @@ def _multiply_part(factors, totals, product, part, out):
         for number in range(blocks.shape[0] // nbytes):
             block = blocks[number * nbytes : (number + 1) * nbytes, begin:end]
             lines = block[nbytes - (HALF if bytewise else GROUP) :]
-            _read_base(block, kind, base)
+            read_base(block, kind, base)
             for group in range(inputs // GROUP):
                 if whole:
                     place, step, soon = lines.ctypes.data, blocks.shape[1], nbytes * blocks.shape[1]
@@ -147,10 +148,10 @@ def _multiply_part(factors, totals, product, part, out):
                     if direct:
                         _copy(lines, codes)
                     else:
-                        _read_codes(block, kind, group, codes)
+                        read_codes(block, kind, group, codes)
                 for half in range(1 if bytewise else 2):
-                    if half == 0 or kind == Q6_K:
-                        _read_scales(block, kind, group, half, base, scales)
+                    if half == 0 or has_halves(kind):
+                        read_scales(block, kind, group, half, base, scales)
                     lies = place + half * HALF * step
                     _add(lies, step, soon, bytewise, factors, totals, at, scales, sums, end - begin)
                     at += 1
@@ -229,110 +230,18 @@ def _add(place, step, soon, bytewise, factors, totals, at, scales, sums, outputs
 @jitted
 def unpack_part(blocks, kind, inputs, nbytes, first, last, out):
     """As `unpack`, in compiled code."""
-    codes = np.empty((GROUP, last - first), np.uint8)
+    codes = np.empty((GROUP, -(-(last - first) // WIDTH) * WIDTH), np.uint8)
     base = np.empty((2, last - first), np.float32)
     scales = base if kind in (Q4_1, Q5_1) else np.empty((2, last - first), np.float32)
     for number in range(blocks.shape[0] // nbytes):
         block = blocks[number * nbytes : (number + 1) * nbytes, first:last]
-        _read_base(block, kind, base)
+        read_base(block, kind, base)
         for group in range(inputs // GROUP):
-            _read_codes(block, kind, group, codes)
+            read_codes(block, kind, group, codes)
             for i in range(GROUP):
                 if i % HALF == 0:
-                    _read_scales(block, kind, group, i // HALF, base, scales)
+                    read_scales(block, kind, group, i // HALF, base, scales)
                 made, line = out[number * inputs + group * GROUP + i], codes[i]
                 scale, offset = scales[0], scales[1]
                 for k in range(made.size):
                     made[k] = np.float32(line[k]) * scale[k] + offset[k]
-
-
-@jitted
-def _place(kind, group, i):
-    """Where the code of a group's input lies: the row and shift of its low bits, and of its high
-    ones."""
-    if kind == Q8_0:
-        return 2 + i, 0, 0, 0
-    if kind == Q6_K:
-        far, own = group // 4, group % 4
-        return 64 * far + 32 * (own % 2) + i, 4 * (own // 2), 128 + 32 * far + i, 2 * own
-    if kind in (Q4_K, Q5_K):
-        header = 16 if kind == Q4_K else 48
-        return header + 32 * (group // 2) + i, 4 * (group % 2), 16 + i, group
-    minimum = 2 if kind in (Q4_1, Q5_1) else 0
-    high = 4 if kind in (Q5_0, Q5_1) else 0
-    return 2 + minimum + high + i % HALF, 4 * (i // HALF), 2 + minimum + i // 8, i % 8
-
-
-@jitted
-def _read_codes(block, kind, group, codes):
-    """A group's codes, `(32, outputs)`, from 0 on."""
-    more = kind in (Q5_0, Q5_1, Q5_K, Q6_K)
-    for i in range(GROUP):
-        row, shift, high, high_shift = _place(kind, group, i)
-        line, made = block[row], codes[i]
-        if kind == Q8_0:
-            for k in range(line.size):
-                made[k] = line[k]
-            continue
-        if shift:
-            for k in range(line.size):
-                made[k] = line[k] >> np.uint8(4)
-        else:
-            for k in range(line.size):
-                made[k] = line[k] & np.uint8(15)
-        if more:
-            second = np.uint8(2 << high_shift) if kind == Q6_K else np.uint8(0)
-            _join(block[high], np.uint8(1 << high_shift), second, made)
-
-
-@jitted
-def _join(line, first, second, codes):
-    """Put one or two high bits, which `first` and `second` show, over codes of 4 bits."""
-    for k in range(line.size):
-        more = np.uint8(16) if line[k] & first else np.uint8(0)
-        most = np.uint8(32) if line[k] & second else np.uint8(0)
-        codes[k] |= more | most
-
-
-@jitted
-def _read_base(block, kind, base):
-    """A block's scale and, if it has one, its least weight or the scale of these."""
-    at = 208 if kind == Q6_K else 0
-    _halves(block[at], block[at + 1], base[0])
-    if kind in (Q4_1, Q5_1, Q4_K, Q5_K):
-        _halves(block[2], block[3], base[1])
-
-
-@jitted
-def _halves(low, high, out):
-    for k in range(low.size):
-        sign = np.uint32(high[k] & np.uint8(128)) << np.uint32(24)
-        size = np.uint32(high[k] & np.uint8(127)) << np.uint32(21) | np.uint32(low[k]) << np.uint32(
-            13
-        )
-        out[k] = np.uint32(sign | size).view(np.float32) * np.float32(2.0**112)
-
-
-@jitted
-def _read_scales(block, kind, group, half, base, scales):
-    """The scales and offsets of 16 or 32 inputs."""
-    scale, offset = scales[0], scales[1]
-    if kind == Q6_K:
-        line = block[192 + 2 * group + half]
-        for k in range(line.size):
-            scale[k] = base[0, k] * np.float32(np.int8(line[k]))
-            offset[k] = np.float32(-32) * scale[k]
-    elif kind in (Q4_K, Q5_K):
-        low, least, both = block[4 + group % 4], block[8 + group % 4], block[12 + group % 4]
-        for k in range(low.size):
-            if group < 4:
-                step, by = low[k] & np.uint8(63), least[k] & np.uint8(63)
-            else:
-                step = (both[k] & np.uint8(15)) | ((low[k] >> np.uint8(2)) & np.uint8(48))
-                by = (both[k] >> np.uint8(4)) | ((least[k] >> np.uint8(2)) & np.uint8(48))
-            scale[k] = base[0, k] * np.float32(np.uint8(step))
-            offset[k] = -base[1, k] * np.float32(np.uint8(by))
-    elif kind != Q4_1 and kind != Q5_1:
-        middle = np.float32(8 if kind == Q4_0 else 16 if kind == Q5_0 else 128)
-        for k in range(block.shape[1]):
-            scale[k], offset[k] = base[0, k], -middle * base[0, k]

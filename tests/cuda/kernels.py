@@ -270,9 +270,14 @@ def write(given: Arguments) -> None:
 
 
 def multiply_packed(given: Arguments) -> None:
-    assert given.count == len(given.rows) and given.outputs == len(given.blocks)
+    assert given.outputs == given.blocks.shape[-2] and given.stride == given.out.stride(0)
     assert given.grid[0] * given.OUTPUTS >= given.outputs
     assert given.grid[1] * given.ROWS >= given.count
+    if given.chosen is not None:
+        assert given.ROWS == 1 and given.count == len(given.chosen) == given.each * len(given.rows)
+        _multiply_experts(given, _unpacked(given)[given.chosen], given.rows)
+        return
+    assert given.count == len(given.rows)
     given.out.copy_(given.rows.float() @ _unpacked(given).T)
 
 
