@@ -237,12 +237,15 @@ def test_neighboring_channels_become_halves() -> None:
 # --- what older versions left --------------------------------------------------------------------
 
 
-def test_copies_of_older_versions_are_removed(cache: Path) -> None:
+def test_copies_of_older_versions_are_removed(tmp_path: Path, cache: Path) -> None:
     assert leftovers() == []
-    for name in ("models/a-v1/model.safetensors", "configs/b/config.json", "gguf/c/gguf.json"):
+    write_gguf(tmp_path / "a.gguf")
+    own = gguf_folder(tmp_path / "a.gguf")
+    others = "models/a-v1/model.safetensors", "configs/b/config.json", "gguf/a-1-2/gguf.json"
+    for name in others:
         (cache / name).parent.mkdir(parents=True)
         (cache / name).write_bytes(b"12345")
     found = leftovers()
-    assert [path.name for path in found] == ["models", "configs"]
+    assert [path.name for path in found] == ["models", "configs", "a-1-2"]
     remove_leftovers(found)
-    assert [path.name for path in cache.iterdir()] == ["gguf"]
+    assert [path.name for path in cache.iterdir()] == ["gguf"] and held(cache) == [own.name]

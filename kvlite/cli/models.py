@@ -149,10 +149,10 @@ def clean(
     screen, found = console(), leftovers()
     freed = sum(map(bytes_of, found))
     if found and not yes:
-        screen.print(f"{', '.join(map(str, found))}: {readable(freed)}, which kvlite does not need")
+        about = f"{', '.join(map(str, found))} ({readable(freed)})"
         if not at_terminal():
-            raise SettingError("nothing was removed: say --yes, or run it in a terminal")
-        typer.confirm("Remove them?", abort=True)
+            raise SettingError(f"{about} would be removed: say --yes, or run it in a terminal")
+        typer.confirm(f"Remove {about}, which kvlite does not need?", abort=True)
     remove_leftovers(found)
     if as_json:
         print_json({"removed": [str(path) for path in found], "bytes": freed})

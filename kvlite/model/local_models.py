@@ -14,6 +14,7 @@ from kvlite.config.paths import cache_folder, models_folder
 from kvlite.config.settings import EMBEDDED_MODEL
 from kvlite.errors import ModelError, require_uncancelled
 from kvlite.model.gguf.config import model_type
+from kvlite.model.gguf.folder import outdated_folders
 from kvlite.model.gguf.header import is_later_part, read_header
 from kvlite.model.ollama import ollama_models
 from kvlite.model.shape import read_config
@@ -82,8 +83,8 @@ def remove_model(model: LocalModel) -> None:
 def leftovers() -> list[Path]:
     """What earlier versions of kvlite left in the cache: GGUF files, converted to safetensors, and
     what was known of others."""
-    cache = cache_folder()
-    return [each for name in _CONVERTED if (each := cache / name).exists()]
+    converted = (cache_folder() / name for name in _CONVERTED)
+    return [*filter(Path.exists, converted), *outdated_folders()]
 
 
 def bytes_of(path: Path) -> int:

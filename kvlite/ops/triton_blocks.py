@@ -5,9 +5,9 @@ import triton.language as tl
 
 from kvlite.ops.blocks import FORMATS, GROUP
 
-Q2_K, Q3_K, Q6_K, Q8_0, IQ4_NL, IQ4_XS, MXFP4 = (
+Q2_K, Q3_K, Q6_K, Q8_0, IQ4_XS, MXFP4 = (
     tl.constexpr(FORMATS[name].number)
-    for name in ("Q2_K", "Q3_K", "Q6_K", "Q8_0", "IQ4_NL", "IQ4_XS", "MXFP4")
+    for name in ("Q2_K", "Q3_K", "Q6_K", "Q8_0", "IQ4_XS", "MXFP4")
 )
 SIZE = tl.constexpr(GROUP)
 
@@ -110,8 +110,7 @@ def weights_of(
         step = ((low & 15) | ((high & 3) << 4)).to(tl.float32) - 32
         weights = half(block, whole) * step * tl.load(levels + codes)
     elif levels is not None:
-        start: tl.constexpr = 1 if KIND == MXFP4 else 2
-        codes = tl.load(block + start + i % 16, mask=real, other=0)
+        codes = tl.load(block + NBYTES - 16 + i % 16, mask=real, other=0)
         codes = (codes >> 4 * (i // 16)) & 15
         scale = power(block, whole) if KIND == MXFP4 else half(block, whole)
         weights = scale * tl.load(levels + codes)

@@ -1,5 +1,6 @@
 """`kvlite models` and `kvlite pull`, against a hub on this machine."""
 
+import hashlib
 from pathlib import Path
 
 import pytest
@@ -99,3 +100,33 @@ def test_what_is_no_id_or_not_here_is_refused(refused: Refused) -> None:
     refused(["pull", "./a"], "'./a'", "no Hugging Face id")
     refused(["models", "remove", "a/b"], "'a/b'", "`kvlite models` lists them")
     refused(["models", "remove", "smollm2-135m"], "smollm2-135m belongs to pip")
+
+
+def test_copies_of_older_versions_are_removed_when_asked(
+    kvlite: Run, refused: Refused, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = tmp_path / "cache"
+    monkeypatch.setenv("KVLITE_CACHE", str(cache))
+    assert "nothing to clean" in kvlite("models", "clean").err
+    (cache / "models" / "a-v1").mkdir(parents=True)
+    (cache / "models" / "a-v1" / "model.safetensors").write_bytes(b"12345")
+    checks = kvlite("doctor", "--quick", "--json").json()["checks"]
+    (copies,) = [each for each in checks if each["name"] == "copies"]
+    assert copies["remedy"] == "kvlite models clean" and "5 B" in copies["found"]
+    refused(["models", "clean"], f"{cache / 'models'} (5 B) would be removed")
+    assert (cache / "models").exists()
+    cleaned = kvlite("models", "clean", "--yes", "--json").json()
+    assert cleaned == {"removed": [str(cache / "models")], "bytes": 5}
+    assert not (cache / "models").exists()
+
+
+def test_a_whole_digest_is_told_when_asked(kvlite: Run, refused: Refused, tmp_path: Path) -> None:
+    write_gguf(tmp_path / "a.gguf", split=6)
+    parts = sorted(tmp_path.glob("a-*.gguf"))
+    found = kvlite("models", "digest", parts[0], "--json").json()
+    assert found == {
+        "sha256": {str(part): hashlib.sha256(part.read_bytes()).hexdigest() for part in parts}
+    }
+    assert len(parts) == 2 and str(parts[1]) in kvlite("models", "digest", parts[0]).out
+    refused(["models", "digest", "a/b"], "is no GGUF file")
+    refused(["models", "digest", tmp_path / "none.gguf"], "no model")

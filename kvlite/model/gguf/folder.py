@@ -69,6 +69,12 @@ def gguf_folder(
     return folder
 
 
+def outdated_folders() -> list[Path]:
+    """Folders that another kvlite made."""
+    folders = (cache_folder() / FOLDER).glob("*-*-*")
+    return sorted(each for each in folders if not each.name.endswith(f"-{_sources()}"))
+
+
 def _describe(folder: Path, header: Header) -> None:
     """Write the config and the index of the weights, unless that is done."""
     from kvlite.model.gguf.tensors import module_of, tensors_of
