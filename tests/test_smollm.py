@@ -126,3 +126,13 @@ def test_the_embedded_model_comes_calibrated(
     assert found is not None and found == smollm.model.calibration
     assert len(found.head_ranks) == 30 and {len(heads) for heads in found.head_ranks} == {3}
     assert found.lazy_threshold is not None and 0.5 < found.lazy_threshold < 1
+
+
+@pytest.mark.long
+def test_weights_are_to_the_bit_those_that_transformers_reads(
+    smollm: kvlite.Runner, smollm_reference: Any
+) -> None:
+    ours = smollm.model.module.state_dict()
+    theirs = smollm_reference.state_dict()
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[name], weight) for name, weight in theirs.items())

@@ -8,7 +8,7 @@ other. On CUDA, kernels read what few tokens need in its place, packed or not.
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -28,14 +28,19 @@ class PackedExperts(nn.Module, ABC):
         stacks: names of its parameters that have each expert's part, one after the other.
     """
 
-    stacks: ClassVar[tuple[str, ...]]
+    stacks: tuple[str, ...]
 
     @abstractmethod
     def __getitem__(self, expert: int) -> Tensor:
         """One expert's matrix, unpacked, as transformers would have it."""
 
+    def product(self, rows: Tensor, expert: int, transposed: bool) -> Tensor:
+        """Rows by one expert's matrix, `(n, outputs)`; `transposed` are matrices
+        `(inputs, outputs)`."""
+        return _by(rows, self[expert], transposed)
+
     def in_place(self, transposed: bool) -> bool:
-        """Whether it has `products`; `transposed` are matrices `(inputs, outputs)`."""
+        """Whether it has `products`; `transposed` as for `product`."""
         return False
 
     def products(self, rows: Tensor, chosen: Tensor, bias: Tensor | None) -> Tensor:
@@ -56,9 +61,12 @@ def pack_experts(module: nn.Module, packed: Callable[[Tensor], PackedExperts]) -
 
 def experts_of(module: nn.Module) -> Iterator[Any]:
     """transformers' modules of experts within a module."""
-    for part in module.modules():
-        if hasattr(part, "num_experts") and hasattr(part, PROJECTIONS[-1]):
-            yield part
+    yield from filter(is_experts, module.modules())
+
+
+def is_experts(module: Any) -> bool:
+    """Whether a module is transformers' of experts."""
+    return hasattr(module, "num_experts") and hasattr(module, PROJECTIONS[-1])
 
 
 def stacked(experts: Any) -> Iterator[nn.Parameter]:
@@ -199,6 +207,13 @@ def _where_they_are(chosen: Tensor) -> Iterator[tuple[int, int]]:
 
 
 def _product(experts: Any, name: str, expert: int, at: int, rows: Tensor) -> Tensor:
-    weight = getattr(experts, name)[at]
-    out = rows @ weight if experts.is_transposed else F.linear(rows, weight)
+    held = getattr(experts, name)
+    if isinstance(held, PackedExperts):
+        out = held.product(rows, at, experts.is_transposed)
+    else:
+        out = _by(rows, held[at], experts.is_transposed)
     return out + getattr(experts, f"{name}_bias")[expert] if experts.has_bias else out
+
+
+def _by(rows: Tensor, weight: Tensor, transposed: bool) -> Tensor:
+    return rows @ weight if transposed else F.linear(rows, weight)

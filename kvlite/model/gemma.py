@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kvlite.model.layers import LayerGroup
+from kvlite.model.packed_linear import PackedEmbedding, PackedWeights
 
 DIGITS, BASE = 3, 256
 
@@ -76,14 +77,21 @@ class Carried:
         own = slice(layer * self.input_size, (layer + 1) * self.input_size)
         projection, embedded = model.per_layer_model_projection, model.embed_tokens(ids)
         weight = getattr(projection, "weight", None)
-        if weight is not None and weight.is_floating_point():
+        if isinstance(weight, PackedWeights):
+            rows = embedded.reshape(-1, embedded.shape[-1])
+            made = weight.matrix.outputs(own).product(rows)
+            context = made.view(*embedded.shape[:-1], -1)
+        elif weight is not None and weight.is_floating_point():
             context = F.linear(embedded, weight[own])
         else:
             context = projection(embedded)[..., own]
         context = model.per_layer_projection_norm(context * self.size**-0.5)
         table = model.embed_tokens_per_layer
         known = ids.where(ids < config.vocab_size_per_layer_input, 0)
-        said = F.embedding(known, table.weight[:, own]) * table.embed_scale.to(context.dtype)
+        if isinstance(table, PackedEmbedding):
+            said = table.of_inputs(known, own)
+        else:
+            said = F.embedding(known, table.weight[:, own]) * table.embed_scale.to(context.dtype)
         told: Tensor = (context + said) * 0.5**0.5
         return told
 

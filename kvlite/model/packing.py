@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from kvlite.model.experts import PROJECTIONS, is_experts, take_one_by_one
+from kvlite.model.packed_experts import BlockExperts
 from kvlite.model.packed_linear import PackedEmbedding, PackedLinear, PackedWeights
 from kvlite.ops.blocks import FORMATS, GROUP
 
@@ -21,11 +23,13 @@ def pack(module: Any, weights: "Weights") -> None:
     if weights.index is None:
         pack_linears(module.model.layers, weights.dtype)
     else:
+        tensors = weights.index.tensors
         keep_packed(
             module,
             weights,
-            lambda name, sizes: [
-                torch.empty(size, dtype=torch.uint8, device="meta") for size in sizes
+            lambda name: [
+                torch.empty(size, dtype=torch.uint8, device="meta")
+                for size in tensors[name].block_sizes
             ],
         )
 
@@ -33,7 +37,7 @@ def pack(module: Any, weights: "Weights") -> None:
 def keep_packed(
     module: Any,
     weights: "Weights",
-    blocks: Callable[[str, Sequence[tuple[int, ...]]], Sequence[Tensor]],
+    blocks: Callable[[str], Sequence[Tensor]],
     columns: Callable[[str], Tensor | None] = lambda name: None,
     prefix: str = "",
 ) -> None:
@@ -41,24 +45,44 @@ def keep_packed(
     file has in blocks.
 
     Args:
-        blocks: gives them, of a parameter's name and sizes `(outputs, bytes of one)`, of experts
-            `(experts, outputs, bytes of one)`; several where a file has parts in several formats.
+        blocks: gives them, of a parameter's name, as `GGUFTensor.block_sizes` says.
         columns: gives the order of a linear layer's inputs, if it has one.
         prefix: what the names of a part of a model begin with.
     """
     assert weights.index is not None
+    tensors = weights.index.tensors
     for name, child in [*module.named_modules()]:
-        tensor = weights.index.tensors.get(f"{prefix}{name}.weight")
-        if tensor is None or not tensor.forms or not isinstance(child, nn.Linear | nn.Embedding):
+        within = f"{prefix}{name}"
+        if isinstance(child, nn.Linear | nn.Embedding):
+            weight = f"{within}.weight"
+            if weight not in tensors or not tensors[weight].forms:
+                continue
+            (found,), (form,) = blocks(weight), tensors[weight].forms
+            packed = PackedWeights(found, form, weights.dtype)
+            _replace(module, name, child, packed, columns(weight))
+            if name in _EMBEDDINGS and module.config.tie_word_embeddings:
+                module.lm_head = PackedLinear(packed)
+        elif is_experts(child):
+            _pack_experts(child, f"{within}.", weights, blocks)
+
+
+def _pack_experts(
+    experts: Any, prefix: str, weights: "Weights", blocks: Callable[[str], Sequence[Tensor]]
+) -> None:
+    """Replace the projections of experts that their file has in blocks."""
+    assert weights.index is not None
+    packed = False
+    for name in PROJECTIONS:
+        tensor = weights.index.tensors.get(prefix + name)
+        if tensor is None or not tensor.forms:
             continue
-        (form,) = tensor.forms
-        outputs, inputs = tensor.shape
-        size = outputs, inputs // form.inputs * form.nbytes
-        (found,) = blocks(f"{prefix}{name}.weight", [size])
-        packed = PackedWeights(found, form, weights.dtype)
-        _replace(module, name, child, packed, columns(f"{prefix}{name}.weight"))
-        if name in _EMBEDDINGS and module.config.tie_word_embeddings:
-            module.lm_head = PackedLinear(packed)
+        pieces = [*zip(blocks(prefix + name), tensor.forms, strict=True)]
+        delattr(experts, name)
+        made = BlockExperts(pieces, weights.dtype, transposed=tensor.transposed)
+        setattr(experts, name, made)
+        packed = True
+    if packed:
+        take_one_by_one(experts)
 
 
 def _replace(

@@ -63,6 +63,19 @@ class GGUFTensor:
         return known[:1] if is_alike else known
 
     @property
+    def block_sizes(self) -> list[tuple[int, ...]]:
+        """The sizes of its blocks, of each of its `forms`: `(outputs, bytes of one)`, of experts
+        `(experts, outputs, bytes of one)`."""
+        outputs, inputs = [piece.shape[-2] for piece in self.pieces], self.pieces[0].shape[-1]
+        if len(self.forms) == 1:
+            outputs = [sum(outputs)]
+        experts = self.shape[:-2]
+        return [
+            (*experts, count, inputs // form.inputs * form.nbytes)
+            for count, form in zip(outputs, self.forms, strict=True)
+        ]
+
+    @property
     def nbytes(self) -> int:
         """Bytes in the file."""
         return sum(piece.end - piece.begin for piece in self.pieces)

@@ -123,7 +123,7 @@ class _Filling:
         elif self.weights.name not in PLAIN:
             quantize_layer(within, self.weights)
 
-    def _blocks(self, name: str, sizes: Sequence[tuple[int, ...]]) -> list[torch.Tensor]:
+    def _blocks(self, name: str) -> list[torch.Tensor]:
         require_uncancelled(self.cancel)
         return [found.to(self.device_of(name)) for found in self.reader.blocks(name)]
 
