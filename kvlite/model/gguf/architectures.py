@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from kvlite.model.gguf import families, hybrids
 from kvlite.model.gguf.families import Config
 from kvlite.model.gguf.metadata import Metadata
-from kvlite.model.gguf.names import Place
 
 # How rows are put back: a function of `model.gguf.undo`, and what it takes, given the config.
 Order = tuple[str, Callable[[Config], tuple[int, ...]]]
@@ -24,7 +23,7 @@ class GGUFArchitecture:
         model_type: transformers' name, or what gives it.
         keys: keys of the config beside those that all have, and where the file has them.
         more: further keys, given the file and the config so far.
-        modules, parameters: names that differ from those of others (`model.gguf.names`).
+        modules: names that differ from those of others (`model.gguf.names`).
         orders: rows that are in another order, by transformers' names.
         columns: likewise columns.
         permuted: whether rows of queries and keys are in the order of neighboring channels.
@@ -32,14 +31,12 @@ class GGUFArchitecture:
         has_rope: whether positions are rotary.
         transposed: parameters of experts that transformers has the other way round.
         harmless: keys that change nothing.
-        unused: beginnings of names of tensors that nothing needs.
     """
 
     model_type: str | Callable[[Metadata], str]
     keys: dict[str, str] = field(default_factory=dict)
     more: Callable[[Metadata, Config], Config] = lambda file, config: {}
     modules: dict[str, str] = field(default_factory=dict)
-    parameters: dict[str, tuple[Place, ...]] = field(default_factory=dict)
     orders: dict[str, Order] = field(default_factory=dict)
     columns: dict[str, Order] = field(default_factory=dict)
     permuted: bool = False
@@ -47,7 +44,6 @@ class GGUFArchitecture:
     has_rope: bool = True
     transposed: tuple[str, ...] = ()
     harmless: frozenset[str] = frozenset()
-    unused: tuple[str, ...] = ()
 
     def name(self, file: Metadata) -> str:
         """transformers' name of a file's architecture."""

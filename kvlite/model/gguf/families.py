@@ -15,15 +15,14 @@ Config = dict[str, Any]
 SHARED_WIDTH = "expert_shared_feed_forward_length"
 
 
-def pattern(file: Metadata, default: int, *, first_full: bool = False) -> list[str]:
+def pattern(file: Metadata, default: int) -> list[str]:
     """The kinds of layers: each so many-th sees everything, others slide."""
     found = file.value("attention.sliding_window_pattern")
     if isinstance(found, tuple):
         slides = file.by_layer("attention.sliding_window_pattern")
         return [SLIDING if each else FULL for each in slides]
     each = found if type(found) is int and found > 0 else default
-    at = 0 if first_full else each - 1
-    return [FULL if layer % each == at else SLIDING for layer in range(file.layers)]
+    return [FULL if (layer + 1) % each == 0 else SLIDING for layer in range(file.layers)]
 
 
 def _rope_by_kind(file: Metadata, config: Config, theta: float, sliding_theta: float) -> Config:

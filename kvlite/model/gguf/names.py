@@ -5,6 +5,8 @@ one calls otherwise is in its entry (`model.gguf.architectures`). The gguf packa
 it lacks names of several architectures, and says of one parameter several.
 """
 
+from collections.abc import Mapping
+
 # Each of a parameter's places is tried in turn: a tensor, or several whose rows come one after the
 # other.
 Place = tuple[str, ...]
@@ -120,17 +122,14 @@ PARAMETERS: dict[str, tuple[Place, ...]] = {
 }
 
 
-def places(
-    part: str, own: dict[str, str], kinds: dict[str, tuple[Place, ...]]
-) -> tuple[Place, ...]:
+def places(part: str, own: Mapping[str, str]) -> tuple[Place, ...]:
     """Where a parameter may be.
 
     Args:
         part: transformers' name; of a layer's parameter only what comes after the layer's number.
         own: names of modules that an architecture calls otherwise than others.
-        kinds: likewise of parameters.
     """
-    if found := kinds.get(part) or PARAMETERS.get(part):
+    if found := PARAMETERS.get(part):
         return found
     module, _, last = part.rpartition(".")
     called = own.get(module) or MODULES.get(module)
