@@ -10,9 +10,12 @@ import torch
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from kvlite.model.experts import experts_of, take_few_in_place
+from kvlite.model.packed_experts import BlockExperts
 from kvlite.model.quantizing import NF4Experts
+from kvlite.ops.blocks import FORMATS
 from tests.conftest import make_tiny
 from tests.interpreted import DEVICE, kernels
+from tests.oracles.packed import blocks, by_gguf
 
 if find_spec("triton") is None:
     pytest.skip("triton is not installed", allow_module_level=True)
@@ -92,6 +95,34 @@ def test_nf4_is_unpacked_as_bitsandbytes_does_it(kernel: ModuleType, dtype: torc
         found = experts.products(rows.to(DEVICE), chosen.to(DEVICE), None)
         assert found.dtype == dtype
         near(found, (unpacked[chosen] @ own[..., None])[..., 0], NEAR[dtype])
+
+
+@pytest.mark.cases(4)
+@pytest.mark.parametrize("kind", FORMATS)
+def test_blocks_are_unpacked_as_the_gguf_package_does_it(kernel: ModuleType, kind: str) -> None:
+    """In two pieces, the first in 8 bits; of the experts that rows chose, or of one."""
+    inputs, sizes = 512 if FORMATS[kind].inputs == 256 else 288, ((6, "Q8_0"), (5, kind))
+    packed = [blocks(name, 3 * outputs, inputs).view(3, outputs, -1) for outputs, name in sizes]
+    plain = [by_gguf(name, each) for each, (_, name) in zip(packed, sizes, strict=True)]
+    chosen, random = torch.tensor([2, 0, 2, 1]), torch.Generator().manual_seed(0)
+    bias = torch.randn(3, 11, generator=random)
+    given = [
+        (each.to(DEVICE), FORMATS[name]) for each, (_, name) in zip(packed, sizes, strict=True)
+    ]
+    experts = BlockExperts(given, torch.float32, on_cpu=False)
+    assert experts.in_place(False) and not experts.in_place(True)
+    for dtype in (torch.float32, torch.bfloat16):
+        for each in (2, 1):
+            rows = torch.randn(4 // each, inputs, generator=random).to(dtype)
+            own = rows.double().repeat_interleave(each, 0)
+            expected = (torch.cat(plain, 1)[chosen].double() @ own[..., None])[..., 0]
+            added = bias.to(DEVICE, dtype)
+            found = experts.products(rows.to(DEVICE), chosen.to(DEVICE), added)
+            assert found.dtype == dtype
+            near(found, expected + added.cpu().double()[chosen], NEAR[dtype])
+        found = experts.product(rows.to(DEVICE), 2, False)
+        matrix = torch.cat([each[2] for each in plain])
+        near(found, rows.double() @ matrix.double().T, NEAR[dtype])
 
 
 def near(found: torch.Tensor, expected: torch.Tensor, far: float = 1e-5) -> None:

@@ -46,7 +46,8 @@ class BlockExperts(PackedExperts):
 
     def __getitem__(self, expert: int) -> Tensor:
         """One expert's matrix, `(outputs, inputs)` unless it is `transposed`."""
-        whole = torch.cat([each.unpacked() for each in self._matrices(expert)])
+        made = [each.unpacked() for each in self._matrices(expert)]
+        whole = made[0] if len(made) == 1 else torch.cat(made)
         return whole.t() if self.transposed else whole
 
     def product(self, rows: Tensor, expert: int, transposed: bool) -> Tensor:

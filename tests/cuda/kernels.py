@@ -275,6 +275,7 @@ def multiply_packed(given: Arguments) -> None:
     assert given.grid[1] * given.ROWS >= given.count
     if given.chosen is not None:
         assert given.ROWS == 1 and given.count == len(given.chosen) == given.each * len(given.rows)
+        given.bias = None
         _multiply_experts(given, _unpacked(given)[given.chosen], given.rows)
         return
     assert given.count == len(given.rows)

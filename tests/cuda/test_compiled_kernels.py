@@ -207,6 +207,16 @@ def nf4() -> None:
         triton_experts.multiply_nf4(rows, chosen, packed, (table[:16].float(), table.float()))
 
 
+def packed_experts(kind: str) -> None:
+    """As `experts`, of Qwen3-30B-A3B in the blocks of a GGUF file."""
+    form, chosen = FORMATS[kind], torch.zeros(8, dtype=torch.int64, device=DEVICE)
+    for outputs, inputs, each in ((1536, 2048, 8), (2048, 768, 1)):
+        width = inputs // form.inputs * form.nbytes
+        packed = torch.zeros(2, outputs, width, dtype=torch.uint8, device=DEVICE)
+        rows = torch.zeros(8 // each, inputs, dtype=torch.bfloat16, device=DEVICE)
+        multiply(rows, packed, form, chosen)
+
+
 WORK: dict[str, Callable[[], None]] = {
     "4 bits": lambda: attention(4, 4),
     "8 bits": lambda: attention(8, 8),
@@ -244,6 +254,8 @@ WORK: dict[str, Callable[[], None]] = {
     "experts, gpt-oss-20b": lambda: experts((5760, 2880), 4, transposed=True),
     "experts, MXFP4": mxfp4,
     "experts, nf4": nf4,
+    "experts, Q4_K": lambda: packed_experts("Q4_K"),
+    "experts, MXFP4 blocks": lambda: packed_experts("MXFP4"),
 }
 
 

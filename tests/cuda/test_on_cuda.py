@@ -27,16 +27,19 @@ from kvlite.memory.oom import HIDDEN
 from kvlite.methods import parse_method
 from kvlite.methods.layer_policy import LayerPolicy, layer_policies
 from kvlite.model.devices import choose_device
-from kvlite.model.experts import experts_of
+from kvlite.model.experts import experts_of, take_one_by_one
 from kvlite.model.load import LoadedModel
+from kvlite.model.packed_experts import BlockExperts
 from kvlite.model.packing import pack_linears
 from kvlite.model.quantizing import quantize_experts
 from kvlite.model.token_layer import TokenLayer
 from kvlite.model.weights import MXFP4, Weights
 from kvlite.offload import HostKVStore, Recall
 from kvlite.offload.weights.leaving import off_device
+from kvlite.ops.blocks import FORMATS
 from tests.conftest import make_tiny
 from tests.cuda import guard
+from tests.oracles.packed import blocks
 from tests.test_mtp import headed
 from tests.test_packed import random_ids
 
@@ -339,6 +342,26 @@ def test_nothing_waits_for_sinks_or_experts(cuda: FakeCuda, name: str) -> None:
     kernel = "_multiply" if name not in (MXFP4, "nf4") else f"_multiply_{name}"
     products = 2 * len([*experts_of(model.module)])
     assert cuda.launches[f"triton_experts.{kernel}"] == products > 0
+
+
+@pytest.mark.long
+def test_nothing_waits_for_experts_in_blocks(cuda: FakeCuda) -> None:
+    """Of a file; gates in another format."""
+    model = make_tiny("qwen3-moe", "cuda", torch.bfloat16, moe_intermediate_size=64).model
+    for experts in experts_of(model.module):
+        take_one_by_one(experts)
+        for name, kinds in (("gate_up_proj", ["Q4_0", "MXFP4"]), ("down_proj", ["Q8_0"])):
+            count, outputs, inputs = getattr(experts, name).shape
+            delattr(experts, name)
+            own = outputs // len(kinds)
+            pieces = [
+                (blocks(kind, count * own, inputs).view(count, own, -1).to("cuda"), FORMATS[kind])
+                for kind in kinds
+            ]
+            setattr(experts, name, BlockExperts(pieces, torch.bfloat16))
+    launched_by_a_program(cuda, read(model, "spans"))
+    layers = len([*experts_of(model.module)])
+    assert cuda.launches["triton_linear._multiply"] == 3 * layers > 0
 
 
 def test_where_memory_is_not_mapped_recall_waits_once_a_layer() -> None:

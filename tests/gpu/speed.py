@@ -146,8 +146,21 @@ def products(place: Place) -> Iterator[Row]:
             "share of bandwidth": every[0].nbytes / seconds / bandwidth,
         }
 
+    def of_experts(kind: str) -> Row:
+        form, (count, outputs, inputs) = FORMATS[kind], (128, 1536, 2048)
+        row = torch.randn(1, inputs, device=place.device, dtype=place.dtype)
+        packed = blocks(kind, count * outputs, inputs).view(count, outputs, -1).to(place.device)
+        # Others each time, of more than the processor's cache holds.
+        every = torch.arange(count, device=place.device).view(-1, 8)
+        seconds = timed(
+            lambda: [triton_linear.multiply(row, packed, form, chosen) for chosen in every], place
+        ) / len(every)
+        read = packed.nbytes // len(every)
+        return {"us": 1e6 * seconds, "share of bandwidth": read / seconds / bandwidth}
+
     for kind in FORMATS:
         yield attempted({"weights": kind}, partial(measured, kind))
+        yield attempted({"8 experts' weights": kind}, partial(of_experts, kind))
 
 
 def speed(place: Place) -> Iterator[Row]:
