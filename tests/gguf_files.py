@@ -29,6 +29,7 @@ def write_gguf(
     without: tuple[str, ...] = (),
     fields: Mapping[str, Any] | None = None,
     tensors: Mapping[str, Any] | None = None,
+    packed: Mapping[str, tuple[str, Any]] | None = None,
     split: int = 0,
     order: gguf.GGUFEndian = gguf.GGUFEndian.LITTLE,
 ) -> dict[str, Any]:
@@ -38,6 +39,7 @@ def write_gguf(
         without: tensors, keys of the architecture, or the tokenizer, that are left out.
         fields: more of the metadata: numbers, texts, lists of numbers.
         tensors: more tensors, float32.
+        packed: tensors in blocks, by ggml's names of types, `(rows, bytes of one)` uint8.
         split: tensors of a part, where the model is split.
     """
     file = gguf.GGUFWriter(path, architecture, split_max_tensors=split, endianess=order)
@@ -72,6 +74,8 @@ def write_gguf(
     }
     for name, weight in {**weights, **(tensors or {})}.items():
         file.add_tensor(name, np.asarray(weight, np.float32))
+    for name, (kind, blocks) in (packed or {}).items():
+        file.add_tensor(name, blocks, raw_dtype=gguf.GGMLQuantizationType[kind])
     file.write_header_to_file()
     file.write_kv_data_to_file()
     file.write_tensors_to_file()

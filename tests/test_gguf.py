@@ -161,6 +161,46 @@ def test_what_changes_nothing_is_not_refused(tmp_path: Path) -> None:
     assert loaded(tmp_path / "a.gguf").shape.layers == 1
 
 
+def test_types_without_products_are_unpacked_and_that_is_said(tmp_path: Path) -> None:
+    """256 inputs of IQ3_S blocks, with small scales."""
+    random = np.random.default_rng(0)
+    blocks = random.integers(0, 256, (48, 110), np.uint8)
+    blocks[:, :2] = np.frombuffer(np.float16(1e-3).tobytes(), np.uint8)
+    names = ("blk.0.ffn_gate", "blk.0.ffn_up", "blk.0.ffn_down")
+    wide = {"embedding_length": 256, "attention.key_length": 16, "rope.dimension_count": 16}
+    shapes = {
+        "token_embd": (8, 256),
+        "output_norm": (256,),
+        "blk.0.attn_norm": (256,),
+        "blk.0.ffn_norm": (256,),
+        "blk.0.attn_q": (32, 256),
+        "blk.0.attn_k": (16, 256),
+        "blk.0.attn_v": (16, 256),
+        "blk.0.attn_output": (256, 32),
+        "blk.0.ffn_down": (256, 48),
+    }
+    path = tmp_path / "a.gguf"
+    write_gguf(
+        path,
+        without=(*wide, *shapes, *names),
+        fields={f"llama.{key}": value for key, value in wide.items()},
+        tensors={f"{name}.weight": random.standard_normal(shape) for name, shape in shapes.items()},
+        packed={f"{name}.weight": ("IQ3_S", blocks) for name in names[:2]},
+    )
+    runner = kvlite.load(str(path), device="cpu")
+    assert runner.plan is not None
+    said = [why for why in runner.plan.changes if "IQ3_S" in why]
+    assert said == [
+        "weights of type IQ3_S are unpacked while they are loaded, which takes 96.0 KiB"
+    ]
+    expected = gguf.quants.dequantize(blocks, gguf.GGMLQuantizationType.IQ3_S)
+    ours = runner.model.module.state_dict()["model.layers.0.mlp.gate_proj.weight"]
+    assert np.array_equal(ours, expected)
+    planned = runner.model.shape.weight_bytes(runner.model.weights)
+    held = sum(each.nbytes for each in runner.model.module.parameters())
+    assert sum(planned.values()) == held
+
+
 # --- rope ----------------------------------------------------------------------------------------
 
 

@@ -111,11 +111,11 @@ def choose_weights(setting: str, device: torch.device, folder: Path) -> Weights:
     dtype, kernels = _natural_dtype(device), "numba" if device.type == "cpu" else "triton"
     if setting in ("auto", "gguf"):
         index = read_index(folder)
-        if index is not None and index.packs and find_spec(kernels) is not None:
+        if index is not None and index.is_quantized and find_spec(kernels) is not None:
             return Weights("gguf", dtype, index=index)
         if setting == "auto":
             return Weights(next(name for name in PLAIN if PLAIN[name] == dtype), dtype)
-        if index is None or not index.packs:
+        if index is None or not index.is_quantized:
             raise SettingError(
                 f"--weights gguf keeps weights as a GGUF file has them, and {folder} comes from "
                 "none that can be multiplied so: leave --weights out"

@@ -197,7 +197,7 @@ def _weights_elsewhere(settings: Settings, folder: Path) -> list[Weights]:
     if settings.weights in PLAIN:
         return [Weights(settings.weights, PLAIN[settings.weights])]
     index = read_index(folder) if settings.weights in ("auto", "gguf") else None
-    packed = [] if index is None or not index.packs else [Weights("gguf", half, index=index)]
+    packed = [] if index is None or not index.is_quantized else [Weights("gguf", half, index=index)]
     if settings.weights == "auto":
         plain = [] if packed else [Weights("bf16", half)]
         return [*packed, *plain, Weights("nf4", half), Weights("int8", half)]

@@ -109,9 +109,10 @@ class GGUFIndex:
         return all(_stated(path) == (path, size, changed) for path, size, changed in self.files)
 
     @property
-    def packs(self) -> bool:
-        """Whether matrices of the model's layers can stay packed."""
-        return any(each.forms and ".layers." in name for name, each in self.tensors.items())
+    def is_quantized(self) -> bool:
+        """Whether matrices of the model's layers are in blocks."""
+        packed = (name for name, each in self.tensors.items() if each.forms)
+        return any(".layers." in name for name in packed) or bool(self.unpacked)
 
     @property
     def largest(self) -> int:
