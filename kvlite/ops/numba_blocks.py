@@ -43,7 +43,6 @@ def has_halves(kind):
 def read_codes(block, kind, group, codes):
     """A group's codes, `(32, outputs)`; there is room for a multiple of `WIDTH`."""
     more = kind in (Q3_K, Q5_0, Q5_1, Q5_K, Q6_K)
-    mask = np.uint8(3 if kind in (Q2_K, Q3_K) else 15)
     for i in range(GROUP):
         row, shift, high, high_shift = _place(kind, group, i)
         line, made = block[row], codes[i]
@@ -51,7 +50,10 @@ def read_codes(block, kind, group, codes):
             for k in range(line.size):
                 made[k] = line[k]
             continue
-        _read_low(line, shift, mask, made)
+        if kind in (Q2_K, Q3_K):
+            _read_two(line, shift, made)
+        else:
+            _read_four(line, shift, made)
         if more:
             second = np.uint8(2 << high_shift) if kind == Q6_K else np.uint8(0)
             worth = np.uint8(4 if kind == Q3_K else 16)
@@ -89,20 +91,31 @@ def _place(kind, group, i):
 
 
 @jitted
-def _read_low(line, shift, mask, made):
-    """Bits from `shift` on, which is written out: bytes are shifted together by a known number."""
-    if shift == 0:
+def _read_four(line, shift, made):
+    """Codes of 4 bits. Bytes are shifted together where numbers are written out."""
+    if shift:
         for k in range(line.size):
-            made[k] = line[k] & mask
-    elif shift == 2:
-        for k in range(line.size):
-            made[k] = (line[k] >> np.uint8(2)) & mask
-    elif shift == 4:
-        for k in range(line.size):
-            made[k] = (line[k] >> np.uint8(4)) & mask
+            made[k] = line[k] >> np.uint8(4)
     else:
         for k in range(line.size):
-            made[k] = (line[k] >> np.uint8(6)) & mask
+            made[k] = line[k] & np.uint8(15)
+
+
+@jitted
+def _read_two(line, shift, made):
+    """Likewise, of 2 bits."""
+    if shift == 0:
+        for k in range(line.size):
+            made[k] = line[k] & np.uint8(3)
+    elif shift == 2:
+        for k in range(line.size):
+            made[k] = (line[k] >> np.uint8(2)) & np.uint8(3)
+    elif shift == 4:
+        for k in range(line.size):
+            made[k] = (line[k] >> np.uint8(4)) & np.uint8(3)
+    else:
+        for k in range(line.size):
+            made[k] = line[k] >> np.uint8(6)
 
 
 @jitted
