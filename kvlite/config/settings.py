@@ -114,8 +114,8 @@ class Settings:
     )
     weights: str = _option(
         "auto",
-        "data type of the weights; auto is gguf for a GGUF file (Q4, Q5, Q6_K and Q8_0 stay as "
-        "they are, which loses nothing), that of a quantized checkpoint, else bf16 on a GPU and "
+        "data type of the weights; auto is gguf for a GGUF file (Q2_K to Q8_0, IQ4 and MXFP4 stay "
+        "as they are, which loses nothing), that of a quantized checkpoint, else bf16 on a GPU and "
         "fp32 on a CPU; with gguf, int8, int4 and nf4 (4 bits) the cache is as with fp32 or bf16",
         choices=("auto", "fp32", "bf16", "fp16", "gguf", "int8", "int4", "nf4"),
     )
