@@ -12,7 +12,7 @@ export HF_HUB_OFFLINE := 1
 # would compile everything anew.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: setup browser demo test long check gpu gpu-report format clean
+.PHONY: setup browser demo test long judges check gpu gpu-report format clean
 
 setup: $(READY)
 
@@ -55,6 +55,11 @@ test: setup browser
 # What `test` leaves out: longer texts, and more cases of what it tests already.
 long: setup browser
 	OMP_WAIT_POLICY=passive $(BIN)/pytest -n 2 --dist worksteal -m "long and not exhaustive"
+
+# GGUF files of tiny models against transformers and llama.cpp, whose wheels pip fetches into
+# tests/.cache; `long` runs one case of each architecture. KVLITE_HALF_MODEL names a real file.
+judges: setup
+	OMP_WAIT_POLICY=passive $(BIN)/pytest tests/judges -n 2 --dist worksteal -m ""
 
 # What is owed to a GPU, with the Python that has a CUDA build of torch; see tests/gpu/__main__.py.
 gpu:
