@@ -50,6 +50,7 @@ class Case:
         options: of the converter.
         sharper: how much more attention looks at few tokens than in most; less where it is not
             scaled, or where many layers would amplify what llama.cpp rounds.
+        seed: the first whose answer is clear, for speed.
     """
 
     name: str
@@ -66,12 +67,13 @@ class Case:
     extra_layers: int = 0
     options: tuple[str, ...] = ()
     sharper: float = 0.0
+    seed: int = 0
 
     @property
     def makes(self) -> tuple[object, ...]:
         """What its files depend on."""
         told = (self.name, self.kind, self.sizes, self.saved, self.lost, self.architecture)
-        return (*told, self.pre, self.extra_layers, self.options, self.sharper)
+        return (*told, self.pre, self.extra_layers, self.options, self.sharper, self.seed)
 
     @property
     def sizes(self) -> Config:

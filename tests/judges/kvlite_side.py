@@ -33,8 +33,11 @@ def answer(runner: kvlite.Runner, ids: list[int]) -> Answered:
     logits = kind.logits
 
     def recorded(model: Any, hidden: Tensor) -> Tensor:
-        seen.append(logits(model, hidden))
-        return seen[-1]
+        made: Tensor = logits(model, hidden)
+        # Plans run on the meta device.
+        if not made.is_meta:
+            seen.append(made)
+        return made
 
     with patch.object(kind, "logits", recorded), torch.inference_mode():
         made = runner.generate(ids, max_new_tokens=ANSWER, ignore_eos=True, method="full")

@@ -49,6 +49,7 @@ CASES: list[Case] = [
         },
         tolerance=GELU,
         sharper=0.3,
+        seed=1,
     ),
     Case(
         "gemma2-27b",
@@ -66,6 +67,7 @@ CASES: list[Case] = [
             "rope_parameters": {**_BY_KIND, "full_attention": rope(theta=60_000.0)},
         },
         tolerance=GELU,
+        seed=1,
     ),
     Case(
         "gemma3-linear",
@@ -80,6 +82,7 @@ CASES: list[Case] = [
         "62 layers: scaled by hidden size / heads",
         {**GEMMA3, **DEEP, "query_pre_attn_scalar": 16, "num_hidden_layers": 62},
         tolerance=GELU,
+        seed=4,
     ),
     Case(
         "gemma3n",
@@ -118,6 +121,7 @@ CASES: list[Case] = [
         llama_cpp="refuses",
         reason="llama.cpp knows the published sizes alone",
         sharper=-0.8,
+        seed=5,
     ),
     Case(
         "gemma4",
@@ -127,6 +131,7 @@ CASES: list[Case] = [
         {"global_head_dim": 80},
         tolerance=GELU,
         sharper=-0.8,
+        seed=3,
     ),
     Case(
         "gemma4-shared",
@@ -141,6 +146,7 @@ CASES: list[Case] = [
         {"global_head_dim": 80},
         tolerance=GELU,
         sharper=-0.8,
+        seed=2,
     ),
     Case(
         "gemma4-moe",

@@ -47,12 +47,13 @@ NEMOTRON_EXPERTS: Config = {
 _HYBRID = {"layer_types": ["mamba", "attention", "mamba", "mamba", "attention"]}
 
 CASES: list[Case] = [
-    Case("granite", "granite", "multipliers", GRANITE),
+    Case("granite", "granite", "multipliers", GRANITE, seed=3),
     Case(
         "granitemoe",
         "granitemoe",
         "experts",
         {**GRANITE, "num_local_experts": 6, "num_experts_per_tok": 3, "intermediate_size": 96},
+        seed=1,
     ),
     Case(
         "granitemoeshared",
@@ -65,6 +66,7 @@ CASES: list[Case] = [
             "intermediate_size": 96,
             "shared_intermediate_size": 160,
         },
+        seed=1,
     ),
     Case(
         "granitehybrid",
@@ -79,6 +81,7 @@ CASES: list[Case] = [
             "position_embedding_type": "nope",
         },
         _HYBRID,
+        seed=1,
     ),
     Case(
         "granitehybrid-dense",
@@ -95,6 +98,7 @@ CASES: list[Case] = [
         _HYBRID,
         lost={"position_embedding_type": "nope"},
         reason="the converter says that hybrids are not rotated",
+        seed=1,
     ),
     Case(
         "granitehybrid-attention",
@@ -110,6 +114,7 @@ CASES: list[Case] = [
             "position_embedding_type": "rope",
         },
         {"layer_types": ["attention"] * 5},
+        seed=2,
     ),
     Case(
         "lfm2",
@@ -127,6 +132,7 @@ CASES: list[Case] = [
             "rope_parameters": rope(),
         },
         pre="lfm2",
+        seed=1,
     ),
     Case(
         "nemotron_h",

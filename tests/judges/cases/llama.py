@@ -17,7 +17,7 @@ CASES: list[Case] = [
     ),
     Case("llama-llama3", "llama", "llama3", {"rope_parameters": llama3()}, pre="llama-bpe"),
     Case("llama-linear", "llama", "linear", {"rope_parameters": rope("linear", factor=4.0)}),
-    Case("llama-yarn", "llama", "yarn", {"rope_parameters": yarn()}),
+    Case("llama-yarn", "llama", "yarn", {"rope_parameters": yarn()}, seed=3),
     Case(
         "llama-yarn-factor",
         "llama",
@@ -25,6 +25,7 @@ CASES: list[Case] = [
         {"rope_parameters": yarn(attention_factor=1.5, beta_fast=16.0, beta_slow=2.0)},
         llama_cpp="differs",
         reason="llama.cpp ignores the attention factor",
+        seed=9,
     ),
     Case(
         "llama-dynamic",
@@ -69,6 +70,7 @@ CASES: list[Case] = [
                 llama_4_scaling_beta=0.3,
             )
         },
+        seed=1,
     ),
     Case(
         "mixtral",

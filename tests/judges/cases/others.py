@@ -28,6 +28,7 @@ CASES: list[Case] = [
         {**PHI3, **WINDOW, "rope_parameters": rope()},
         llama_cpp="differs",
         reason="llama.cpp ignores the window",
+        seed=3,
     ),
     Case(
         "phi3-longrope",
@@ -48,6 +49,7 @@ CASES: list[Case] = [
             "original_max_position_embeddings": 1024,
             "rope_parameters": rope("longrope", **_FACTORS, original_max_position_embeddings=1024),
         },
+        seed=1,
     ),
     Case(
         "phi4-mini",
@@ -59,6 +61,7 @@ CASES: list[Case] = [
             "partial_rotary_factor": 0.75,
             "rope_parameters": rope(partial_rotary_factor=0.75),
         },
+        seed=6,
     ),
     Case(
         "gpt_oss",
@@ -72,9 +75,16 @@ CASES: list[Case] = [
         },
         llama_cpp="differs",
         reason="llama.cpp rounds the ends of the ramp (truncate), GPT-OSS does not",
+        seed=1,
     ),
     Case("olmo2", "olmo2", "norms behind", {"head_dim": REMOVED, "rope_parameters": rope()}),
-    Case("olmo3", "olmo3", "windows", {"head_dim": REMOVED, **WINDOW, "rope_parameters": rope()}),
+    Case(
+        "olmo3",
+        "olmo3",
+        "windows",
+        {"head_dim": REMOVED, **WINDOW, "rope_parameters": rope()},
+        seed=1,
+    ),
     Case(
         "olmo3-yarn",
         "olmo3",
@@ -87,20 +97,23 @@ CASES: list[Case] = [
                 "sliding_attention": rope(),
             },
         },
+        seed=2,
     ),
     Case(
         "smollm3",
         "smollm3",
         "each fourth layer is not rotated",
         {"head_dim": REMOVED, "num_hidden_layers": 5, "rope_parameters": rope()},
+        seed=2,
     ),
     Case(
         "smollm3-yarn",
         "smollm3",
         "yarn",
         {"head_dim": REMOVED, "num_hidden_layers": 5, "rope_parameters": yarn()},
+        seed=3,
     ),
-    Case("seed_oss", "seed_oss", "biases", {"rope_parameters": rope()}),
+    Case("seed_oss", "seed_oss", "biases", {"rope_parameters": rope()}, seed=1),
     Case(
         "exaone4",
         "exaone4",
@@ -126,6 +139,7 @@ CASES: list[Case] = [
             "rope_parameters": llama3(),
         },
         pre="exaone4",
+        seed=1,
     ),
     Case(
         "hunyuan",
@@ -133,6 +147,7 @@ CASES: list[Case] = [
         "plain",
         {"rope_parameters": rope()},
         pre="hunyuan-dense",
+        seed=2,
     ),
     Case(
         "hunyuan-alpha",
@@ -146,15 +161,17 @@ CASES: list[Case] = [
             "rope_parameters": rope("dynamic", 10_000.0, alpha=1000.0, factor=1.0),
         },
         pre="hunyuan-dense",
+        seed=1,
     ),
-    Case("ernie4_5", "ernie4_5", "tied", {"rope_parameters": rope(), "use_bias": False}),
-    Case("cohere", "cohere", "Command R", COHERE, pre="command-r"),
+    Case("ernie4_5", "ernie4_5", "tied", {"rope_parameters": rope(), "use_bias": False}, seed=2),
+    Case("cohere", "cohere", "Command R", COHERE, pre="command-r", seed=2),
     Case(
         "cohere-norms",
         "cohere",
         "Command R+: 64 layers with q/k norms",
         {**DEEP, **COHERE, "use_qk_norm": True, "num_hidden_layers": 64},
         pre="command-r",
+        seed=1,
     ),
     Case(
         "cohere2",
@@ -197,5 +214,6 @@ CASES: list[Case] = [
             "rope_parameters": rope(),
         },
         pre="llama4",
+        seed=2,
     ),
 ]

@@ -15,7 +15,7 @@ DELTA: Config = {
 
 CASES: list[Case] = [
     Case("qwen2", "qwen2", "biases", {"head_dim": REMOVED, "rope_parameters": rope()}),
-    Case("qwen2-yarn", "qwen2", "yarn", {"head_dim": REMOVED, "rope_parameters": yarn()}),
+    Case("qwen2-yarn", "qwen2", "yarn", {"head_dim": REMOVED, "rope_parameters": yarn()}, seed=1),
     Case(
         "qwen2-window",
         "qwen2",
@@ -50,6 +50,7 @@ CASES: list[Case] = [
             "rope_parameters": rope(partial_rotary_factor=0.25),
         },
         options=("--no-mtp",),
+        seed=1,
     ),
     Case(
         "qwen3_next-mtp",
@@ -77,6 +78,7 @@ CASES: list[Case] = [
             "rope_parameters": yarn(partial_rotary_factor=0.25),
         },
         options=("--no-mtp",),
+        seed=1,
     ),
     Case(
         "qwen3_5",
@@ -85,6 +87,7 @@ CASES: list[Case] = [
         {**DELTA, "rope_parameters": rope(partial_rotary_factor=0.25)},
         options=("--no-mtp",),
         pre="qwen35",
+        seed=1,
     ),
     Case(
         "qwen3_5-mtp",
@@ -94,6 +97,7 @@ CASES: list[Case] = [
         {"mtp_num_hidden_layers": 1},
         extra_layers=1,
         pre="qwen35",
+        seed=2,
     ),
     Case(
         "qwen3_5_moe",
@@ -123,5 +127,6 @@ CASES: list[Case] = [
         extra_layers=1,
         options=("--fuse-gate-up-exps",),
         pre="qwen35",
+        seed=5,
     ),
 ]
