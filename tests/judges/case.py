@@ -44,6 +44,7 @@ class Case:
         reason: why something is lost, or why llama.cpp is no judge.
         llama_cpp: whether it "agrees"; or it "differs" or "refuses", with the reason above.
         tolerance: of log-probabilities, kvlite's from llama.cpp's.
+        rounding: the same, from transformers'.
         architecture: the class that the converter is told, if it isn't the model's.
         pre: the pre-tokenizer that the file names.
         extra_layers: layers for multi-token prediction, which transformers has no class for.
@@ -66,6 +67,7 @@ class Case:
     pre: str = "qwen2"
     extra_layers: int = 0
     options: tuple[str, ...] = ()
+    rounding: float = 1e-3
     sharper: float = 0.0
     seed: int = 0
 
@@ -73,7 +75,15 @@ class Case:
     def makes(self) -> tuple[object, ...]:
         """What its files depend on."""
         told = (self.name, self.kind, self.sizes, self.saved, self.lost, self.architecture)
-        return (*told, self.pre, self.extra_layers, self.options, self.sharper, self.seed)
+        return (
+            *told,
+            self.pre,
+            self.extra_layers,
+            self.options,
+            self.rounding,
+            self.sharper,
+            self.seed,
+        )
 
     @property
     def sizes(self) -> Config:

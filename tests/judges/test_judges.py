@@ -29,7 +29,7 @@ def test_a_file_is_read_as_transformers_and_llama_cpp_read_it(judged: Judged) ->
     answered = ask_kvlite(judged.file, expected.ids)
     mine = answered.log_probabilities
     assert answered.tokens == expected.tokens
-    assert abs(mine - expected.log_probabilities).max() < 1e-3
+    assert abs(mine - expected.log_probabilities).max() < case.rounding
     if case.llama_cpp == "agrees":
         assert reply is not None, "llama.cpp does not load it"
         assert furthest(mine, reply) < case.tolerance

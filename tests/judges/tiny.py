@@ -67,7 +67,7 @@ def make(case: Case, folder: Path) -> None:
         model = random_model(case, seed)
         told = as_file_says(case, model)
         expected = answer(told, seed)
-        quality = (*expected.quality, expected.clear and _steady(told, expected))
+        quality = (*expected.quality, expected.clear and _steady(told, expected, case.rounding / 2))
         if best is None or quality > best[0]:
             best = quality, model, expected
         if quality[-1]:
@@ -179,7 +179,7 @@ def answer(model: PreTrainedModel, seed: int) -> Expected:
 
 
 @torch.inference_mode()
-def _steady(model: PreTrainedModel, expected: Expected) -> bool:
+def _steady(model: PreTrainedModel, expected: Expected, enough: float) -> bool:
     """Whether roundings choose no other experts, which would tell in all that follows."""
     kept = {name: weight.clone() for name, weight in model.named_parameters()}
     try:
@@ -188,7 +188,7 @@ def _steady(model: PreTrainedModel, expected: Expected) -> bool:
                 weight.mul_(1 + 5e-7 * torch.randn_like(weight))
             logits = model(torch.tensor([expected.ids]), use_cache=False).logits[0, -1]
             moved = logits.log_softmax(-1).numpy() - expected.log_probabilities
-            if abs(moved).max() > 5e-4:
+            if abs(moved).max() > enough:
                 return False
     finally:
         for name, weight in model.named_parameters():

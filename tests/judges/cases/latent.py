@@ -61,6 +61,8 @@ CASES: list[Case] = [
         pre="glm4",
         llama_cpp="differs",
         reason="llama.cpp knows GLM-4.7-Flash by its vocabulary, too, or takes softmax",
+        # In so many layers, roundings do choose other experts.
+        rounding=0.1,
         seed=1,
     ),
     Case(
