@@ -482,6 +482,22 @@ def smollm_reference(smollm: kvlite.Runner) -> Any:
 
 
 @pytest.fixture(scope="session")
+def smollm_folder(
+    smollm: kvlite.Runner, smollm_reference: Any, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    """The embedded model as a folder of safetensors."""
+    folder = tmp_path_factory.mktemp("models") / "smollm"
+    # transformers refuses to save what it believes is still quantized.
+    smollm_reference.hf_quantizer = None
+    if hasattr(smollm_reference.config, "quantization_config"):
+        del smollm_reference.config.quantization_config
+    smollm_reference.save_pretrained(folder)
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        shutil.copy(smollm.model_path / name, folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
 def prose(smollm: kvlite.Runner) -> list[int]:
     """Token ids of some 10,000 tokens of real prose."""
     ids: list[int] = smollm.tokenizer.encode(bundled_prose())

@@ -9,11 +9,9 @@ import pytest
 
 from kvlite.config.settings import EMBEDDED_MODEL
 from kvlite.errors import ModelError
-from kvlite.model import gguf
 from kvlite.model.local_models import LocalModel, models_here, remove_model
 from kvlite.model.ollama import ollama_file
-from kvlite.model.shape import read_shape
-from kvlite.model.source import _embedded_gguf, find_config, find_model
+from kvlite.model.source import _embedded_gguf, find_model
 
 
 @pytest.fixture
@@ -123,17 +121,3 @@ def test_models_are_removed_where_they_are_ours(home: Path, tiny_folder: Path) -
     remove_model(found["~/models/mine"])
     assert list(by_name()) == [EMBEDDED_MODEL, "ollama:smol:latest"]
     assert not os.listdir(home / "hub") and not os.listdir(home / "models")
-
-
-@pytest.mark.long
-def test_a_large_gguf_is_planned_without_converting_it(
-    home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    converted = read_shape(find_config(EMBEDDED_MODEL))
-    monkeypatch.setenv("KVLITE_CACHE", str(home / "cache"))
-    folder = find_config(str(_embedded_gguf()))
-    assert {file.name for file in folder.iterdir()} == {"config.json", "gguf.json"}
-    assert read_shape(folder) == converted
-    assert not (home / "cache" / "models").exists()
-    monkeypatch.setattr(gguf, "run_in_child", None)
-    assert find_config(str(_embedded_gguf())) == folder

@@ -146,7 +146,7 @@ def test_bytes_are_those_held(tiny: Tiny, name: str, tmp_path: Path) -> None:
 def test_bytes_of_the_embedded_model(smollm: kvlite.Runner, name: str) -> None:
     weights = weights_of(name)
     before = live()
-    module, _ = load_module(smollm.model_path, device=CPU, weights=weights)
+    module, _ = open_whole(smollm.model_path, device=CPU, weights=weights)
     held = storages(held_tensors(module))
     stated = sum(smollm.shape.weight_bytes(weights).values())
     assert stated == sum(held.values()) - sum(storages(module.buffers()).values())
@@ -215,11 +215,11 @@ def test_answers_as_transformers_does(
 
 @pytest.mark.long
 def test_the_embedded_model_answers_as_transformers_does_in_nf4(
-    smollm: kvlite.Runner, prose: list[int]
+    smollm_folder: Path, prose: list[int]
 ) -> None:
     """Multiplied in float32, as on processors without bfloat16."""
     runner = kvlite.load("smollm2-135m", weights="nf4", method="full")
-    reference = as_transformers_loads_it(smollm.model_path, "nf4")
+    reference = as_transformers_loads_it(smollm_folder, "nf4")
     for module in (runner.model.module, reference):
         for part in module.modules():
             part.support_avx512bf16_for_cpu = False
@@ -230,14 +230,14 @@ def test_the_embedded_model_answers_as_transformers_does_in_nf4(
 @pytest.mark.long
 @pytest.mark.parametrize("name", QUANTIZED)
 def test_logits_of_the_embedded_model_are_near_those_of_transformers(
-    smollm: kvlite.Runner, prose: list[int], name: str
+    smollm_folder: Path, prose: list[int], name: str
 ) -> None:
     """Not equal: 8-bit activations amplify what two attention functions round differently, and
     LLM.int8() keeps columns apart that hold an outlier in any row given together."""
     model = kvlite.load("smollm2-135m", weights=name).model
     ids = torch.tensor([prose[:300]])
     with torch.no_grad():
-        reference = as_transformers_loads_it(smollm.model_path, name)
+        reference = as_transformers_loads_it(smollm_folder, name)
         theirs = reference(ids, logits_to_keep=1).logits[:, -1].log_softmax(-1)
     for chunk in (300, 64):
         policies = layer_policies(parse_method("full"), model.shape, 300, 300)

@@ -76,12 +76,14 @@ def test_full_is_the_hf_backend(short: Path) -> None:
 
 
 @pytest.mark.long
-def test_full_is_the_hf_backend_on_a_trained_model(smollm: library.Runner) -> None:
+def test_full_is_the_hf_backend_on_a_trained_model(
+    smollm: library.Runner, smollm_folder: Path
+) -> None:
     runner = library.Runner(smollm.model, smollm.settings.replace({"method": "full"}))
     options: dict[str, Any] = {"apply_chat_template": True, "limit": 2}
     require_alike(
         samples(KvliteLM(runner), **options),
-        samples(of_transformers(smollm.model_path), **options),
+        samples(of_transformers(smollm_folder), **options),
     )
 
 

@@ -4,9 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from kvlite.config.settings import EMBEDDED_MODEL
 from kvlite.model.shape import read_shape
-from kvlite.model.source import find_model
 from tests.cli.conftest import Refused, Run
 
 
@@ -25,16 +23,18 @@ def test_what_makes_no_sense_is_refused_before_a_weight_is_read(
 
 
 @pytest.mark.long
-def test_the_embedded_model_answers_the_same_from_its_files(kvlite: Run, tmp_path: Path) -> None:
+def test_the_embedded_model_answers_the_same_from_its_files(
+    kvlite: Run, smollm_folder: Path, tmp_path: Path
+) -> None:
     text = tmp_path / "text.txt"
     text.write_text("The cat sat on the mat, and the dog lay by the door.")
-    flags = ("--method", "full", "--max-tokens", "6", "--json", "-q")
+    flags = ("--model", smollm_folder, "--method", "full", "--max-tokens", "6", "--json", "-q")
     whole, ours = (
         kvlite("ask", text, "Where did the cat sit?", *flags, "--stream", setting).json()
         for setting in ("off", "disk")
     )
     assert ours["answer"] == whole["answer"] and len(ours["answer"]) > 5
-    counts = read_shape(find_model(EMBEDDED_MODEL)).parameters
+    counts = read_shape(smollm_folder).parameters
     weights = 4 * (counts["attention"] + counts["mlp"] + counts["norms"] - 576)
     assert ours["streamed_bytes"] == ours["generated_tokens"] * weights
     assert "--stream disk brings 405.1 MiB of weights" in ours["notes"][0]

@@ -42,12 +42,10 @@ def test_the_machine_is_checked() -> None:
 
 
 @pytest.mark.long
-def test_a_model_in_one_file_is_converted_in_a_child_process(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_model_in_one_file_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KVLITE_CACHE", str(tmp_path / "cache"))
     write_gguf(tmp_path / "a.gguf")
     (tmp_path / "a.txt").write_text("abcd")
     done = run("ask", tmp_path / "a.txt", "cd", "--model", tmp_path / "a.gguf", "--max-tokens", 3)
     assert done.returncode == 0, done.stderr
-    assert [*(tmp_path / "cache").rglob("*.safetensors")]
+    assert [*(tmp_path / "cache").rglob("gguf.json")]
