@@ -41,6 +41,10 @@ class ModelError(KvliteError):
     """A model cannot be found, opened, or run by this engine."""
 
 
+class ChatTemplateError(ModelError):
+    """A model's chat template fails, or refuses what is said."""
+
+
 class SettingError(KvliteError):
     """A setting has an unknown name or a value out of its range."""
 

@@ -6,7 +6,8 @@ name, and Qwen's `<tool_call>` is not even flagged as special.
 """
 
 import re
-from collections.abc import Sequence
+from bisect import bisect_right
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -19,7 +20,8 @@ _HTML = re.compile(
 # Put before text that continues other text, so that no tokenizer adds the space of a beginning.
 _BEFORE = "\n"
 
-_Offsets = tuple[list[int], list[tuple[int, int]]]
+Span = tuple[int, int]
+_Offsets = tuple[list[int], list[Span]]
 
 
 @dataclass(frozen=True)
@@ -59,13 +61,13 @@ class Controls:
         return [token for token in ids if token in self._spelled]
 
     def outside(
-        self, text: str, spans: Sequence[tuple[int, int]], expected: Sequence[int]
+        self, text: str, spans: Sequence[Span], expected: Sequence[int]
     ) -> Encoded | None:
         """The tokens of a template's text with what was said in it.
 
         Args:
-            spans: where each thing said begins and ends; controls inside are encoded as the
-                characters that spell them.
+            spans: where each thing said begins and ends, ascending; controls that have a part of
+                one are encoded as the characters that spell them.
             expected: the controls of the template's own text.
 
         Returns:
@@ -76,11 +78,7 @@ class Controls:
             return None
         ids, offsets = self._encoded([text])[0]
         controls = [at for at, token in enumerate(ids) if token in self._spelled]
-        forged = {
-            at
-            for at in controls
-            if any(offsets[at][0] < end and offsets[at][1] > begin for begin, end in spans)
-        }
+        forged = self._touching(controls, offsets, spans)
         own = [at for at in controls if at not in forged]
         if [ids[at] for at in own] != [*expected]:
             return None
@@ -96,6 +94,32 @@ class Controls:
             made += [(first + begin, token) for begin, token in self._spell(text[first:last])]
         made += tokens[at:]
         return Encoded([token for _, token in made], [begin for begin, _ in made])
+
+    def plain(self, text: str, spans: Sequence[Span]) -> list[int] | None:
+        """The tokens of a text as the tokenizer has them; None if a control has a part of one of
+        the `spans`, or the tokenizer does not tell where its tokens come from."""
+        if not self._fast:
+            return None
+        ids, offsets = self._encoded([text])[0]
+        controls = [at for at, token in enumerate(ids) if token in self._spelled]
+        return None if self._touching(controls, offsets, spans) else ids
+
+    @property
+    def spelled(self) -> Collection[str]:
+        """How they are spelled."""
+        return self._spelled.values()
+
+    def _touching(
+        self, controls: Sequence[int], offsets: Sequence[Span], spans: Sequence[Span]
+    ) -> set[int]:
+        """Those of the tokens `controls` that have a part of a span, or one inside them."""
+        ends, found = [end for _, end in spans], set[int]()
+        for at in controls:
+            begin, end = offsets[at]
+            nearest = bisect_right(ends, begin)
+            if nearest < len(spans) and spans[nearest][0] < end:
+                found.add(at)
+        return found
 
     def alone(self, text: str) -> Encoded:
         """The tokens of a text, none of them a control."""

@@ -5,7 +5,9 @@ Files often name another token as the end, such as the one that ends a document.
 
 from typing import Any
 
+from kvlite.errors import ChatTemplateError
 from kvlite.model.control_tokens import Controls
+from kvlite.model.jinja_template import render, source_of
 
 # Words that no template contains, and that templates which look for reasoning or tools leave alone.
 _QUESTION, _ANSWER = "kvliteQuestionHere", "kvliteAnswerHere"
@@ -14,7 +16,7 @@ _QUESTION, _ANSWER = "kvliteQuestionHere", "kvliteAnswerHere"
 def end_of_turn(tokenizer: Any) -> int | None:
     """The control token that follows an answer in the chat template; None if the template has
     none, fails, or there is no template."""
-    if getattr(tokenizer, "chat_template", None) is None:
+    if source_of(tokenizer) is None:
         return None
     asked = {"role": "user", "content": _QUESTION}
     told = [asked, {"role": "assistant", "content": _ANSWER}]
@@ -22,11 +24,11 @@ def end_of_turn(tokenizer: Any) -> int | None:
         controls = Controls(tokenizer)
         # Some templates end a turn by beginning the next one, and say more of the last one.
         for messages in (told, [*told, asked]):
-            shown = tokenizer.apply_chat_template(messages, tokenize=False)
+            shown = render(tokenizer, messages, add_generation_prompt=False)
             _, answer, after = shown.rpartition(_ANSWER)
             after = after.partition(_QUESTION)[0] if answer else ""
             if found := controls.among(tokenizer.encode(after, add_special_tokens=False)):
                 return found[0]
-    except Exception:  # a stranger's template fails in any way
+    except ChatTemplateError:
         return None
     return None
