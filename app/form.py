@@ -21,7 +21,9 @@ FOLDED: dict[str, tuple[str, ...]] = {
         *("method", "budget", "kv_bits", "recall", "recall_bits", "recall_limit"),
         *("recall_entries", "checkpoint_limit", "beyond_context", "scores", "never_lossy"),
     ),
-    "Model and device": ("weights", "device", "stream", "draft", "chunk", "ocr", "measure"),
+    "Model and device": (
+        *("weights", "device", "stream", "draft", "chat_template", "chunk", "ocr", "measure"),
+    ),
     "Answer": (
         *("top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty"),
         *("frequency_penalty", "logit_bias", "seed", "speculate", "stop", "schema"),

@@ -61,6 +61,10 @@ WORDS: dict[str, tuple[str, str]] = {
         "a smaller one with the same tokens: what it guesses right comes sooner, and the answer "
         "stays the same",
     ),
+    "chat_template": (
+        "Chat template",
+        "a file in Jinja, for a model whose own is missing or faulty",
+    ),
     "stream": (
         "Offload weights",
         "to ram or disk, so that a model larger than the GPU runs, slower; auto does so only if "

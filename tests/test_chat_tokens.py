@@ -1,7 +1,5 @@
 """Whole conversations, as programs send them, in every family's chat template."""
 
-from typing import Any
-
 import pytest
 
 from kvlite.errors import SettingError
@@ -37,22 +35,10 @@ def test_no_message_forges_another(family: str) -> None:
     for number in range(4):
         told = ["a", "b", "c", "d"]
         told[number] = forged
-        try:
-            ids = chat_tokens(made(family), chat(*told))
-        except SettingError as error:  # a template that drops a part of an answer
-            assert "say it without them" in str(error)
-            assert (family, number) == ("qwen3", 2)
-        else:
-            assert controls_in(family, ids) == harmless
+        ids = chat_tokens(made(family), chat(*told))
+        assert controls_in(family, ids) == harmless
 
 
-@pytest.mark.parametrize(
-    ("tokenizer", "told"),
-    [
-        (IntegerTokenizer(), chat("", "hello")),
-        (made("gemma2"), [{"role": "system", "content": "first"}]),
-    ],
-)
-def test_what_no_template_takes_is_refused(tokenizer: Any, told: list[dict[str, str]]) -> None:
+def test_without_a_template_messages_are_refused() -> None:
     with pytest.raises(SettingError, match="chat template"):
-        chat_tokens(tokenizer, told)
+        chat_tokens(IntegerTokenizer(), chat("", "hello"))

@@ -13,7 +13,6 @@ from tokenizers import AddedToken, normalizers
 import kvlite
 from kvlite.conversation.passages import message_passages
 from kvlite.documents import Document
-from kvlite.errors import SettingError
 from kvlite.model.chat_template import (
     certain,
     goes_on,
@@ -238,13 +237,14 @@ def test_a_text_swallows_no_control_of_the_template() -> None:
     assert len(said_parts(tokenizer, "word x", opening=True, first=True)) == 3
 
 
-def test_a_template_that_changes_what_it_is_told_is_not_believed() -> None:
+def test_a_template_that_changes_what_it_is_told_makes_no_control_of_it() -> None:
     tokenizer = FAMILIES["qwen2"].tokenizer()
     tokenizer.chat_template = "{% for m in messages %}{{ m['content'] | lower }}{% endfor %}"
     shown = said_tokens(tokenizer, "WORDS", opening=True, first=True)
     assert tokenizer.decode(shown) == "words"
-    with pytest.raises(SettingError, match="control tokens would come out of this text"):
-        said_tokens(tokenizer, "a <|IM_END|>", opening=True, first=True)
+    ids = said_tokens(tokenizer, "a <|IM_END|>", opening=True, first=True)
+    assert tokenizer.decode(ids) == "a <|im_end|>"
+    assert tokenizer.convert_tokens_to_ids("<|im_end|>") not in ids
 
 
 class Slow:

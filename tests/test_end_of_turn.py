@@ -52,7 +52,7 @@ def test_a_template_that_fails_is_a_sentence(template: str) -> None:
     assert end_of_turn(tokenizer) is None
     told = [{"role": "user", "content": "hello"}]
     for opening in (True, False):
-        with pytest.raises(ModelError, match="chat template cannot be used") as error:
+        with pytest.raises(ModelError, match=r"chat template (cannot be used|refuses)") as error:
             said_tokens(tokenizer, "hello", opening=opening, first=opening, system="be brief")
         assert "\n" not in str(error.value)
     with pytest.raises(KvliteError, match="chat template"):

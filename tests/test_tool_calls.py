@@ -194,7 +194,8 @@ def test_tools_are_written_by_the_template_and_forge_nothing(tokenizer: Any) -> 
     )
     assert ids.count(tokenizer.convert_tokens_to_ids("<|im_end|>")) == 3
     call["function"] = {"name": "weather", "arguments": {"place": "<|im_end|>"}}
-    with pytest.raises(SettingError, match="control token"):
-        chat_tokens(tokenizer, messages)
-    with pytest.raises(SettingError, match="control token"):
-        chat_tokens(tokenizer, messages[:1], [Tool("a", "<|im_start|>").plain()])
+    ids = chat_tokens(tokenizer, messages)
+    assert ids.count(tokenizer.convert_tokens_to_ids("<|im_end|>")) == 3
+    assert '{"place": "<|im_end|>"}' in tokenizer.decode(ids)
+    ids = chat_tokens(tokenizer, messages[:1], [Tool("a", "<|im_start|>").plain()])
+    assert ids.count(tokenizer.convert_tokens_to_ids("<|im_start|>")) == 1

@@ -18,7 +18,7 @@ EMBEDDED_MODEL = "smollm2-135m"
 # The largest whole number a setting may be.
 LARGEST = 2**63 - 1
 # Settings that only take effect when a model is loaded.
-LOADING = ("model", "draft", "device", "weights", "vram", "stream")
+LOADING = ("model", "draft", "chat_template", "device", "weights", "vram", "stream")
 
 
 def _option(
@@ -123,6 +123,9 @@ class Settings:
         "",
         "speculative decoding: a smaller model with the same tokenizer, named as --model, whose "
         "tokens are checked together with the next one; the same answers, sooner",
+    )
+    chat_template: str = _option(
+        "", "a file with a chat template in Jinja, in place of the model's own"
     )
     vram: str = _option(
         "auto",

@@ -18,7 +18,8 @@ from kvlite.methods.engine_config import EngineConfig, require_meanings
 from kvlite.methods.layer_policy import layer_policies
 from kvlite.model.architectures import UNTESTED, architecture
 from kvlite.model.devices import choose_devices
-from kvlite.model.load import LoadedModel, load_model
+from kvlite.model.jinja_template import read_template
+from kvlite.model.load import LoadedModel, load_model, use_chat_template
 from kvlite.model.source import find_model, find_tokenizer
 from kvlite.model.weights import PLAIN, choose_weights
 from kvlite.offload.weights.experts import LEAST
@@ -155,6 +156,7 @@ class Prepared:
             tokenizer=forecaster.tokenizer,
             cancel=cancel,
         )
+        use_chat_template(model, read_template(settings.chat_template))
         if self.draft is not None:
             model.draft = load_model(
                 self.draft,

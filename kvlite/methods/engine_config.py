@@ -20,6 +20,7 @@ from kvlite.methods.budget import Budget, method_and_budget, parse_budget
 from kvlite.methods.layer_policy import require_growing, require_in_sight
 from kvlite.model.devices import require_device
 from kvlite.model.grammar import require_grammar
+from kvlite.model.jinja_template import read_template
 
 
 @dataclass(frozen=True)
@@ -140,4 +141,5 @@ _READERS: Mapping[str, Callable[[Any], object]] = {
     "logit_bias": parse_logit_bias,
     "device": require_device,
     "ocr": require_ocr,
+    "chat_template": read_template,
 }

@@ -8,10 +8,11 @@ from threading import Event
 from typing import Any
 
 from kvlite.documents import Document, whole_characters
-from kvlite.errors import SettingError
+from kvlite.errors import ChatTemplateError, SettingError
 from kvlite.model.control_tokens import Controls
 from kvlite.model.input_marks import Rendering
 from kvlite.model.shown import shown_by_template
+from kvlite.model.template_messages import text_of
 from kvlite.model.text_limit import tokenized
 
 # A placeholder for what was answered; no chat template contains this word.
@@ -111,6 +112,8 @@ def chat_tokens(
     messages: Sequence[Mapping[str, Any]],
     tools: Sequence[Mapping[str, Any]] = (),
     variables: Mapping[str, Any] | None = None,
+    *,
+    continues: bool = False,
 ) -> list[int]:
     """The tokens of a whole conversation up to where the next answer begins. Control tokens spelled
     out in what is said are encoded as characters, wherever the template puts it.
@@ -119,6 +122,7 @@ def chat_tokens(
         messages: each a `role` and a `content`; also `tool_calls`, and whose result it is.
         tools: that the model may call, as OpenAI's API has them.
         variables: of the template, such as `enable_thinking`.
+        continues: the last message is the beginning of the next answer.
 
     Raises:
         SettingError: the tokenizer has no chat template.
@@ -129,7 +133,17 @@ def chat_tokens(
             "this model has no chat template, so that it takes no messages: send one text "
             "(/v1/completions), or use an instruction-tuned model"
         )
-    shown = shown_by_template(tokenizer, messages, tools, variables)
+    begun = text_of(messages[-1].get("content")) if continues else ""
+    if continues and not begun.strip():
+        continues, messages = False, messages[:-1]
+    shown = shown_by_template(tokenizer, messages, tools, variables, answers=not continues)
+    if continues:
+        cut = [each.until(whole_characters(begun)) for each in shown]
+        if cut[0] is None or cut[1] is None:
+            raise ChatTemplateError(
+                "this model's chat template changes the answer that is to go on: leave it out"
+            )
+        shown = cut[0], cut[1]
     return [token for part in _parts(tokenizer, *shown) for token in part.ids]
 
 
@@ -177,7 +191,11 @@ def _parts(tokenizer: Any, plain: Rendering, bounded: Rendering) -> list[Part]:
     if plain.text != bounded.text:
         # The template looks at the ends of what was said. That may be so if it makes no control.
         found = [
-            [token for piece in _pieces(each)[::2] for token in controls.among(_ids(tokenizer, piece))]
+            [
+                token
+                for piece in _pieces(each)[::2]
+                for token in controls.among(_ids(tokenizer, piece))
+            ]
             for each in (plain, bounded)
         ]
         if found[0] == found[1]:

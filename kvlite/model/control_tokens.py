@@ -60,9 +60,7 @@ class Controls:
         """The control tokens among `ids`, in order."""
         return [token for token in ids if token in self._spelled]
 
-    def outside(
-        self, text: str, spans: Sequence[Span], expected: Sequence[int]
-    ) -> Encoded | None:
+    def outside(self, text: str, spans: Sequence[Span], expected: Sequence[int]) -> Encoded | None:
         """The tokens of a template's text with what was said in it.
 
         Args:

@@ -16,13 +16,18 @@ _FIXED = frozenset({"role", "type", "format", "id", "tool_call_id"})  # template
 _NAMED = frozenset({"properties", "$defs", "definitions", "patternProperties"})
 _DATA = frozenset({"arguments", "default", "enum", "const", "examples"})
 _WORDS = frozenset(
-    "role content name type id tool_calls tool_call_id function arguments parameters description "
-    "strict reasoning_content reasoning thinking return properties required items enum const title "
-    "default examples format pattern nullable anyOf oneOf allOf not if then else $ref $defs $schema "
-    "definitions patternProperties additionalProperties propertyNames minimum maximum "
-    "exclusiveMinimum exclusiveMaximum multipleOf minLength maxLength minItems maxItems uniqueItems "
-    "prefixItems contains minProperties maxProperties deprecated readOnly writeOnly $id".split()
-)
+    {
+        "role", "content", "name", "type", "id", "tool_calls", "tool_call_id", "function",
+        "arguments", "parameters", "description", "strict", "reasoning_content", "reasoning",
+        "thinking", "return", "properties", "required", "items", "enum", "const", "title",
+        "default", "examples", "format", "pattern", "nullable", "anyOf", "oneOf", "allOf", "not",
+        "if", "then", "else", "$ref", "$defs", "$schema", "definitions", "patternProperties",
+        "additionalProperties", "propertyNames", "minimum", "maximum", "exclusiveMinimum",
+        "exclusiveMaximum", "multipleOf", "minLength", "maxLength", "minItems", "maxItems",
+        "uniqueItems", "prefixItems", "contains", "minProperties", "maxProperties", "deprecated",
+        "readOnly", "writeOnly", "$id",
+    }
+)  # fmt: skip
 Change = Callable[[str], str]
 
 
@@ -39,6 +44,15 @@ class Rendering:
     text: str
     spans: list[tuple[int, int]]
     shown: frozenset[str] = frozenset()
+
+    def until(self, text: str) -> "Rendering | None":
+        """All up to the end of a text, where it stands last; None if it isn't there."""
+        if (end := self.text.rfind(text.strip()) + len(text.strip())) < len(text.strip()):
+            return None
+        tail = text[len(text.rstrip()) :]
+        end += len(tail) if self.text.startswith(tail, end) else 0
+        spans = [(begin, min(last, end)) for begin, last in self.spans if begin < end]
+        return Rendering(self.text[:end], spans, self.shown)
 
     def after(self, text: str) -> "Rendering":
         """What follows a text; nothing if it isn't there."""
@@ -145,7 +159,9 @@ def _joined(spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
     return made
 
 
-def _changed(value: Any, said: Change, named: Change, kind: str = "words", free: bool = True) -> Any:
+def _changed(
+    value: Any, said: Change, named: Change, kind: str = "words", free: bool = True
+) -> Any:
     """A copy of a value with its texts changed.
 
     Args:

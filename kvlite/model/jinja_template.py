@@ -5,6 +5,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 from jinja2 import Template, TemplateError, nodes
@@ -14,7 +15,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import SandboxedEnvironment
 from jinja2.utils import Namespace
 
-from kvlite.errors import ChatTemplateError, reason
+from kvlite.errors import ChatTemplateError, SettingError, reason
 
 # What a template is given besides the variables of a request.
 GIVEN = ("messages", "tools", "documents", "functions", "datetime", "add_generation_prompt")
@@ -27,7 +28,7 @@ class _Refused(TemplateError):
 class _Generation(Extension):
     """`{% generation %}`, around answers, means nothing here."""
 
-    tags = {"generation"}
+    tags = {"generation"}  # noqa: RUF012
 
     def parse(self, parser: Parser) -> nodes.Node:
         """What is between the tags."""
@@ -70,6 +71,22 @@ def source_of(tokenizer: Any, tools: bool = False) -> str | None:
         return template
     named = (template.get(name) for name in (("tool_use", "default") if tools else ("default",)))
     return next((each for each in named if each is not None), None)
+
+
+def read_template(path: str) -> str:
+    """The template in a file, "" for no file. Raises SettingError if there is none."""
+    if not path:
+        return ""
+    try:
+        source = Path(path).expanduser().read_text("utf-8-sig")
+        _compiled(source)
+    except (OSError, ValueError) as error:
+        raise SettingError(f"--chat-template {path} cannot be read ({reason(error)})") from None
+    except TemplateError as error:
+        raise SettingError(
+            f"--chat-template {path} is no Jinja template ({reason(error)})"
+        ) from None
+    return source
 
 
 def render(

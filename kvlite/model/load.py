@@ -391,6 +391,13 @@ def require_whole(found: dict[str, Any], name: str, *, exactly: bool = False) ->
             )
 
 
+def use_chat_template(model: LoadedModel, source: str) -> None:
+    """Speak in another chat template, which may end answers with another token."""
+    if source:
+        model.tokenizer.chat_template = source
+        model.stop_ids |= _stop_ids(model.module, model.tokenizer)
+
+
 def _stop_ids(module: Any, tokenizer: Any) -> frozenset[int]:
     ids: set[int] = set()
     for source in (module.generation_config.eos_token_id, tokenizer.eos_token_id):

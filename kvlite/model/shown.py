@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from kvlite.documents import whole_characters
@@ -20,10 +21,15 @@ def shown_by_template(
     messages: Sequence[Mapping[str, Any]],
     tools: Sequence[Mapping[str, Any]] = (),
     variables: Mapping[str, Any] | None = None,
+    *,
+    answers: bool = True,
 ) -> Pair:
     """A conversation rendered with marks inside the control tokens of what is said, and with marks
     around all that is said. What the template refuses or leaves out is brought into another form,
     which the log says.
+
+    Args:
+        answers: end with what begins an answer.
 
     Raises:
         ChatTemplateError: the template refuses every form, or fails.
@@ -37,9 +43,10 @@ def shown_by_template(
 
     def shown(form: Messages, tools: Messages) -> Pair:
         inside = marks.inside(given)
-        first = render(tokenizer, marks.inside(form), marks.inside(tools), inside)
+        write = partial(render, tokenizer, variables=inside, add_generation_prompt=answers)
+        first = write(marks.inside(form), marks.inside(tools))
         try:
-            second = render(tokenizer, marks.around(form), marks.around(tools), inside)
+            second = write(marks.around(form), marks.around(tools))
         except ChatTemplateError:  # it looks at the ends of what is said
             second = first
         return marks.found(first), marks.found(second)

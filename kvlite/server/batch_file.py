@@ -38,9 +38,10 @@ def tasks_of_requests(rows: Iterable[Named], usual: Settings) -> list[Task]:
 def _task(name: str, body: Any, usual: Settings) -> Task:
     chat = parsed(Chat, body if isinstance(body, dict) else {})
     chat.require_here()
-    if chat.choices > 1 or chat.logprobs or chat.tools:
+    if chat.choices > 1 or chat.logprobs or chat.tools or chat.chat_template_kwargs:
         raise Refusal(
-            "n, logprobs and tools are not supported in a batch: ask kvlite serve for them"
+            "n, logprobs, tools and chat_template_kwargs are not supported in a batch: ask kvlite "
+            "serve for them"
         )
     settings = chat.settings(usual)
     if others := [each for each in settings if each not in ANSWER]:

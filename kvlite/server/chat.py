@@ -46,7 +46,9 @@ async def asked(
     told, lent = await asyncio.to_thread(
         with_documents, messages, request.documents, model.state.files
     )
-    ids = await message_ids(model, told, shown)
+    ids = await message_ids(
+        model, told, shown, request.chat_template_kwargs, continues=request.continues
+    )
     return Ask(ids, settings, request.choices, top, lent=lent), use
 
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from difflib import get_close_matches
 from itertools import islice
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
 from pydantic import BaseModel, Field, ValidationError
 
@@ -141,6 +141,9 @@ class Chat(Sampled):
     tool_choice: Any = None
     parallel_tool_calls: bool | None = None
     functions: list[Any] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    continue_final_message: bool | None = None
+    add_generation_prompt: bool | None = None
     modalities: list[Any] | None = None
 
     def require_here(self) -> None:
@@ -149,6 +152,19 @@ class Chat(Sampled):
             raise Refusal("functions is not supported: send tools", param="functions")
         if any(each != "text" for each in self.modalities or ()):
             raise Refusal("modalities: this server answers with text alone", param="modalities")
+        if self.continue_final_message and self.add_generation_prompt:
+            said = "continue_final_message goes on with an answer, add_generation_prompt begins one"
+            raise Refusal(f"{said}: leave one out", param="continue_final_message")
+        if self.continue_final_message and not self.continues:
+            said = "continue_final_message: the last message is no answer that could go on"
+            raise Refusal(said, param="continue_final_message")
+
+    @property
+    def continues(self) -> bool:
+        """Whether the last message is the beginning of the answer."""
+        last = self.messages[-1] if self.messages else None
+        begun = last is not None and last.role == "assistant" and not last.tool_calls
+        return begun and self.continue_final_message is not False
 
 
 # What responses have in the place of fields of chats.
@@ -179,8 +195,10 @@ class ResponseRequest(Sampled):
     tools: list[Any] | None = None
     tool_choice: Any = None
     parallel_tool_calls: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
     text: TextForm | None = None
     metadata: dict[str, Any] | None = None
+    continues: ClassVar[bool] = False
 
     @property
     def length_field(self) -> str:
@@ -249,6 +267,7 @@ class Tokenizing(Named):
     prompt: str | None = None
     content: str | None = None
     messages: list[Message] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
     add_special_tokens: bool | None = None
     add_special: bool | None = None
 

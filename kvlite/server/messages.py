@@ -1,6 +1,5 @@
 """Messages of requests, as chat templates take them."""
 
-import json
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -49,26 +48,18 @@ class Called(Fields):
     """The function that a call named."""
 
     name: str
-    arguments: str
-
-    def plain(self) -> dict[str, Any]:
-        """As templates are told it: arguments that are JSON as what they say."""
-        try:
-            arguments = json.loads(self.arguments or "{}")
-        except (ValueError, RecursionError):
-            arguments = self.arguments
-        return {"name": self.name, "arguments": arguments}
+    arguments: str | dict[str, Any] | None = None
 
 
 class ToolCall(Fields):
     """A call that an earlier answer made."""
 
-    id: str = ""
+    id: str | None = None
     function: Called
 
     def plain(self) -> dict[str, Any]:
-        """As templates are told it."""
-        return {"id": self.id, "type": "function", "function": self.function.plain()}
+        """As OpenAI has it."""
+        return {"id": self.id or "", "type": "function", "function": self.function.model_dump()}
 
 
 Content = str | list[TextPart] | None
@@ -85,7 +76,7 @@ def text_of(content: Content, where: str, param: str) -> str:
                 "by the file_id of an upload"
             )
             raise Refusal(said, param=param, code="unsupported_content")
-    return "".join(part.text or "" for part in content)
+    return "\n".join(part.text for part in content if part.text)
 
 
 Role = Literal["system", "developer", "user", "assistant", "tool", "function"]
@@ -96,7 +87,7 @@ class Message(Fields):
 
     role: Role
     content: Content = None
-    tool_calls: list[ToolCall] | None = None
+    tool_calls: list[ToolCall | None] | None = None
     tool_call_id: str | None = None
     name: str | None = None
 
@@ -107,7 +98,7 @@ class Message(Fields):
         if self.role == "function":
             said = f"{where} is of a function: send it as role tool, with tool_call_id"
             raise Refusal(said, param=within)
-        if self.content is None and self.role != "assistant":
+        if self.content is None and self.role not in ("assistant", "tool"):
             said = f'{where} has no content: send its text ("" for none)'
             raise Refusal(said, param=within)
         role = "system" if self.role == "developer" else self.role
@@ -115,8 +106,8 @@ class Message(Fields):
         if isinstance(self.content, list):
             found = (each.document for each in self.content)
             made |= {"documents": named} if (named := [*filter(None, found)]) else {}
-        if self.tool_calls:
-            made["tool_calls"] = [each.plain() for each in self.tool_calls]
+        if calls := [each.plain() for each in self.tool_calls or () if each is not None]:
+            made["tool_calls"] = calls
         if role == "tool":
             made |= {"tool_call_id": self.tool_call_id or "", "name": self.name or ""}
         return made

@@ -139,7 +139,7 @@ class Models:
 
     def _of(self, found: LocalModel) -> ServedModel:
         if found.name not in self._served:
-            settings = self.first.settings.replace({"model": found.name})
+            settings = self.first.settings.replace({"model": found.name, "chat_template": ""})
             served = ServedModel([found.name], settings, self.state, found.max_context)
             self._served[found.name] = served
         return self._served[found.name]

@@ -9,6 +9,7 @@ from starlette.responses import JSONResponse
 
 from kvlite.config.settings import OPTIONS, flag_of
 from kvlite.errors import (
+    ChatTemplateError,
     ContextError,
     DocumentError,
     KvliteError,
@@ -21,6 +22,7 @@ from kvlite.server.config import OWN
 _KINDS = {401: "authentication_error", 403: "permission_error", 404: "not_found_error"}
 # Errors of kvlite: status, field and code.
 _STATUS: dict[type[KvliteError], tuple[int, str | None, str | None]] = {
+    ChatTemplateError: (400, None, None),
     ContextError: (400, None, "context_length_exceeded"),
     DocumentError: (400, "file", None),
     OutOfMemory: (503, None, "out_of_memory"),
@@ -137,7 +139,7 @@ def refusal_of(error: Exception, path: str = "") -> Refusal:
         return error
     if isinstance(error, KvliteError):
         status, param, code = _STATUS.get(type(error), (500, None, None))
-        if isinstance(error, ContextError):
+        if isinstance(error, ContextError | ChatTemplateError):
             param = _TEXTS.get(path, "messages")
         elif isinstance(error, SettingError) and (flag := _FLAG.search(str(error))):
             param = _FIELDS.get(flag[0], "").partition(".")[0] or None

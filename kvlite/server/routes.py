@@ -123,11 +123,12 @@ class Api:
             if fields.messages is not None:
                 messages = plain_messages(fields.messages)
                 text = "".join(each["content"] for each in messages)
-                encode = partial(chat_tokens, runner.tokenizer, messages)
+                given = fields.chat_template_kwargs
+                encode = partial(chat_tokens, runner.tokenizer, messages, variables=given)
             else:
                 text = (fields.content if fields.prompt is None else fields.prompt) or ""
-                given = (fields.add_special_tokens, fields.add_special)
-                special = next((each for each in given if each is not None), True)
+                flags = (fields.add_special_tokens, fields.add_special)
+                special = next((each for each in flags if each is not None), True)
                 encode = partial(runner.tokenizer.encode, text, add_special_tokens=special)
             model.require_short(len(text))
             ids = await asyncio.to_thread(encode)

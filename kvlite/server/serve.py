@@ -105,8 +105,9 @@ def serve(settings: Settings, config: ServerConfig, *, tell: Callable[[str], Non
 
 
 def _log_to_stderr() -> None:
-    log = logging.getLogger("kvlite.server")
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%H:%M:%S"))
-    log.handlers, log.propagate = [handler], False
-    log.setLevel(logging.INFO)
+    for name in ("kvlite.server", "kvlite.templates"):
+        log = logging.getLogger(name)
+        log.handlers, log.propagate = [handler], False
+        log.setLevel(logging.INFO)

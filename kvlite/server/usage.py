@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from functools import partial
@@ -16,7 +16,7 @@ from kvlite.server.chances import Chances
 from kvlite.server.messages import Plain
 from kvlite.server.refusals import Refusal, in_fields
 from kvlite.server.served_model import Ask, ServedModel, Token
-from kvlite.server.tools import Reader, ToolUse, call_id, reader_of, require_form
+from kvlite.server.tools import Reader, ToolUse, call_id, reader_of
 
 
 @dataclass
@@ -170,16 +170,19 @@ async def prompt_ids(model: ServedModel, encode: Callable[[], list[int]], text: 
 
 
 async def message_ids(
-    model: ServedModel, messages: Sequence[Plain], tools: Sequence[dict[str, Any]] = ()
+    model: ServedModel,
+    messages: Sequence[Plain],
+    tools: Sequence[dict[str, Any]] = (),
+    variables: Mapping[str, Any] | None = None,
+    *,
+    continues: bool = False,
 ) -> list[int]:
     """The tokens of a chat, after the server's system prompt if the chat has none. Args and errors
     are those of `prompt_ids` and `chat_tokens`."""
     runner = model.ready()
     system = runner.settings.system
-    if any(each["role"] == "tool" or "tool_calls" in each for each in messages):
-        require_form(runner.tokenizer)
     if system and messages[0]["role"] != "system":
         messages = [{"role": "system", "content": system}, *messages]
-    encode = partial(chat_tokens, runner.tokenizer, messages, tools)
+    encode = partial(chat_tokens, runner.tokenizer, messages, tools, variables, continues=continues)
     texts = [each["content"] for each in messages] + [json.dumps(each) for each in tools]
     return await prompt_ids(model, encode, "\n".join(texts))

@@ -126,7 +126,6 @@ def test_tools_that_cannot_be_used_are_refused(tooled: Server) -> None:
             "auto",
             'Unimplemented keys: ["not"]',
         ),
-        ([{"type": "function", "function": {"name": "<|im_end|>"}}], None, "control token"),
     ):
         body = {"messages": said("Hi"), "tools": tools, "tool_choice": choice}
         error = require_error(tooled.http.post("/v1/chat/completions", json=body), 400, words)

@@ -1,0 +1,133 @@
+"""Chat templates over HTTP: histories with control tokens in them, variables, answers that were
+begun, and templates that refuse or fail."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvlite.config.settings import Settings
+from kvlite.server.config import ServerConfig
+from tests.server.conftest import Server, serving
+from tests.server.test_refusing import require_error
+
+CHAT = "/v1/chat/completions"
+# Asks for content's truth, prints calls, and fails or refuses where it is told.
+TEMPLATE = (
+    "{% if style %}<|im_start|>system\nSpeak {{ style }}.<|im_end|>\n{% endif %}"
+    "{% for m in messages %}{% if m.content == 'No!' %}{{ raise_exception('I take no No.') }}"
+    "{% elif m.content == 'Fail' %}{{ nothing.at_all }}{% endif %}<|im_start|>{{ m.role }}\n"
+    "{% if m.content %}{{ m.content }}{% elif m.tool_calls %}{% for c in m.tool_calls %}<tool_call>"
+    "\n{{ c.function | tojson }}\n</tool_call>{% endfor %}{% endif %}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+TOOL = {"type": "function", "function": {"name": "read_file"}}
+USER = {"role": "user", "content": "What does the file say?"}
+TOKEN = "Each turn ends with <|im_end|> there, a call begins with <tool_call>."
+
+
+@pytest.fixture(scope="module")
+def server(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    folder = tmp_path_factory.mktemp("templates")
+    (folder / "own.jinja").write_text(TEMPLATE)
+    settings = Settings(
+        model=str(tiny_folder), max_new_tokens=2, chat_template=str(folder / "own.jinja")
+    )
+    with serving(settings, ServerConfig(folder=folder)) as found:
+        yield found
+
+
+def call(arguments: Any = '{"path": "a.txt"}', **fields: Any) -> dict[str, Any]:
+    made = {"id": "c1", "type": "function", "function": {"name": "read_file"}}
+    made["function"] = {"name": "read_file", "arguments": arguments}
+    return {"role": "assistant", "tool_calls": [made], **fields}
+
+
+def result(content: Any) -> dict[str, Any]:
+    return {"role": "tool", "tool_call_id": "c1", "content": content}
+
+
+def shown(server: Server, messages: list[Any], **fields: Any) -> str:
+    """What the model is told."""
+    made = server.http.post("/tokenize", json={"messages": messages, **fields})
+    assert made.status_code == 200, made.text
+    told = server.http.post("/detokenize", json={"tokens": made.json()["tokens"]}).json()
+    return str(told.get("prompt", told.get("content")))
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        [{"role": "user", "content": TOKEN}],
+        [USER, call(content=None), result("hello")],
+        [USER, call(content=None), result(TOKEN)],
+        [USER, call(content=""), result(TOKEN)],
+        [USER, call(content="Let me look."), result(TOKEN)],
+        [{"role": "user", "content": TOKEN}, call(content=None), result("hello")],
+        [USER, {"role": "assistant", "content": ""}, {"role": "user", "content": TOKEN}],
+        [USER, call('{"path": "<|im_end|>"}', content=None), result(TOKEN)],
+        [USER, call({"path": "a.txt"}, content=None), result("an object")],
+        [USER, call("not JSON <|im_end|>"), result(None)],
+        [USER, {**call(), "id": None, "tool_calls": [*call()["tool_calls"], None]}, result("x")],
+        [USER, {"role": "assistant", "content": "Yes.", "tool_calls": None}, USER],
+    ],
+)
+def test_histories_are_answered_whatever_is_in_them(server: Server, messages: list[Any]) -> None:
+    for tools in ({}, {"tools": [TOOL]}):
+        made = server.http.post(CHAT, json={"messages": messages, **tools})
+        assert made.status_code == 200, made.text
+    ids = server.http.post("/tokenize", json={"messages": messages}).json()["tokens"]
+    end = server.model.ready().tokenizer.convert_tokens_to_ids("<|im_end|>")
+    # This template shows no calls beside text, so that they get a message of their own.
+    apart = sum(bool(each.get("content") and each.get("tool_calls")) for each in messages)
+    assert ids.count(end) == len(messages) + apart
+
+
+def test_parts_are_lines(server: Server) -> None:
+    parts = [{"type": "text", "text": "First line"}, {"type": "text", "text": "Second line"}]
+    assert "user\nFirst line\nSecond line<|im_end|>" in shown(
+        server, [{"role": "user", "content": parts}]
+    )
+
+
+def test_variables_reach_the_template_as_characters(server: Server) -> None:
+    given = {"chat_template_kwargs": {"style": "<|im_end|>loud", "messages": []}}
+    text = shown(server, [USER], **given)
+    assert text.startswith("<|im_start|>system\nSpeak <|im_end|>loud.<|im_end|>\n")
+    counts = [
+        server.http.post(CHAT, json={"messages": [USER], **each}).json()["usage"]["prompt_tokens"]
+        for each in ({}, given)
+    ]
+    assert counts[1] > counts[0]
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("No!", "this model's chat template refuses these messages: I take no No."),
+        ("Fail", "chat template cannot be used (UndefinedError: 'nothing' is undefined)"),
+    ],
+)
+def test_what_a_template_raises_is_the_requests_fault(
+    server: Server, content: str, words: str
+) -> None:
+    messages = [{"role": "user", "content": content}]
+    error = require_error(server.http.post(CHAT, json={"messages": messages}), 400, words)
+    assert error["param"] == "messages"
+    require_error(server.http.post("/v1/responses", json={"input": content}), 400, words)
+
+
+def test_an_answer_that_was_begun_goes_on(server: Server) -> None:
+    begun = [USER, {"role": "assistant", "content": "Sure: red, <|im_end|> and "}]
+    body = {"messages": begun, "max_tokens": 1, "temperature": 0}
+    told = [
+        server.http.post(CHAT, json={**body, **each}).json()["usage"]["prompt_tokens"]
+        for each in ({}, {"continue_final_message": True, "add_generation_prompt": False})
+    ]
+    anew = server.http.post(CHAT, json={**body, "continue_final_message": False}).json()
+    assert told[0] == told[1] < anew["usage"]["prompt_tokens"]
+    both = {**body, "continue_final_message": True, "add_generation_prompt": True}
+    require_error(server.http.post(CHAT, json=both), 400, "leave one out")
+    asked = {**body, "messages": [USER], "continue_final_message": True}
+    require_error(server.http.post(CHAT, json=asked), 400, "no answer that could go on")
