@@ -26,10 +26,10 @@ def test_a_response_is_the_answer_of_a_chat(server: Server) -> None:
     assert made.usage is not None and made.usage.output_tokens == 8
     # Open Responses asks for these, with or without a value.
     assert {"safety_identifier", "prompt_cache_key"} <= made.model_fields_set
-    parts: Any = [{"type": "input_text", "text": "What is "}, {"type": "input_text", "text": "it?"}]
+    parts: Any = [{"type": "input_text", "text": "What is"}, {"type": "input_text", "text": "it?"}]
     again = create(model=name, input=[{"role": "user", "content": parts}], instructions="Be brief.")
     system = {"role": "system", "content": "Be brief."}
-    assert again.output_text == chat(server, [system, *said("What is it?")])
+    assert again.output_text == chat(server, [system, *said("What is\nit?")])
 
 
 def test_a_stream_of_events_makes_the_response(server: Server) -> None:
@@ -94,7 +94,6 @@ def test_the_oldest_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"input": [{"role": "user"}]}, 400, "input[0] has no content"),
         ({"input": [*said("a"), {"type": "reasoning", "role": "user"}]}, 400, "input[1]"),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, 400, "input[0]"),
-        ({"input": [{"type": "function_call_output", "output": "1"}]}, 400, "has no tools"),
         ({"input": "a", "tools": [{"type": "function"}]}, 400, "tools[0].name"),
         (
             {"input": "a", "text": {"format": {"type": "json_schema"}}},
