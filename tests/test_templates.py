@@ -241,8 +241,16 @@ def test_a_file_replaces_the_models_template(tiny_folder: Path, tmp_path: Path) 
     talk = runner.conversation()
     list(talk.stream("Hello"))
     assert runner.tokenizer.decode(talk.token_ids) == "[Hello]"
-    path.write_text("{% if %}")
-    for wrong, words in ((path, "is no Jinja template"), (tmp_path / "none", "cannot be read")):
+    path.write_text("{% if %}{{ a }}")
+    (tmp_path / "text").write_text("root:x:0:0")
+    (tmp_path / "large").write_text("{{ a }}" * 200_000)
+    for wrong, words in (
+        (path, "is no Jinja template"),
+        (tmp_path / "text", "is no Jinja template"),
+        (tmp_path / "none", "cannot be read"),
+        (tmp_path / "large", "cannot be read"),
+        (tmp_path, "cannot be read"),
+    ):
         with pytest.raises(SettingError, match=f"--chat-template .*{words}"):
             kvlite.load(str(tiny_folder), chat_template=str(wrong))
 

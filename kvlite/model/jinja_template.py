@@ -17,6 +17,8 @@ from jinja2.utils import Namespace
 
 from kvlite.errors import ChatTemplateError, SettingError, reason
 
+# Bytes of a template's file.
+_LARGEST = 1 << 20
 # What a template is given besides the variables of a request.
 GIVEN = ("messages", "tools", "documents", "functions", "datetime", "add_generation_prompt")
 
@@ -77,8 +79,13 @@ def read_template(path: str) -> str:
     """The template in a file, "" for no file. Raises SettingError if there is none."""
     if not path:
         return ""
+    file = Path(path).expanduser()
     try:
-        source = Path(path).expanduser().read_text("utf-8-sig")
+        if file.exists() and not (file.is_file() and file.stat().st_size <= _LARGEST):
+            raise ValueError("it is no file of a template's size")
+        source = file.read_text("utf-8-sig")
+        if "{{" not in source:  # nor is any other file's text shown to the model
+            raise TemplateError("it writes nothing that is said")
         _compiled(source)
     except (OSError, ValueError) as error:
         raise SettingError(f"--chat-template {path} cannot be read ({reason(error)})") from None
