@@ -139,6 +139,51 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"fields": {"llama.rope.freq_base": "much"}, "without": ("rope.freq_base",)},
         "a number is needed",
     ),
+    "a layer too many": (
+        {"tensors": {"blk.1.attn_q.weight": np.ones((32, 32))}},
+        "has a tensor 'blk",
+    ),
+    "an infinite number": (
+        {"fields": {"llama.rope.freq_base": float("inf")}, "without": ("rope.freq_base",)},
+        "a number is needed",
+    ),
+    "no base": (
+        {"fields": {"llama.rope.freq_base": -1.0}, "without": ("rope.freq_base",)},
+        "it must be above 0",
+    ),
+    "half a head": ({"fields": {"llama.rope.dimension_count": 8}}, "is 8, and a head has 16"),
+    "no head": ({"fields": {"llama.attention.key_length": 0}}, "it must be 1 or more"),
+    "two scalings": (
+        {
+            "fields": {"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": 4.0},
+            "tensors": {"rope_freqs.weight": np.full(8, 2.0)},
+        },
+        "scaled in two ways",
+    ),
+    "a half of longrope": (
+        {"tensors": {"rope_factors_long.weight": np.full(8, 2.0)}},
+        "belong together",
+    ),
+    "longrope without factors": (
+        {"fields": {"llama.rope.scaling.type": "longrope"}},
+        "belong together",
+    ),
+    "no epsilon": (
+        {"without": ("attention.layer_norm_rms_epsilon",)},
+        r"layer_norm_rms_epsilon is missing, and norms need it",
+    ),
+    "an embedding model": (
+        {"fields": {"llama.attention.causal": False}},
+        "an embedding model, which answers nothing",
+    ),
+    "more tokens than embeddings": (
+        {"without": ("token_embd",), "tensors": {"token_embd.weight": np.ones((7, 32))}},
+        "has 8 tokens, and embeddings of 7",
+    ),
+    "no context": (
+        {"fields": {"llama.context_length": 0}, "without": ("context_length",)},
+        r"llama\.context_length is 0, and it must be 1 or more",
+    ),
     "not a number": (
         {"fields": {"llama.rope.freq_base": float("nan")}, "without": ("rope.freq_base",)},
         "a number is needed",
@@ -153,6 +198,23 @@ def test_what_cannot_be_read_is_refused_by_its_name(name: str, tmp_path: Path) -
     with pytest.raises(ModelError, match=why) as error:
         gguf_folder(tmp_path / "a.gguf")
     assert str(tmp_path / "a.gguf") in str(error.value) and "\n" not in str(error.value)
+
+
+def test_scaling_that_is_none_is_none(tmp_path: Path) -> None:
+    fields = {"llama.rope.scaling.type": "none", "llama.rope.scaling.factor": 4.0}
+    write_gguf(tmp_path / "a.gguf", fields=fields)
+    config, _ = config_of(read_header(tmp_path / "a.gguf"))
+    assert config["rope_parameters"] == {"rope_type": "default", "rope_theta": 10_000.0}
+
+
+def test_a_folder_that_was_left_half_written_is_finished(tmp_path: Path) -> None:
+    fields = {"tokenizer.chat_template": "{{ 1 }}", "tokenizer.chat_template.rag": "{{ 2 }}"}
+    write_gguf(tmp_path / "a.gguf", fields=fields)
+    folder = gguf_folder(tmp_path / "a.gguf")
+    (folder / "tokenizer_config.json").unlink()
+    assert gguf_folder(tmp_path / "a.gguf") == folder
+    assert (folder / "tokenizer_config.json").is_file()
+    assert (folder / "additional_chat_templates" / "rag.jinja").read_text() == "{{ 2 }}"
 
 
 def test_what_changes_nothing_is_not_refused(tmp_path: Path) -> None:

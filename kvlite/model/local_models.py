@@ -73,11 +73,21 @@ def remove_model(model: LocalModel) -> None:
         raise ModelError(f"{model.name} belongs to {owner}: remove it there")
     try:
         if model.is_gguf:
-            model.path.unlink()
+            for part in _parts(model.path):
+                part.resolve().unlink()  # a hub's cache has links to what it downloaded
+                part.unlink(missing_ok=True)
         else:
             shutil.rmtree(model.path)
     except OSError as error:
         raise ModelError(f"{model.path} cannot be removed ({error.strerror})") from error
+
+
+def _parts(file: Path) -> tuple[Path, ...]:
+    """A GGUF file, or all parts of a model that is split."""
+    try:
+        return read_header(file).paths
+    except ModelError:
+        return (file,)
 
 
 def leftovers() -> list[Path]:
@@ -197,6 +207,7 @@ def _of_gguf(name: str, place: str, file: Path) -> LocalModel:
     try:
         header = read_header(file)
         context = header.fields.get(f"{header.architecture}.context_length")
+        context = context if type(context) is int else None
         nbytes = sum(path.stat().st_size for path in header.paths)
         found = replace(found, nbytes=nbytes, architecture=header.architecture, max_context=context)
         found = replace(found, architecture=model_type(header))

@@ -12,6 +12,7 @@ from kvlite.errors import ModelError
 
 PREFIX = "ollama:"
 _WEIGHTS = "application/vnd.ollama.image.model"
+_ADAPTER = "application/vnd.ollama.image.adapter"
 _LIBRARY = ("registry.ollama.ai", "library")
 
 
@@ -22,7 +23,8 @@ def ollama_models() -> Iterator[tuple[str, Path]]:
         blob = _blob(root, manifest)
         if blob is not None:
             host, space, model, tag = manifest.relative_to(root / "manifests").parts
-            place = "" if (host, space) == _LIBRARY else f"{space}/"
+            own = "" if host == _LIBRARY[0] else f"{host}/"
+            place = "" if (host, space) == _LIBRARY else f"{own}{space}/"
             yield f"{PREFIX}{place}{model}:{tag}", blob
 
 
@@ -35,6 +37,8 @@ def ollama_file(name: str) -> Path:
     known = dict(ollama_models())
     for each in (name, f"{name}:latest"):
         if each in known:
+            if not known[each].is_file():
+                raise ModelError(f"{known[each]} is missing, the file of {name}: pull it again")
             return known[each]
     here = ", ".join(known) or "none"
     raise ModelError(f"no model {name!r} in {_root()}: Ollama has {here} there (OLLAMA_MODELS)")
@@ -48,6 +52,8 @@ def _root() -> Path:
 def _blob(root: Path, manifest: Path) -> Path | None:
     try:
         layers = json.loads(manifest.read_bytes())["layers"]
+        if any(each["mediaType"] == _ADAPTER for each in layers):
+            return None  # a model with an adapter would answer as if it had none
         digests = [str(each["digest"]) for each in layers if each["mediaType"] == _WEIGHTS]
         return root / "blobs" / digests[0].replace(":", "-").replace("/", "-")
     except (OSError, ValueError, TypeError, KeyError, IndexError, AttributeError):

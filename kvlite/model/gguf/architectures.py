@@ -29,6 +29,7 @@ class GGUFArchitecture:
         permuted: whether rows of queries and keys are in the order of neighboring channels.
         norm_offset: what was added to norms.
         has_rope: whether positions are rotary.
+        partial: whether a part of a head may be rotated.
         transposed: parameters of experts that transformers has the other way round.
         harmless: keys that change nothing.
     """
@@ -42,6 +43,7 @@ class GGUFArchitecture:
     permuted: bool = False
     norm_offset: int = 0
     has_rope: bool = True
+    partial: bool = False
     transposed: tuple[str, ...] = ()
     harmless: frozenset[str] = frozenset()
 
@@ -71,6 +73,7 @@ _DELTA_ORDERS: dict[str, Order] = {
 _SPLIT_CHANNELS = frozenset({"rope.dimension_sections"})
 _QWEN35 = GGUFArchitecture(
     "qwen3_5_text",
+    partial=True,
     more=hybrids.delta_net,
     modules={".post_attention_layernorm": "post_attention_norm"},
     orders=_DELTA_ORDERS,
@@ -108,6 +111,7 @@ ARCHITECTURES: dict[str, GGUFArchitecture] = {
     "qwen3moe": GGUFArchitecture("qwen3_moe", more=families.qwen3_moe),
     "qwen3next": GGUFArchitecture(
         "qwen3_next",
+        partial=True,
         more=hybrids.delta_net,
         modules={".post_attention_layernorm": "post_attention_norm"},
         orders={".linear_attn.in_proj_qkvz.weight": ("by_key_head", _by_key_head)},
@@ -139,7 +143,7 @@ ARCHITECTURES: dict[str, GGUFArchitecture] = {
         },
         harmless=frozenset({"attention.value_length_swa"}),
     ),
-    "phi3": GGUFArchitecture("phi3", more=families.phi3),
+    "phi3": GGUFArchitecture("phi3", more=families.phi3, partial=True),
     "gpt-oss": GGUFArchitecture(
         "gpt_oss",
         more=families.gpt_oss,
@@ -159,6 +163,7 @@ ARCHITECTURES: dict[str, GGUFArchitecture] = {
     ),
     "glm4": GGUFArchitecture(
         "glm4",
+        partial=True,
         modules={
             ".post_self_attn_layernorm": "post_attention_norm",
             ".post_mlp_layernorm": "post_ffw_norm",
@@ -166,10 +171,11 @@ ARCHITECTURES: dict[str, GGUFArchitecture] = {
     ),
     "glm4moe": GGUFArchitecture(
         "glm4_moe",
+        partial=True,
         more=families.glm4_moe,
         modules={".post_attention_layernorm": "post_attention_norm"},
     ),
-    "deepseek2": GGUFArchitecture(families.deepseek_type, more=families.deepseek),
+    "deepseek2": GGUFArchitecture(families.deepseek_type, more=families.deepseek, partial=True),
     "granite": GGUFArchitecture(
         "granite", more=hybrids.granite_alone, permuted=True, harmless=_STATES
     ),

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from kvlite.errors import ModelError
+from kvlite.errors import ModelError, reason
 from kvlite.model.config_limits import MOST
 from kvlite.model.gguf.architectures import ARCHITECTURES, GGUFArchitecture
 from kvlite.model.gguf.header import Header
@@ -49,8 +49,21 @@ def config_of(header: Header) -> tuple[dict[str, Any], Metadata]:
         ModelError: something is missing that a model needs, cannot be as it is, or is said of the
             model that kvlite does not understand.
     """
-    own = gguf_architecture(header)
-    file = Metadata(header)
+    own, file = gguf_architecture(header), Metadata(header)
+    try:
+        return _config(own, file), file
+    except (ArithmeticError, ValueError, LookupError, TypeError) as error:
+        raise ModelError(
+            f"{file.path} says of its model what none has ({reason(error)}): get the file again"
+        ) from error
+
+
+def _config(own: GGUFArchitecture, file: Metadata) -> dict[str, Any]:
+    header = file.header
+    if file.value("attention.causal") in (False, 0):
+        raise ModelError(
+            f"{file.path} is an embedding model, which answers nothing: name a language model"
+        )
     hidden = file.whole("embedding_length")
     if not 0 < hidden <= MOST["hidden_size"]:
         raise file.wrong("embedding_length", "a size is needed")
@@ -60,7 +73,7 @@ def config_of(header: Header) -> tuple[dict[str, Any], Metadata]:
         raise file.wrong("attention.head_count", "a number of heads is needed")
     if any(each not in (0, most) for each in heads):
         raise file.wrong("attention.head_count", "kvlite needs as many heads in all layers")
-    dim = file.whole("attention.key_length", hidden // most)
+    dim = file.size("attention.key_length", hidden // most)
     config: dict[str, Any] = {
         "model_type": own.name(file),
         "hidden_size": hidden,
@@ -68,11 +81,17 @@ def config_of(header: Header) -> tuple[dict[str, Any], Metadata]:
         "num_attention_heads": most,
         "head_dim": dim,
         "vocab_size": file.rows("token_embd.weight"),
-        "max_position_embeddings": file.whole("context_length"),
+        "max_position_embeddings": file.size("context_length"),
         "tie_word_embeddings": "output.weight" not in header.tensors,
         "attention_bias": "blk.0.attn_q.bias" in header.tensors,
         "mlp_bias": "blk.0.ffn_up.bias" in header.tensors,
     }
+    tokens = len(header.fields.get("tokenizer.ggml.tokens", ()))
+    if tokens > config["vocab_size"]:
+        raise ModelError(
+            f"{file.path} has {tokens:,} tokens, and embeddings of {config['vocab_size']:,}: get "
+            "the file again"
+        )
     groups = file.value("attention.head_count_kv")
     if not isinstance(groups, tuple):  # else of the architecture
         config["num_key_value_heads"] = file.whole("attention.head_count_kv", most)
@@ -87,8 +106,10 @@ def config_of(header: Header) -> tuple[dict[str, Any], Metadata]:
         if file.has(f"attention.{key}"):
             name = "rms_norm_eps" if "rms" in key else "layer_norm_eps"
             config[name] = file.number(f"attention.{key}")
+    if not config.keys() & {"rms_norm_eps", "layer_norm_eps"}:
+        raise file.wrong("attention.layer_norm_rms_epsilon", "norms need it")
     if own.has_rope:
-        config["rope_parameters"] = rope_parameters(file, dim)
+        config["rope_parameters"] = rope_parameters(file, dim, partial=own.partial)
     for name, key in own.keys.items():
         config[name] = file.number(key)
     config |= own.more(file, config)
@@ -102,4 +123,4 @@ def config_of(header: Header) -> tuple[dict[str, Any], Metadata]:
             "kvlite does not understand and would answer wrongly without: use another program, or "
             "the model's safetensors"
         )
-    return config, file
+    return config

@@ -110,7 +110,9 @@ def gemma3n(file: Metadata, config: Config) -> Config:
     from statistics import NormalDist
 
     scales = file.by_layer("activation_sparsity_scale", 0.0)
-    rank = file.stored("blk.0.laurel_l.weight").shape[0]
+    rank = file.rows("blk.0.laurel_l.weight")
+    if not 0 <= file.whole("altup.active_idx") < file.whole("altup.num_inputs"):
+        raise file.wrong("altup.active_idx", "it must be one of the inputs")
     share = NormalDist()
     widths = file.by_layer("feed_forward_length")
     return {

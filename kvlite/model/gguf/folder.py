@@ -54,7 +54,7 @@ def gguf_folder(
         raise ModelError(
             f"{file} cannot be read ({error.strerror}): check it and its permissions"
         ) from None
-    folder = cache_folder() / FOLDER / f"{file.stem}-{header.digest}-{_sources()}"
+    folder = cache_folder() / FOLDER / f"{file.stem[:100]}-{header.digest}-{_sources()}"
     try:
         _describe(folder, header)
         require_uncancelled(cancel)
@@ -104,8 +104,11 @@ def _describe(folder: Path, header: Header) -> None:
 def _write_tokenizer(folder: Path, header: Header) -> None:
     with tempfile.TemporaryDirectory(prefix=".partial-", dir=folder) as partial:
         write_tokenizer(header, Path(partial))
-        for made in sorted(Path(partial).iterdir(), key=lambda made: made.name == _TOKENIZER):
-            made.replace(folder / made.name)
+        found = (made for made in Path(partial).rglob("*") if made.is_file())
+        for made in sorted(found, key=lambda made: made.name == _TOKENIZER):
+            place = folder / made.relative_to(partial)
+            place.parent.mkdir(exist_ok=True)
+            made.replace(place)
 
 
 @cache

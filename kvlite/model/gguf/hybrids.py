@@ -18,12 +18,12 @@ from kvlite.model.gguf.metadata import Metadata
 
 def delta_net(file: Metadata, config: Config) -> Config:
     """Qwen's hybrids: each fourth layer has attention."""
-    interval = file.whole("full_attention_interval", 4)
+    interval = file.size("full_attention_interval", 4)
     kinds = (
         FULL if (layer + 1) % interval == 0 else RECURRENT
         for layer in range(config["num_hidden_layers"])
     )
-    values, inner = file.whole("ssm.time_step_rank"), file.whole("ssm.inner_size")
+    values, inner = file.size("ssm.time_step_rank"), file.whole("ssm.inner_size")
     made = {
         "layer_types": [*kinds],
         "linear_conv_kernel_dim": file.whole("ssm.conv_kernel"),
@@ -65,7 +65,7 @@ def granite_alone(file: Metadata, config: Config) -> Config:
 
 def granite_hybrid(file: Metadata, config: Config) -> Config:
     heads = file.by_layer("attention.head_count_kv")
-    states, inner = file.whole("ssm.time_step_rank"), file.whole("ssm.inner_size")
+    states, inner = file.size("ssm.time_step_rank"), file.whole("ssm.inner_size")
     has_experts = bool(file.whole("expert_count", 0))
     made = {
         **granite(file, config),
@@ -108,7 +108,7 @@ def nemotron(file: Metadata, config: Config) -> Config:
         "attention" if own else mlp if width else "mamba"
         for own, width in zip(heads, widths, strict=True)
     ]
-    states, inner = file.whole("ssm.time_step_rank"), file.whole("ssm.inner_size")
+    states, inner = file.size("ssm.time_step_rank"), file.whole("ssm.inner_size")
     made = {
         "num_key_value_heads": max(heads),
         "intermediate_size": max(widths),

@@ -21,7 +21,6 @@ _HARMLESS = {
     "vocab_size",
     "pooling_type",
     "tensor_data_layout",
-    "attention.causal",
     "attention.value_length",
     "rope.scaling.finetuned",
 }
@@ -61,7 +60,7 @@ class Metadata:
         found = self.value(key)
         if found is None and default is not None:
             return default
-        if not isinstance(found, int | float) or found != found:
+        if not isinstance(found, int | float) or not isfinite(found):
             raise self.wrong(key, "a number is needed")
         # Files have 7 digits: 9.99999974e-06 was 1e-05.
         return float(f"{found:.7g}") if isinstance(found, float) else found
@@ -75,6 +74,13 @@ class Metadata:
             return default
         if type(found) is not int:
             raise self.wrong(key, "a whole number is needed")
+        return found
+
+    def size(self, key: str, default: int | None = None) -> int:
+        """As `whole`, from 1 on."""
+        found = self.whole(key, default)
+        if found < 1:
+            raise self.wrong(key, "it must be 1 or more")
         return found
 
     def by_layer(self, key: str, default: Any = None) -> list[Any]:

@@ -11,45 +11,63 @@ from kvlite.model.gguf.metadata import Metadata
 
 # Frequencies that do not turn at all (Gemma 4) are divided by this.
 _STILL = 1e29
+_KINDS = (None, "none", "linear", "yarn", "longrope")
 
 
 def rope_parameters(
-    file: Metadata, head_dim: int, *, theta: float | None = None, log_multiplier: float = 1.0
+    file: Metadata,
+    head_dim: int,
+    *,
+    theta: float | None = None,
+    log_multiplier: float = 1.0,
+    partial: bool = False,
 ) -> dict[str, Any]:
     """transformers' `rope_parameters` of the layers that see everything.
 
     Args:
         theta: the base where the file does not say it.
+        partial: whether a part of a head may be rotated.
         log_multiplier: what a file's `yarn_log_multiplier` is, of `mscale_all_dim`.
     """
-    made: dict[str, Any] = {
-        "rope_type": "default",
-        "rope_theta": float(file.number("rope.freq_base", theta or 10_000.0)),
-    }
-    dims = file.whole("rope.dimension_count", head_dim)
+    base = float(file.number("rope.freq_base", theta or 10_000.0))
+    if base <= 0:
+        raise file.wrong("rope.freq_base", "it must be above 0")
+    made: dict[str, Any] = {"rope_type": "default", "rope_theta": base}
+    dims = file.size("rope.dimension_count", head_dim)
+    if dims != head_dim and (not partial or dims > head_dim):
+        raise file.wrong("rope.dimension_count", f"a head has {head_dim}")
     if dims != head_dim:
         made["partial_rotary_factor"] = dims / head_dim
-    long, short = (file.numbers(f"rope_factors_{each}.weight") for each in ("long", "short"))
-    kind = file.word("rope.scaling.type", "none")
+    kind = file.value("rope.scaling.type")
+    if kind not in _KINDS:
+        raise file.wrong("rope.scaling.type", "it must be none, linear, yarn or longrope")
     factor = float(file.number("rope.scaling.factor", 0) or file.number("rope.scale_linear", 0))
+    is_scaled = kind == "yarn" or (kind in (None, "linear") and factor not in (0, 1))
     original = file.whole("rope.scaling.original_context_length", 0)
+    long, short = (file.numbers(f"rope_factors_{each}.weight") for each in ("long", "short"))
+    divisors = file.numbers("rope_freqs.weight")
+    if (long is None) != (short is None) or (kind == "longrope" and long is None):
+        raise file.wrong("rope.scaling.type", "rope_factors_long and _short belong together")
+    if (is_scaled or divisors is not None) and (
+        long is not None or (is_scaled and divisors is not None)
+    ):
+        raise file.wrong("rope.scaling.type", "positions would be scaled in two ways")
     if long is not None and short is not None:
         return made | _longrope(file, long, short, original)
-    divisors = file.numbers("rope_freqs.weight")
     if divisors is not None:
-        return made | _divided(divisors, made["rope_theta"], dims, head_dim)
+        return made | _divided(divisors, base, dims)
     if kind == "yarn":
         return made | _yarn(file, factor, original, log_multiplier)
-    if kind not in ("none", "linear"):
-        raise file.wrong("rope.scaling.type", "it must be none, linear, yarn or longrope")
-    return made if factor in (0, 1) else made | {"rope_type": "linear", "factor": factor}
+    return made | ({"rope_type": "linear", "factor": factor} if is_scaled else {})
 
 
 def _longrope(
     file: Metadata, long: list[float], short: list[float], original: int
 ) -> dict[str, Any]:
-    context = file.whole("context_length")
+    context = file.size("context_length")
     original = original or context
+    if original < 2:
+        raise file.wrong("rope.scaling.original_context_length", "it must be 2 or more")
     share = context / original
     said = sqrt(1 + log(share) / log(original)) if share > 1 else 1.0
     return {
@@ -79,7 +97,7 @@ def _yarn(file: Metadata, factor: float, original: int, log_multiplier: float) -
     return made
 
 
-def _divided(divisors: list[float], theta: float, dims: int, head_dim: int) -> dict[str, Any]:
+def _divided(divisors: list[float], theta: float, dims: int) -> dict[str, Any]:
     """Of what each frequency is divided by."""
     still = sum(each > _STILL for each in divisors)
     if still:  # the first ones turn, as far as the share says

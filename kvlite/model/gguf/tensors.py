@@ -24,6 +24,8 @@ _STACKS = {
     "altup_unembed_projections": "altup_unembd_proj.weight",
 }
 _FUSED = (".self_attn.q_proj.", ".self_attn.k_proj.", ".self_attn.v_proj.")
+# Types that weights are not stored in, or that nothing dequantizes.
+_NO_NUMBERS = {"F64", "I8", "I16", "I32", "I64", "Q8_1", "Q8_K"}
 # Parts of other kinds that some programs put into a language model's file.
 _BESIDE = ("v.", "mm.", "a.")
 # What layers that use another's keys and values have all the same.
@@ -73,7 +75,9 @@ def _is_unused(name: str, file: Metadata, plain: dict[str, Any], *, has_head: bo
     if block is None:
         return False
     number, part = int(block[1]), block[2]
-    if number >= file.layers:  # embeddings and a head of its own are the model's, once more
+    if (
+        file.layers <= number < file.layers + file.predicted
+    ):  # embeddings and a head of its own are the model's, once more
         again = ("nextn.embed_tokens", "nextn.shared_head_head")
         return not has_head or part.startswith(again)
     return number >= file.layers - plain.get("num_kv_shared_layers", 0) and part in _BORROWED
@@ -171,6 +175,11 @@ class _Placing:
 
     def _require_fit(self, name: str, made: GGUFTensor) -> None:
         """Raises ModelError unless its pieces make up a parameter."""
+        if kinds := _NO_NUMBERS & {piece.kind for piece in made.pieces}:
+            raise ModelError(
+                f"{self.file.path}: the weights of {name} are of type {min(kinds)}, which are none "
+                "that kvlite reads: get a file of another quantization, such as Q4_K_M"
+            )
         fits = made.count == sum(piece.count for piece in made.pieces)
         if len(made.shape) > 1 and made.numbers != "expanded" and not name.endswith("bias"):
             columns = made.shape[-2 if made.transposed else -1]
