@@ -412,7 +412,7 @@ def test_requests_in_the_form_of_openai(
         assert completion.usage.prompt_tokens == pieces[-1].metrics.prompt_tokens
     assert kvlite(*given(asked, rhymes), "--json").code == 2  # another request of the same id
     refused(given(asked, url="/v1/embeddings"), "line 1 asks for '/v1/embeddings'")
-    refused(given({**asked, "n": 2}), "line 1: n, logprobs and tools")
+    refused(given({**asked, "n": 2}), "line 1: n, logprobs, tools and chat_template_kwargs")
     refused(given({**asked, "kvlite": {"budget": "9"}}), "kvlite.budget is the job's")
     refused(given({**asked, "messages": asked["messages"] * 2}), "a chat that goes on")
     refused([*given(asked), "--questions", "Who?"], "leave out --questions")
