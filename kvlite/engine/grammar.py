@@ -31,6 +31,11 @@ class Grammar:
         """Whether nothing may follow but the end."""
         return self._matcher.is_stopped()
 
+    @property
+    def may_end(self) -> bool:
+        """Whether the answer is whole as it is."""
+        return self._matcher.is_accepting()
+
     def masked(self, logits: Tensor) -> Tensor:
         """Logits `(1, vocab)` with minus infinity for all tokens that may not come next.
 

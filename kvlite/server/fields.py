@@ -17,6 +17,7 @@ from kvlite.model.grammar import JSON
 from kvlite.server.config import OWN
 from kvlite.server.messages import Fields, Item, Message, Plain, joined
 from kvlite.server.refusals import Refusal, refusal_of_fields
+from kvlite.server.thinking import Reasons
 from kvlite.web.openai_client import FIELDS
 
 # Settings that are fields of their own, as vLLM and llama.cpp call them too.
@@ -131,7 +132,7 @@ class Sampled(Named):
         return values | _own(own, usual)
 
 
-class Chat(Sampled):
+class Chat(Sampled, Reasons):
     """A request for the next message of a chat."""
 
     messages: list[Message]
@@ -141,7 +142,6 @@ class Chat(Sampled):
     tool_choice: Any = None
     parallel_tool_calls: bool | None = None
     functions: list[Any] | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
     continue_final_message: bool | None = None
     add_generation_prompt: bool | None = None
     modalities: list[Any] | None = None
@@ -181,7 +181,7 @@ class TextForm(Fields):
     format: dict[str, Any] | None = None
 
 
-class ResponseRequest(Sampled):
+class ResponseRequest(Sampled, Reasons):
     """A request for the next message, in the newer of OpenAI's two ways."""
 
     input: str | list[Item]
@@ -195,7 +195,6 @@ class ResponseRequest(Sampled):
     tools: list[Any] | None = None
     tool_choice: Any = None
     parallel_tool_calls: bool | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
     text: TextForm | None = None
     metadata: dict[str, Any] | None = None
     continues: ClassVar[bool] = False

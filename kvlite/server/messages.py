@@ -90,6 +90,8 @@ class Message(Fields):
     tool_calls: list[ToolCall | None] | None = None
     tool_call_id: str | None = None
     name: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
 
     def plain(self, number: int, within: str = "messages") -> Plain:
         """For the chat template; `within` is the field of the request that lists it. Raises Refusal
@@ -108,6 +110,8 @@ class Message(Fields):
             made |= {"documents": named} if (named := [*filter(None, found)]) else {}
         if calls := [each.plain() for each in self.tool_calls or () if each is not None]:
             made["tool_calls"] = calls
+        if role == "assistant" and (thought := self.reasoning_content or self.reasoning):
+            made["reasoning_content"] = thought
         if role == "tool":
             made |= {"tool_call_id": self.tool_call_id or "", "name": self.name or ""}
         return made
@@ -123,6 +127,7 @@ class Item(Fields):
     name: str = ""
     arguments: str = ""
     output: Content = None
+    summary: list[TextPart] | None = None
 
     def plain(self, number: int) -> Plain:
         """As of a message; other kinds of items are refused."""
@@ -130,6 +135,10 @@ class Item(Fields):
             called = Called(name=self.name, arguments=self.arguments)
             call = ToolCall(id=self.call_id, function=called)
             return {"role": "assistant", "content": "", "tool_calls": [call.plain()]}
+        if self.type == "reasoning":
+            parts = self.content if isinstance(self.content, list) else self.summary or []
+            thought = "\n".join(each.text for each in parts if each.text)
+            return {"role": "assistant", "content": "", "reasoning_content": thought}
         if self.type == "function_call_output":
             text = text_of(self.output, f"input[{number}]", "input")
             return {"role": "tool", "content": text, "tool_call_id": self.call_id, "name": ""}
@@ -157,7 +166,13 @@ def joined(messages: list[Plain]) -> list[Plain]:
         if each["role"] == "tool" and not each["name"]:
             each = {**each, "name": names.get(each["tool_call_id"], "")}
         before = made[-1] if made else {"role": ""}
-        if calls and before["role"] == "assistant" and not each["content"]:
+        if (
+            each["role"] == "assistant"
+            and before.keys() == {"role", "content", "reasoning_content"}
+            and not before["content"]
+        ):
+            made[-1] = {**before, **each}  # what was thought before it was said
+        elif calls and before["role"] == "assistant" and not each["content"]:
             made[-1] = {**before, "tool_calls": [*before.get("tool_calls", []), *calls]}
         else:
             made.append(each)
