@@ -7,11 +7,19 @@ from pathlib import Path
 
 import pytest
 
+import kvlite
 from kvlite.config.settings import EMBEDDED_MODEL
 from kvlite.errors import ModelError
 from kvlite.model.local_models import LocalModel, models_here, remove_model
 from kvlite.model.ollama import ollama_file
-from kvlite.model.source import _embedded_gguf, find_model
+from kvlite.model.source import (
+    _embedded_gguf,
+    find_config,
+    find_model,
+    folder_here,
+    gguf_file,
+)
+from tests.gguf_files import write_gguf
 
 
 @pytest.fixture
@@ -121,3 +129,27 @@ def test_models_are_removed_where_they_are_ours(home: Path, tiny_folder: Path) -
     remove_model(found["~/models/mine"])
     assert list(by_name()) == [EMBEDDED_MODEL, "ollama:smol:latest"]
     assert not os.listdir(home / "hub") and not os.listdir(home / "models")
+
+
+def test_a_folder_with_one_gguf_model_is_that_model(home: Path) -> None:
+    """As LM Studio's folders are, split or not; image encoders beside it are none."""
+    folder = home / ".lmstudio" / "models" / "maker" / "smol"
+    folder.mkdir(parents=True)
+    write_gguf(folder / "a.gguf", split=4)
+    write_gguf(folder / "mmproj-a-f16.gguf", architecture="clip")
+    write_gguf(folder / "a.mmproj.gguf", architecture="clip")
+    (folder / "config.json").write_text(json.dumps({"model_type": "llama"}))
+    first = folder / "a-00001-of-00003.gguf"
+    assert gguf_file(str(folder)) == first
+    expected = find_model(str(first))
+    assert find_model(str(folder)) == find_config(str(folder)) == expected
+    assert folder_here(str(folder)) == expected
+    assert kvlite.load(str(folder), device="cpu").shape.layers == 1
+    assert whole() == [EMBEDDED_MODEL, "~/.lmstudio/models/maker/smol/a-00001-of-00003.gguf"]
+    write_gguf(folder / "b.gguf")
+    several = r"smol has several models: name one of .*\(a-00001-of-00003\.gguf, b\.gguf\)"
+    for find in (find_model, find_config, folder_here):
+        with pytest.raises(ModelError, match=several):
+            find(str(folder))
+    (folder / "model.safetensors").touch()
+    assert gguf_file(str(folder)) is None

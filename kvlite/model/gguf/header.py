@@ -122,10 +122,12 @@ def require_magic(file: IO[bytes], path: Path) -> None:
         raise ModelError(f"{path} is not a GGUF file: its first bytes are not 'GGUF'")
 
 
-def is_later_part(path: Path) -> bool:
-    """Whether a file is one of several of a model, but not the first."""
+def names_model(path: Path) -> bool:
+    """Whether a GGUF file's name is one to call a model by: neither that of an image encoder beside
+    a model, nor that of a later one of several parts."""
     named = _PART.fullmatch(path.name)
-    return named is not None and int(named[2]) > 1
+    is_later = named is not None and int(named[2]) > 1
+    return not is_later and "mmproj" not in path.name.lower()
 
 
 def _damaged(path: Path, why: Exception) -> ModelError:
