@@ -11,7 +11,7 @@ import torch
 import transformers
 
 import kvlite
-from kvlite.errors import ModelError
+from kvlite.errors import ModelError, SettingError
 from kvlite.model.gguf.config import config_of
 from kvlite.model.gguf.folder import gguf_folder
 from kvlite.model.gguf.header import read_header
@@ -221,6 +221,13 @@ def test_what_changes_nothing_is_not_refused(tmp_path: Path) -> None:
     more = {"llama.expert_count": 0, "llama.attention.causal": True, "general.tags": ["a", "b"]}
     write_gguf(tmp_path / "a.gguf", fields=more, tensors={"v.patch.weight": np.ones((2, 2))})
     assert loaded(tmp_path / "a.gguf").shape.layers == 1
+
+
+def test_unpacked_weights_cannot_stay_packed(tmp_path: Path) -> None:
+    write_gguf(tmp_path / "a.gguf")
+    with pytest.raises(SettingError) as error:
+        kvlite.load(str(tmp_path / "a.gguf"), device="cpu", weights="gguf")
+    assert f"and {tmp_path / 'a.gguf'} has none" in str(error.value)
 
 
 def test_types_without_products_are_unpacked_and_that_is_said(tmp_path: Path) -> None:

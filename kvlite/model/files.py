@@ -34,7 +34,7 @@ _DTYPES = {
     "BF16": "bfloat16",
     "U8": "uint8",
 }
-# Beside a config.json: where weights lie in a GGUF file (`model.gguf_index`).
+# Beside a config.json: where weights lie in a GGUF file (`model.gguf.index`).
 GGUF_INDEX = "gguf.json"
 # Of each file's bytes, for its fingerprint.
 _SAMPLES, _SAMPLE_BYTES = 64, 4096
@@ -46,7 +46,7 @@ class Stored:
 
     Attributes:
         path: of the file.
-        kind: safetensors' name of its type, such as BF16.
+        kind: the file's name of its type: safetensors' such as BF16, or ggml's such as Q4_K.
         shape: its sizes.
         begin, end: its bytes in the file.
     """
