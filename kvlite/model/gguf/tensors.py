@@ -9,7 +9,7 @@ from typing import Any
 from kvlite.errors import ModelError
 from kvlite.model.architectures import EXPANDS
 from kvlite.model.files import Stored
-from kvlite.model.gguf.architectures import GGUFArchitecture
+from kvlite.model.gguf.architectures import GGUFArchitecture, Ordered
 from kvlite.model.gguf.config import gguf_architecture
 from kvlite.model.gguf.index import GGUFTensor, Order
 from kvlite.model.gguf.metadata import Metadata
@@ -53,8 +53,8 @@ def tensors_of(
     }
     if head is not None:
         wanted |= {f"mtp.{name}": tuple(each.shape) for name, each in head.named_parameters()}
-    places = _Placing(file, plain, gguf_architecture(file.header))
-    made = {name: places.tensor(name, shape) for name, shape in wanted.items()}
+    placing = _Placing(file, plain, gguf_architecture(file.header))
+    made = {name: placing.tensor(name, shape) for name, shape in wanted.items()}
     used = {(piece.path, piece.begin) for tensor in made.values() for piece in tensor.pieces}
     for name, stored in file.tensors.items():
         known = (stored.path, stored.begin) in used or name in file.tensors_read
@@ -164,14 +164,8 @@ class _Placing:
         }.get(part.rpartition(".")[0])
         return ("halves", (self.plain[heads],)) if heads and self.own.permuted else None
 
-    def _order(self, orders: Mapping[str, Any], part: str) -> Order | None:
-        """As an entry gives it, unless nothing moves."""
-        if part not in orders:
-            return None
-        name, given = orders[part]
-        numbers = given(self.plain)
-        # With as many value heads as key heads each is where it belongs.
-        return None if name == "grouped" and numbers[2] == 1 else (name, numbers)
+    def _order(self, orders: Mapping[str, Ordered], part: str) -> Order | None:
+        return orders[part](self.plain) if part in orders else None
 
     def _require_fit(self, name: str, made: GGUFTensor) -> None:
         """Raises ModelError unless its pieces make up a parameter."""
