@@ -34,6 +34,7 @@ class GGUFArchitecture:
         rope: `rope_parameters`, given the file and the config so far; None if positions are not
             rotary.
         transposed: parameters of experts that transformers has the other way round.
+        zero: parameters that are zero where the file has none.
         harmless: keys that change nothing.
     """
 
@@ -47,6 +48,7 @@ class GGUFArchitecture:
     norm_offset: int = 0
     rope: Callable[[Metadata, Config], Config] | None = rope_parameters
     transposed: tuple[str, ...] = ()
+    zero: tuple[str, ...] = ()
     harmless: frozenset[str] = frozenset()
 
     def name(self, file: Metadata) -> str:
@@ -97,7 +99,13 @@ _NEMOTRON = GGUFArchitecture(
 )
 
 ARCHITECTURES: dict[str, GGUFArchitecture] = {
-    "llama": GGUFArchitecture(families.llama_type, more=families.llama, permuted=True),
+    "llama": GGUFArchitecture(
+        families.llama_type,
+        more=families.llama,
+        permuted=True,
+        # transformers has biases in all four projections, or in none.
+        zero=(".self_attn.o_proj.bias",),
+    ),
     "mistral3": GGUFArchitecture(
         families.mistral_type,
         more=lambda file, config: {"sliding_window": None},

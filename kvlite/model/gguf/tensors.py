@@ -150,6 +150,8 @@ class _Placing:
             # Keys and values have as many rows as each other, and come last.
             first = {"q": 0, "k": fused.shape[0] - 2 * shape[0], "v": fused.shape[0] - shape[0]}
             return (_part_of(fused, first[part.removeprefix(".self_attn.")[0]], shape[0], name),)
+        if part in self.own.zero:
+            return ()
         expected = " or ".join("+".join(prefix + each for each in place) for place in tried)
         raise ModelError(
             f"{self.file.path} has no {expected or name!r}, which a "
@@ -174,7 +176,9 @@ class _Placing:
                 f"{self.file.path}: the weights of {name} are of type {min(kinds)}, which are none "
                 "that kvlite reads: get a file of another quantization, such as Q4_K_M"
             )
-        fits = made.count == sum(piece.count for piece in made.pieces)
+        fits = made.count == sum(piece.count for piece in made.pieces) or not made.pieces
+        if made.by_expert:
+            fits = fits and len({piece.shape for piece in made.pieces}) == 1
         if len(made.shape) > 1 and made.numbers != "expanded" and not name.endswith("bias"):
             columns = made.shape[-2 if made.transposed else -1]
             fits = fits and all(piece.shape[-1] == columns for piece in made.pieces)
