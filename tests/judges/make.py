@@ -62,6 +62,11 @@ class Judged:
         return self.folder / (self.type + ("-f32" if self.twin else "")) / "model.gguf"
 
     @property
+    def head(self) -> Path:
+        """The original's MTP head, in Qwen's words."""
+        return self.folder / "head.safetensors"
+
+    @property
     def expected(self) -> Expected:
         """What transformers makes of the original."""
         return Expected.load(self.folder / "want.npz")
