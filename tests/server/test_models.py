@@ -189,7 +189,7 @@ def test_names_that_mean_a_model(model: str, names: list[str], others: list[str]
 def test_the_loaded_model_goes_by_its_file_name_and_path(
     several: Server, tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("tiny", None, "TINY", "tiny.gguf", "Tiny:latest", str(tiny_folder)):
+    for name in ("tiny", None, "", "TINY", "tiny.gguf", "Tiny:latest", str(tiny_folder)):
         assert asked(several, name, "Hello.", max_tokens=1).json()["model"] == "tiny"
     assert several.http.get("/v1/models/TINY").json()["id"] == "tiny"
     monkeypatch.chdir(tiny_folder.parent)
