@@ -132,8 +132,7 @@ class Sampled(Named, Formatted):
             values["logit_bias"] = checked_field("logit_bias", pairs, "logit_bias")
         if followed := self.followed:
             self.require_alone(followed)
-            said = f"{followed.field}: the schema" if followed.is_json else followed.field
-            values["schema"] = checked_field("schema", followed.schema, said, followed.param)
+            values["schema"] = _followed(followed)
         own = {name: value for name, value in (self.kvlite or {}).items() if name != "documents"}
         return values | _own(own, usual)
 
@@ -360,6 +359,17 @@ def checked_field(name: str, value: Any, field: str, param: str = "") -> Any:
     except SettingError as error:
         raise Refusal(str(error), param=param or field.partition(".")[0]) from None
     return value
+
+
+def _followed(followed: Format) -> str:
+    field, param = followed.field, followed.param
+    if followed.is_json:
+        return str(checked_field("schema", followed.schema, f"{field}: the schema", param))
+    try:
+        return str(checked_field("schema", followed.schema, field, param))
+    except Refusal as error:
+        said = str(error).partition(": give a JSON Schema")[0]
+        raise Refusal(f"{said}: correct it", param=param) from None
 
 
 def _own(given: Mapping[str, Any], usual: Settings) -> dict[str, Any]:

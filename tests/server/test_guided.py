@@ -73,7 +73,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "deep GBNF": ({"ebnf": "root ::= " + "(" * 9_999}, "ebnf is no GBNF grammar (maximum recurs"),
     "long GBNF": ({"ebnf": "root ::= " + "a" * 300_000}, "ebnf has 300,009 characters"),
     "no Lark": ({"guided_grammar": "start: ("}, "guided_grammar 'start: (' cannot be followed"),
-    "no regex": ({"guided_regex": "(?=a)b"}, "look-ahead"),
+    "no regex": ({"guided_regex": "(?=a)b"}, "is not supported 1 | start: /(?=a)b/ ^): correct it"),
     "half a regex": ({"guided_regex": "a\\"}, "guided_regex"),
     "no choice": ({"guided_choice": []}, "guided_choice has 0 texts"),
     "many choices": ({"guided_choice": ["a"] * 10_001}, "has 10,001 texts"),
@@ -223,3 +223,20 @@ def test_what_refers_without_end_does_not_end_the_server(server: Server) -> None
     for given in ({"grammar": gbnf}, {"guided_grammar": lark}):
         assert answered(server, CHAT, **given) == "a"
     assert answered(server, CHAT, guided_json=schema, max_tokens=2)[0] == "["
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"regex": "\ud800("},
+        {"guided_choice": ["\ud800"]},
+        {"grammar": 'root ::= "\ud800'},
+        {"guided_grammar": 'start: "\ud800"'},
+        {"guided_json": {"const": "\ud800"}},
+        form("\ud800"),
+    ],
+    ids=str,
+)
+def test_half_a_character_cannot_be_followed(server: Server, given: dict[str, Any]) -> None:
+    content = json.dumps(sent(CHAT, **given)).encode()
+    require_error(server.http.post(CHAT, content=content), 400, next(iter(given)))
