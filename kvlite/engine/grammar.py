@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from kvlite.errors import SettingError
+from kvlite.model.deep_stack import with_deep_stack
 from kvlite.model.grammar import Vocabulary, in_a_line, require_grammar
 
 
@@ -23,7 +24,9 @@ class Grammar:
         from llguidance import LLMatcher
 
         self._size = vocabulary.size
-        self._matcher = LLMatcher(vocabulary.trie, require_grammar(text), log_level=0)
+        self._matcher = with_deep_stack(
+            lambda: LLMatcher(vocabulary.trie, require_grammar(text), log_level=0)
+        )
         self._require_going()
 
     @property

@@ -38,7 +38,7 @@ class CompletionAnswer:
         echo = bool(request.echo)
         least = 0 if echo else 1
         settings = await asyncio.to_thread(request.settings, runner.settings, least)
-        if request.longest is None:
+        if getattr(request, request.length_field) is None:
             settings["max_new_tokens"] = _LONGEST
         wanted = request.logprobs
         top = None if wanted is None or wanted is False else int(wanted)

@@ -8,6 +8,7 @@ from typing import Any
 
 from kvlite.errors import SettingError
 from kvlite.model.answers.form import Tool
+from kvlite.model.deep_stack import with_deep_stack
 from kvlite.model.grammar import in_a_line, schema_rule
 
 _LOG = logging.getLogger("kvlite.tools")
@@ -107,7 +108,8 @@ def _flaw(schema: dict[str, Any], strict: bool) -> str | None:
 
     try:
         lark = f"start: {schema_rule(schema, lenient=not strict)}"
-        is_wrong, said = LLMatcher.validate_grammar_with_warnings(LLMatcher.grammar_from_lark(lark))
+        grammar = LLMatcher.grammar_from_lark(lark)
+        is_wrong, said = with_deep_stack(lambda: LLMatcher.validate_grammar_with_warnings(grammar))
     except ValueError as error:
         return in_a_line(str(error))
     return in_a_line(said[0]) if is_wrong else None
