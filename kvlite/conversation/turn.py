@@ -69,6 +69,7 @@ class Turn:
         step: its decode step, if memory ran out in the middle of it.
         together: the most turns that took a decode step together, this one included.
         ahead: tokens that were read for it before, and in how many seconds.
+        begun: how many of the tokens that were read last are of the answer, which goes on.
         failure: as of `GenerationMetrics`.
     """
 
@@ -102,7 +103,8 @@ class Turn:
             require_on_cards(config)
         self.turn_config = TurnConfig.of(context, ids, config, answers=answers)
         self.answers = answers
-        self.grammar = self._grammar()
+        self.begun = 0
+        self.grammar = self._grammar([*self.token_ids, *ids])
         self.pending_ids: list[int] = []
         self.prompt: PromptState | None = None
         self.step: Step | None = None
@@ -283,18 +285,23 @@ class Turn:
         self.logits = self.prompt.logits.to(self.model.device, copy=True)
         self.policies = [*self.prompt.policies]
         self.notes, self.config = self.prompt.notes, config
-        self.grammar = self._grammar()
+        self.grammar = self._grammar(self.token_ids)
         if self.store is not None:
             self.recall = Recall(self.store, config.settings.recall_entries)
         self.pending_ids, self.step, self.failure = [], None, ""
         self.run_stats.begin_again()
 
-    def in_words(self, pieces: Iterable[Piece], *, opened: bool = False) -> Iterator[Piece]:
-        """An answer with reasoning told apart; `opened` if it goes on within reasoning."""
-        return with_reasoning(pieces, self.model, self.ids, opened=opened)
+    def go_on(self, begun: int) -> None:
+        """Go on with an answer, of which it reads the last of so many tokens."""
+        self.begun = begun
+        self.grammar = self._grammar([*self.token_ids, *self.ids])
 
-    def _grammar(self) -> Grammar | None:
-        return turn_grammar(self.model, self.settings, self.ids) if self.answers else None
+    def in_words(self, pieces: Iterable[Piece]) -> Iterator[Piece]:
+        """An answer with reasoning told apart, once all that is before it was read."""
+        return with_reasoning(pieces, self.model, self.token_ids, self.begun)
+
+    def _grammar(self, ids: list[int]) -> Grammar | None:
+        return turn_grammar(self.model, self.settings, ids, self.begun) if self.answers else None
 
     def _speculation(self, ends: Collection[int]) -> Speculation:
         off = "" if self.recall is None else "recall fetches anew for every token"
