@@ -26,7 +26,8 @@ FOLDED: dict[str, tuple[str, ...]] = {
     ),
     "Answer": (
         *("top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty"),
-        *("frequency_penalty", "logit_bias", "seed", "speculate", "stop", "schema"),
+        *("thinking", "reasoning_budget", "frequency_penalty", "logit_bias", "seed", "speculate"),
+        *("stop", "schema"),
     ),
 }
 # What a server is told.

@@ -17,7 +17,8 @@ from tests.conftest import SIZES
 TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n<think>\n"
-    "{% if enable_thinking is defined and not enable_thinking %}\n</think>\n\n{% endif %}{% endif %}"
+    "{% if enable_thinking is defined and not enable_thinking %}\n</think>\n\n{% endif %}"
+    "{% endif %}"
 )
 # Reasons, too, and nobody can change that.
 STUBBORN = TEMPLATE.partition("{% if enable")[0] + "{% endif %}"

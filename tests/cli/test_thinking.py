@@ -4,7 +4,6 @@ import io
 import json
 import re
 import signal
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,11 +14,9 @@ from kvlite.cli.chat.command import _entered
 from kvlite.cli.console import Screen
 from kvlite.cli.thinking import ThinkingLine
 from kvlite.config.settings import Settings
-from kvlite.conversation.session import Session
 from kvlite.engine.callbacks import NO_CALLBACKS
 from kvlite.engine.detokenizer import TextStream
 from kvlite.jobs.answer import BatchAnswer
-from kvlite.server.batch_file import answer_line
 from kvlite.server.config import ServerConfig
 from kvlite.web.openai_client import OpenAIClient, Upstream
 from kvlite.web.server_talk import Said, ServerTalk
