@@ -1,8 +1,8 @@
 """Recall as part of a step program: everything that changes from token to token is on the device.
 
 The device writes a token's key and value straight into the host store, and reads fetched entries
-from there: it addresses both memories alike. The storage has room for the whole answer, and its
-fill is computed from the token's position.
+from there: it addresses both memories alike. The storage has room for the answer as planned; for
+what follows, it grows between programs. Its fill is computed from the token's position.
 """
 
 from torch import Tensor
@@ -60,6 +60,7 @@ class RecallProgram:
 
     Attributes:
         reached: the head groups that entries come back to.
+        storage: where the layer's entries lay when the program was made.
     """
 
     def __init__(self, clock: RecallClock, index: int, layer: LayerCache, *, evicts: bool) -> None:
@@ -71,7 +72,7 @@ class RecallProgram:
         self.clock, self.recall, self.position = clock, clock.recall, clock.position
         recall, self.source = self.recall, self.recall.store.layers[index]
         assert self.source.index is not None
-        self.index = self.source.index
+        self.index, self.storage = self.source.index, self.source.cache
         self.reached = [
             group
             for group in layer.head_groups
@@ -84,9 +85,8 @@ class RecallProgram:
 
     @property
     def room(self) -> int:
-        """Tokens that can still go through."""
-        held = self.source.head_group
-        return min(held.capacity, self.index.sizes.shape[2]) - held.used
+        """Tokens that can still go through: none once the host store has grown."""
+        return self.source.room if self.source.cache is self.storage else 0
 
     def tell(self, keys: Tensor, values: Tensor, queries: Tensor, scale: float) -> Tensor | None:
         """Write the token, `(1, kv heads, 1, dim)`, to the host store, where it does not count yet.
