@@ -60,7 +60,6 @@ class RecallProgram:
 
     Attributes:
         reached: the head groups that entries come back to.
-        storage: where the layer's entries lay when the program was made.
     """
 
     def __init__(self, clock: RecallClock, index: int, layer: LayerCache, *, evicts: bool) -> None:
@@ -72,7 +71,7 @@ class RecallProgram:
         self.clock, self.recall, self.position = clock, clock.recall, clock.position
         recall, self.source = self.recall, self.recall.store.layers[index]
         assert self.source.index is not None
-        self.index, self.storage = self.source.index, self.source.cache
+        self.index = self.source.index
         self.reached = [
             group
             for group in layer.head_groups
@@ -85,8 +84,9 @@ class RecallProgram:
 
     @property
     def room(self) -> int:
-        """Tokens that can still go through: none once the host store has grown."""
-        return self.source.room if self.source.cache is self.storage else 0
+        """Tokens that can still go through: none once the layer was full and another took its
+        place."""
+        return self.source.room
 
     def tell(self, keys: Tensor, values: Tensor, queries: Tensor, scale: float) -> Tensor | None:
         """Write the token, `(1, kv heads, 1, dim)`, to the host store, where it does not count yet.
