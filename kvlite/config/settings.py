@@ -146,6 +146,13 @@ class Settings:
         "memory is short",
         low=1,
     )
+    reserve_tokens: int = _option(
+        256,
+        "tokens of an answer that memory is planned for, and bytes of a --budget are reckoned for; "
+        "fewer where --max-tokens is; a longer answer goes on while there is memory (kvlite serve: "
+        "2048)",
+        low=64,
+    )
     never_lossy: bool = _option(
         False,
         "if memory runs out, end the answer rather than give up bits or entries of the cache; the "
@@ -165,7 +172,13 @@ class Settings:
     system: str = _sampling(
         "", "what the model is told first; empty leaves that to the model's template"
     )
-    max_new_tokens: int = _sampling(256, "longest answer, in tokens", low=1, flag="--max-tokens")
+    max_new_tokens: int | None = _sampling(
+        None,
+        "longest answer, in tokens; left out, an answer goes on until the model ends it or the "
+        "context is full",
+        low=1,
+        flag="--max-tokens",
+    )
     temperature: float = _sampling(
         0.0, "0 always takes the most likely token; above 0, tokens are drawn", low=0, high=10
     )
@@ -211,6 +224,15 @@ class Settings:
     def __post_init__(self) -> None:
         for name in OPTIONS:
             object.__setattr__(self, name, checked(name, getattr(self, name), flag_of(name)))
+
+    @property
+    def planned_tokens(self) -> int:
+        """Tokens of an answer that memory is planned for. It may get longer."""
+        return min(self.reserve_tokens, self.max_new_tokens or self.reserve_tokens)
+
+    def longest_within(self, room: int) -> int:
+        """Tokens at which an answer ends where the context has so much room."""
+        return min(room, self.max_new_tokens or room)
 
     def replace(self, values: Mapping[str, Any]) -> "Settings":
         """These settings with some values changed.

@@ -12,7 +12,8 @@ import torch
 from kvlite.cache.bits import written
 from kvlite.cache.hidden_log import HiddenLog
 from kvlite.config.settings import Settings
-from kvlite.conversation.metrics import FinishReason, GenerationMetrics, Piece
+from kvlite.conversation.endings import FinishReason
+from kvlite.conversation.metrics import GenerationMetrics, Piece
 from kvlite.conversation.planned_peak import planned_phases
 from kvlite.conversation.run_stats import RunStats, kept, recalled
 from kvlite.conversation.turn_config import TurnConfig, notes
@@ -216,7 +217,7 @@ class Turn:
             store=self.store,
             backend=self.backend or ON_DEVICE,
             oom_policy=self.oom_policy,
-            reserve=self.turn_config.longest,
+            reserve=self.turn_config.planned,
             chunk=self.chunk,
             callbacks=callbacks,
         )
@@ -246,10 +247,7 @@ class Turn:
                 ended = sampler.take(token) or token in ends or text.stopped
                 reason = self._reason(ended, cancel)
                 if reason == "length" and self.grammar is not None:
-                    self._fail(
-                        f"the answer was cut at {self.turn_config.longest:,} tokens, before it was "
-                        "what --schema asks for: raise --max-tokens"
-                    )
+                    self._fail(self.turn_config.unfinished)
                 if reason is not None:
                     yield Piece(token, shown + text.flush(), self.metrics(reason))
                     return
@@ -293,12 +291,12 @@ class Turn:
         off = "" if self.recall is None else "recall fetches anew for every token"
         if not (looks_up := self.settings.speculate != "off") and self.model.draft is None:
             off = "--speculate off"
-        given = self.model, self.cache, self.token_ids, self.turn_config.longest, looks_up
+        given = self.model, self.cache, self.token_ids, self.turn_config.planned, looks_up
         made = [] if off else proposers(*given)
         return Speculation(self.model, self.cache, self.policies, made, ends, off)
 
     def _enter(self, token: int, speculation: Speculation) -> None:
-        most = self.turn_config.longest - self.run_stats.generated
+        most = self.turn_config.limit - self.run_stats.generated
         with self.run_stats.work(self.model):
             logits = speculation.enter(token, most)
             if logits is None and self.graphs is not None:
@@ -361,7 +359,7 @@ class Turn:
             return "stop"
         if cancel is not None and cancel.is_set():
             return "interrupted"
-        return "length" if self.run_stats.generated >= self.turn_config.longest else None
+        return "length" if self.run_stats.generated >= self.turn_config.limit else None
 
     def metrics(self, reason: FinishReason | None) -> GenerationMetrics:
         """The metrics so far."""
@@ -369,6 +367,8 @@ class Turn:
         itemsize, read = model.dtype.itemsize, len(self.again) + len(self.ids)
         return GenerationMetrics(
             finish_reason=reason,
+            limit=self.turn_config.limited_by if reason == "length" else "",
+            compacts=self.settings.beyond_context == "compact",
             failure=self.failure,
             notes=self.notes,
             fallbacks=tuple(dict.fromkeys(self.oom_policy.taken[self._fallbacks_before :])),

@@ -315,7 +315,7 @@ class Conversations:
 
 
 # Settings that end with the answer.
-_PASSING = (*DRAWING, "max_new_tokens")
+_PASSING = (*DRAWING, "max_new_tokens", "reserve_tokens")
 
 
 def held_bytes(talk: Conversation) -> tuple[int, int]:
