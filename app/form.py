@@ -7,7 +7,7 @@ from typing import Any
 import gradio as gr
 
 from kvlite.config.environment import read_text
-from kvlite.config.settings import OPTIONS, Settings, checked
+from kvlite.config.settings import OPTIONS, Settings, checked, flag_of
 from kvlite.errors import SettingError
 from kvlite.methods import METHODS
 from kvlite.web.openai_client import FIELDS
@@ -40,7 +40,8 @@ class Models:
 
     Attributes:
         listed: their names.
-        others: whether others may be typed: any folder of this machine, for instance.
+        others: whether others may be typed, and other files of this machine named: any folder, for
+            instance.
         here: whether they run on this machine. If not, a server answers, and what it cannot be told
             or asked is not on the page.
     """
@@ -54,8 +55,19 @@ class Models:
         return self.others or model in (first, *self.listed)
 
     def may_set(self, name: str) -> bool:
-        """Whether a setting makes a difference."""
-        return self.here or name in _SERVED
+        """Whether a setting makes a difference, and is for whoever looks at the page."""
+        return (self.here or name in _SERVED) and (self.others or name != "chat_template")
+
+    def require_own(self, settings: Settings, first: Settings) -> None:
+        """Raises SettingError if settings name a model or a file that is neither listed nor what
+        there was at `first`, and others may not be named."""
+        for name, listed in (("model", self.listed), ("draft", self.listed), ("chat_template", ())):
+            value = getattr(settings, name)
+            if not self.others and value not in ("", getattr(first, name), *listed):
+                raise SettingError(
+                    f"{label_of(name)} {value[:100]} is not listed here, and only whoever starts "
+                    f"the app can name others ({flag_of(name)}): leave it as it was"
+                )
 
 
 def label_of(name: str) -> str:

@@ -39,13 +39,13 @@ class SettingsEvents:
         self.service = service
         self.models = models or Models()
         self.tabs = tabs or Tabs()
-        self._first = service.host.settings.model
+        self._first = service.host.settings
 
     def estimate(self, tokens: float | None, *shown: Any) -> tuple[str, str, Any]:
         """Whether there is the memory for the settings, what takes it, and if they can be used."""
         try:
             held = self.service.model_host.held_bytes()
-            made = estimate(_settings(shown), int(tokens or 1), held)
+            made = estimate(self._settings(shown), int(tokens or 1), held)
         except KvliteError as error:
             return sentence_html(str(error), wrong=True), "", gr.Button(interactive=False)
         works = gr.Button(interactive=made.longest > 0)
@@ -98,7 +98,7 @@ class SettingsEvents:
     ) -> Iterator[tuple[str, Any]]:
         works = list[Work]()
         try:
-            wanted = _settings(shown)
+            wanted = self._settings(shown)
             touched = {name: getattr(wanted, name) for name in _touched(filled, shown)}
             new = changed(touched, self.service.settings_of(owner, id))
             loading = {name: value for name, value in new.items() if name in LOADING}
@@ -154,7 +154,7 @@ class SettingsEvents:
 
     def save(self, name: str, request: gr.Request, *shown: Any) -> tuple[Any, str]:
         """Save what is not the default as a profile, and say if it replaced one."""
-        values = changed(vars(_settings(shown)), Settings())
+        values = changed(vars(self._settings(shown)), Settings())
         profiles, name = self._profiles(request), name.strip()
         former = name in profiles.names()
         profiles.save(name, values, force=True)
@@ -170,26 +170,26 @@ class SettingsEvents:
 
     def _require_listed(self, profile: str, values: Mapping[str, Any]) -> None:
         """Raises SettingError if a profile has a model that may not be chosen here."""
-        model = values.get("model", self._first)
-        if not self.models.may_use(model, self._first):
+        model = values.get("model", self._first.model)
+        if not self.models.may_use(model, self._first.model):
             raise SettingError(
                 f"the profile {profile} has the model {model}, which is not in the list here: take "
                 "another profile, or have it downloaded on the app's machine, or the app begun "
                 f"with --model {model}"
             )
 
+    def _settings(self, shown: Sequence[Any]) -> Settings:
+        """The settings in the controls; raises SettingError if one cannot be."""
+        settings = Settings().replace(values_of(list(OPTIONS), shown))
+        self.models.require_own(settings, self._first)
+        for name, value in vars(settings).items():
+            require_meaning(name, value, label_of(name))
+        return settings
+
     def _profiles(self, request: gr.Request) -> Profiles:
         """The program's own profiles; those who log in have theirs."""
         owner = owner_of(request)
         return Profiles(self.service.store(owner).folder if owner else config_folder())
-
-
-def _settings(shown: Sequence[Any]) -> Settings:
-    """The settings in the controls; raises SettingError if one cannot be."""
-    settings = Settings().replace(values_of(list(OPTIONS), shown))
-    for name, value in vars(settings).items():
-        require_meaning(name, value, label_of(name))
-    return settings
 
 
 def _touched(filled: Sequence[Any], shown: Sequence[Any]) -> list[str]:

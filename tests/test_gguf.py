@@ -11,14 +11,18 @@ import torch
 import transformers
 
 import kvlite
-from kvlite.errors import ModelError
+from kvlite.errors import ModelError, SettingError
 from kvlite.model.gguf.config import config_of
 from kvlite.model.gguf.folder import gguf_folder
 from kvlite.model.gguf.header import read_header
 from kvlite.model.gguf.undo import ORDERS
 from kvlite.model.local_models import leftovers, remove_leftovers
 from kvlite.model.source import _embedded_gguf, find_config, find_model
+from kvlite.model.weights import held_tensors
 from tests.gguf_files import write_gguf
+
+SIZES = {"q": 32, "k": 16, "v": 16}
+EXPERTS = {"expert_count": 3, "expert_used_count": 2, "feed_forward_length": 64}
 
 
 @pytest.fixture(autouse=True)
@@ -223,6 +227,13 @@ def test_what_changes_nothing_is_not_refused(tmp_path: Path) -> None:
     assert loaded(tmp_path / "a.gguf").shape.layers == 1
 
 
+def test_unpacked_weights_cannot_stay_packed(tmp_path: Path) -> None:
+    write_gguf(tmp_path / "a.gguf")
+    with pytest.raises(SettingError) as error:
+        kvlite.load(str(tmp_path / "a.gguf"), device="cpu", weights="gguf")
+    assert f"and {tmp_path / 'a.gguf'} has none" in str(error.value)
+
+
 def test_types_without_products_are_unpacked_and_that_is_said(tmp_path: Path) -> None:
     """256 inputs of IQ3_S blocks, with small scales."""
     random = np.random.default_rng(0)
@@ -261,6 +272,58 @@ def test_types_without_products_are_unpacked_and_that_is_said(tmp_path: Path) ->
     planned = runner.model.shape.weight_bytes(runner.model.weights)
     held = sum(each.nbytes for each in runner.model.module.parameters())
     assert sum(planned.values()) == held
+
+
+def test_a_bias_that_transformers_would_have_is_zero(tmp_path: Path) -> None:
+    """Llama with biases of queries, keys and values alone: transformers has one of outputs, too."""
+    random = np.random.default_rng(0)
+    biases = {f"blk.0.attn_{of}.bias": random.random(size) for of, size in SIZES.items()}
+    write_gguf(tmp_path / "a.gguf", tensors=biases)
+    write_gguf(tmp_path / "b.gguf", tensors={**biases, "blk.0.attn_output.bias": np.zeros(32)})
+    ours, theirs = (loaded(tmp_path / f"{name}.gguf").module.state_dict() for name in "ab")
+    assert ours.keys() == theirs.keys() and any("o_proj.bias" in name for name in ours)
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    assert kvlite.load(str(tmp_path / "a.gguf"), device="cpu").generate([1, 2], max_new_tokens=2)
+
+
+@pytest.mark.parametrize("kinds", [("Q8_0", "Q8_0"), ("Q8_0", "Q5_0")])
+def test_experts_of_the_first_files_are_those_of_later_ones(
+    kinds: tuple[str, str], tmp_path: Path
+) -> None:
+    """A tensor for each expert; in one format they stay packed."""
+    random, types = np.random.default_rng(0), gguf.GGMLQuantizationType
+    apart: dict[str, tuple[str, Any]] = {}
+    for name, kind in zip(("gate", "up", "down"), (*kinds, kinds[0]), strict=True):
+        shape = (32, 64) if name == "down" else (64, 32)
+        for expert in range(3):
+            weight = random.standard_normal(shape).astype(np.float32)
+            apart[f"blk.0.ffn_{name}.{expert}.weight"] = kind, gguf.quantize(weight, types[kind])
+    together: dict[str, tuple[str, Any]] = {}
+    for name in ("gate", "up", "down"):
+        own = [apart[f"blk.0.ffn_{name}.{expert}.weight"] for expert in range(3)]
+        together[f"blk.0.ffn_{name}_exps.weight"] = own[0][0], np.stack([each for _, each in own])
+    given: dict[str, Any] = {
+        "without": ("feed_forward_length", *(f"blk.0.ffn_{of}" for of in ("gate", "up", "down"))),
+        "fields": {f"llama.{key}": value for key, value in EXPERTS.items()},
+        "tensors": {"blk.0.ffn_gate_inp.weight": random.standard_normal((3, 32))},
+    }
+    for name, packed in (("first", apart), ("later", together)):
+        write_gguf(tmp_path / f"{name}.gguf", packed=packed, **given)
+    first, later = (
+        kvlite.load(str(tmp_path / f"{name}.gguf"), device="cpu") for name in ("first", "later")
+    )
+    assert first.plan is not None and later.plan is not None
+    is_packed = len({*kinds}) == 1
+    said = [why for why in first.plan.changes if "unpacked" in why]
+    assert said == [] if is_packed else "type Q8_0, Q5_0 are unpacked" in said[0]
+    for runner in (first, later):
+        planned = runner.model.shape.weight_bytes(runner.model.weights)
+        experts = sum(each.nbytes for each in held_tensors(runner.model.module.model.layers[0].mlp))
+        assert planned["mlp"] == experts
+    answers = [runner.generate([1, 2, 3], max_new_tokens=6).token_ids for runner in (first, later)]
+    assert answers[0] == answers[1]
+    fp32 = [loaded(tmp_path / f"{name}.gguf").module.state_dict() for name in ("first", "later")]
+    assert all(torch.equal(fp32[0][name], fp32[1][name]) for name in fp32[0])
 
 
 # --- rope ----------------------------------------------------------------------------------------

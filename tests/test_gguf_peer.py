@@ -1,12 +1,11 @@
 # ruff: noqa: RUF001
-"""Tokenizers of GGUF headers against llama.cpp itself, by its wheel xllamacpp."""
+"""Tokenizers of GGUF headers against llama.cpp itself, by its wheel, which pip fetches."""
 
 import json
 import random
 import subprocess
 import sys
 from functools import cache
-from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -19,11 +18,9 @@ from kvlite.model.gguf.header import read_header
 from kvlite.model.gguf.pre_tokenizers import PRE_TOKENIZERS
 from kvlite.model.gguf.tokenizer import write_tokenizer
 from tests.gguf_vocabularies import BYTE, CONTROL, NORMAL, SPACE, UNKNOWN
+from tests.judges.make import ENGINE, unpacked
 
-pytestmark = [
-    pytest.mark.long,
-    pytest.mark.skipif(find_spec("xllamacpp") is None, reason="xllamacpp is not installed"),
-]
+pytestmark = pytest.mark.long
 TEXTS = [
     *("Hello world", "  Hello  world   ", "a\n\nb\n", "\t\ttabs  \n  \n x \r\n\r\nend  ", "   "),
     *("1234567890 12 345", "a1b22c333 x5", "4 ½ and ² or 10³", "3.14 1,000 1e-10 0xFF"),
@@ -71,6 +68,7 @@ APPROXIMATED = (
 )
 SERVER = """
 import json, os, sys, urllib.request
+sys.path[0] = sys.argv[2]
 import xllamacpp
 params = xllamacpp.CommonParams()
 params.model.path, params.n_ctx, params.n_parallel = sys.argv[1], 64, 1
@@ -152,13 +150,22 @@ def write_model(path: Path, pre: str) -> None:
     writer.close()
 
 
+@pytest.fixture(scope="module")
+def engine() -> Path:
+    """The folder of llama.cpp's wheel."""
+    try:
+        return unpacked(ENGINE)
+    except subprocess.CalledProcessError:
+        pytest.skip("pip cannot fetch llama.cpp's engine")
+
+
 @pytest.mark.parametrize("pre", PRE_TOKENIZERS)
-def test_ids_are_those_of_llama_cpp(pre: str, tmp_path: Path) -> None:
+def test_ids_are_those_of_llama_cpp(pre: str, engine: Path, tmp_path: Path) -> None:
     path = tmp_path / "m.gguf"
     write_model(path, pre)
     texts = TEXTS if pre in APPROXIMATED else [*TEXTS, *HARDER]
     ran = subprocess.run(
-        [sys.executable, "-c", SERVER, str(path)],
+        [sys.executable, "-c", SERVER, str(path), str(engine)],
         input=json.dumps(texts),
         capture_output=True,
         text=True,

@@ -16,6 +16,7 @@ from kvlite.model.gguf.header import read_header
 from kvlite.model.gguf.pre_tokenizers import PRE_TOKENIZERS
 from kvlite.model.gguf.stop_tokens import stop_ids
 from kvlite.model.gguf.tokenizer import write_tokenizer
+from kvlite.model.gguf.vocabulary import Vocabulary
 from tests.gguf_vocabularies import (
     BYTE,
     CONTROL,
@@ -300,7 +301,8 @@ def test_ends_of_answers_are_named_by_the_header_or_by_their_text(tmp_path: Path
     def ends(names: str, **more: int | list[int]) -> set[str]:
         tokens = [*names.split(), "a", "b"]
         fields = named(model="gpt2", tokens=tokens, merges=["x y"], **more)
-        return {tokens[at] for at in stop_ids(read_header(write_header(tmp_path / "e", fields)))}
+        header = read_header(write_header(tmp_path / "e", fields))
+        return {tokens[at] for at in stop_ids(Vocabulary.read(header))}
 
     assert ends("<|im_end|> </s> <|x|>") == {"<|im_end|>", "</s>"}
     assert ends("<|user|> <|obs|>", eot_token_id=0, eom_token_id=1, eos_token_id=2) == {

@@ -153,3 +153,13 @@ def test_a_mask_comes_before_penalties_and_temperatures(runner: Runner) -> None:
         drawn = Sampler(settings, torch.device("cpu"), grammar)(logits, [1, 2])
         assert runner.tokenizer.decode([drawn]).strip()[:1] in {word.strip()[0] for word in WORDS}
     assert float(logits[0, 17]) == 90.0  # which log probabilities are told from
+
+
+def test_a_thousand_references_in_a_row_are_followed(runner: Runner) -> None:
+    """On the usual stack of a thread llguidance ends the process."""
+    steps: dict[str, Any] = {
+        f"d{at}": {"type": "array", "items": {"$ref": f"#/$defs/d{at + 1}"}} for at in range(4000)
+    }
+    schema = {"$ref": "#/$defs/d0", "$defs": {**steps, "d4000": {"type": "null"}}}
+    text = runner.generate([1], schema=json.dumps(schema), max_new_tokens=2).text
+    assert text[0] == "["

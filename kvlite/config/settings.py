@@ -179,6 +179,15 @@ class Settings:
         low=1,
         flag="--max-tokens",
     )
+    thinking: str = _sampling(
+        "auto",
+        "whether models that can do both reason before they answer; auto leaves that to the "
+        "model's template",
+        choices=("auto", "on", "off"),
+    )
+    reasoning_budget: int | None = _sampling(
+        None, "the most tokens of reasoning; then the answer begins", low=1, high=LARGEST
+    )
     temperature: float = _sampling(
         0.0, "0 always takes the most likely token; above 0, tokens are drawn", low=0, high=10
     )

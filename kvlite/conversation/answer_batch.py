@@ -220,8 +220,8 @@ class AnswerBatch:
             beside = bytes_held(talk.model.tensors()) + taken
             self.reading = max(self.reading, plan.get("read", 0) - beside)
         said = [*talk.history.said, (question.text, len(own.token_ids))]
-        about = own, said, talk.documents, config.settings.system
-        answer = own.answer(turn, ignore_eos=False, cancel=cancel)
+        about = own, said, talk.documents, config.settings
+        answer = turn.in_words(own.answer(turn, ignore_eos=False, cancel=cancel))
         pieces = (with_sources(piece, *about) for piece in answer)
         begun = _Answer(question.index, source, turn, pieces)
         self.going.append(begun)

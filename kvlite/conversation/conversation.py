@@ -24,6 +24,7 @@ from kvlite.engine.callbacks import NO_CALLBACKS, Callbacks, Progress
 from kvlite.errors import KvliteError, SettingError
 from kvlite.memory.oom import OOMPolicy
 from kvlite.methods.engine_config import EngineConfig, require_meanings
+from kvlite.model.answers.thinking import thinking_variables
 from kvlite.model.chat_template import all_of, certain, goes_on, said_tokens, text_tokens
 from kvlite.model.load import LoadedModel
 from kvlite.model.text_limit import tokenized
@@ -354,10 +355,12 @@ class Conversation:
         yield from self._answered(self.history.say(start, text), turn, callbacks.cancel)
 
     def _answered(self, node: Node, turn: Turn, cancel: Event | None) -> Iterator[Piece]:
-        said, system = self.history.said, self.settings.system
-        for piece in self.context.answer(turn, ignore_eos=False, cancel=cancel):
+        said, opened = self.history.said, bool(node.reasoning and not node.answer)
+        pieces = self.context.answer(turn, ignore_eos=False, cancel=cancel)
+        for piece in turn.in_words(pieces, opened=opened):
             node.answer += piece.text
-            yield with_sources(piece, self.context, said, self.documents, system)
+            node.reasoning += piece.reasoning
+            yield with_sources(piece, self.context, said, self.documents, self.settings)
 
     @property
     def _unread(self) -> list[int]:
@@ -376,8 +379,15 @@ class Conversation:
         if at is not None:
             number, read, ahead = at.number, at.seen, at.prefilled_ids
         opening, first = not number, read == len(ahead)
-        tokenizer, system = self.model.tokenizer, self.settings.system
-        encode = partial(said_tokens, tokenizer, text, opening=opening, first=first, system=system)
+        encode = partial(
+            said_tokens,
+            self.model.tokenizer,
+            text,
+            opening=opening,
+            first=first,
+            system=self.settings.system,
+            variables=thinking_variables(self.settings.thinking),
+        )
         return self._tokenized(encode, text, cancel)
 
     def _tokenized(

@@ -28,6 +28,7 @@ class Node:
     text: str
     prompt_end: int
     answer: str = ""
+    reasoning: str = ""
 
 
 @dataclass
@@ -64,8 +65,13 @@ class Branch:
     @property
     def messages(self) -> list[Message]:
         """Role and content of messages and answers, in order."""
-        pairs = [(("user", node.text), ("assistant", node.answer)) for node in self.nodes]
-        return [{"role": role, "content": text} for pair in pairs for role, text in pair]
+        made = list[Message]()
+        for node in self.nodes:
+            answer = {"role": "assistant", "content": node.answer}
+            if node.reasoning:
+                answer["reasoning_content"] = node.reasoning
+            made += [{"role": "user", "content": node.text}, answer]
+        return made
 
     @property
     def reachable(self) -> list[Node]:

@@ -125,12 +125,13 @@ def _branch_from(plain: Plain, starts: list[Checkpoint]) -> Branch:
     if [role for role, _ in said] != ["user", "assistant"] * len(plain["said"]):
         raise ValueError("messages come in pairs")
     texts, tip = [text for _, text in said], None
-    ends = zip(plain["said"], _ids(plain["read"]), texts[::2], texts[1::2], strict=True)
-    for number, (index, end, text, answer) in enumerate(ends):
+    reasoning = [str(each.get("reasoning_content", "")) for each in plain["messages"][1::2]]
+    ends = zip(plain["said"], _ids(plain["read"]), texts[::2], texts[1::2], reasoning, strict=True)
+    for number, (index, end, text, answer, thought) in enumerate(ends):
         start = starts[_whole(index)]
         if start.number != number:
             raise ValueError(index)
-        tip = Node(tip, start, text, end, answer)
+        tip = Node(tip, start, text, end, answer, thought)
     return Branch(
         tip,
         _whole(plain["sealed"]),

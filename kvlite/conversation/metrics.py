@@ -47,6 +47,7 @@ class GenerationMetrics:
         recalled_bytes: entries brought back into the cache for this answer.
         recall_hit_rate: the share of wanted entries that were in the cache already; None if no
             token looked for any.
+        reasoning_tokens: tokens of the answer that are reasoning; known when it has ended.
         decode_steps: passes through the model for what was generated, of one token or several.
         proposed_tokens, accepted_tokens: tokens that went through ahead, and those that then came.
         no_speculation: why none were proposed, or none any more; empty if they may be.
@@ -96,6 +97,7 @@ class GenerationMetrics:
     host_kv_place: str = ""
     recalled_bytes: int = 0
     recall_hit_rate: float | None = None
+    reasoning_tokens: int = 0
     decode_steps: int = 0
     proposed_tokens: int = 0
     accepted_tokens: int = 0
@@ -195,12 +197,19 @@ class GenerationMetrics:
 class Piece:
     """A token of an answer, the text that can no longer change, and the metrics so far. The last
     piece has no token if memory ran out; if a conversation has documents, it has the passages that
-    the answer came from, at most three, the one that was looked at most first."""
+    the answer came from, at most three, the one that was looked at most first.
+
+    Attributes:
+        reasoning: text that is reasoning, and no part of `text`; only of answers in words.
+        raw: all text, with the control tokens that stand around reasoning and calls.
+    """
 
     token_id: int | None
     text: str
     metrics: GenerationMetrics
     sources: tuple["Source", ...] = ()
+    reasoning: str = ""
+    raw: str = ""
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Documents in messages as passages: a sentence or a few, and which tokens they are."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -55,13 +55,16 @@ def message_passages(
     opening: bool,
     first: bool,
     system: str = "",
+    variables: Mapping[str, Any] | None = None,
 ) -> MessagePassages | None:
     """Where in a message `text` documents are, which is encoded once more; other arguments are
     those of `said_tokens`. None where the tokenizer does not say where its tokens come from (slow
     ones), or the chat template changes the message."""
     if not getattr(tokenizer, "is_fast", False):
         return None
-    parts = said_parts(tokenizer, text, opening=opening, first=first, system=system)
+    parts = said_parts(
+        tokenizer, text, opening=opening, first=first, system=system, variables=variables
+    )
     said, encoded = whole_characters(text).strip(), [_encoded(tokenizer, each) for each in parts]
     before = sum(len(begins) for begins in encoded)
     for part, begins in zip(reversed(parts), reversed(encoded), strict=True):

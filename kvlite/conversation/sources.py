@@ -14,12 +14,14 @@ import torch
 from torch import Tensor
 
 from kvlite.cache.query_log import QueryLog
+from kvlite.config.settings import Settings
 from kvlite.conversation.context import Context
 from kvlite.conversation.metrics import Piece
 from kvlite.conversation.passages import Passage, message_passages
 from kvlite.documents import Document
 from kvlite.engine.passage_attention import passage_attention
 from kvlite.memory.free import is_oom
+from kvlite.model.answers.thinking import thinking_variables
 from kvlite.model.shape import ModelShape
 
 # Which layers are watched, from first (0) to last (1), of those that see everything.
@@ -76,7 +78,11 @@ def watched(shape: ModelShape) -> dict[int, QueryLog]:
 
 
 def with_sources(
-    piece: Piece, context: Context, said: Sequence[Said], documents: Sequence[Document], system: str
+    piece: Piece,
+    context: Context,
+    said: Sequence[Said],
+    documents: Sequence[Document],
+    settings: Settings,
 ) -> Piece:
     """The last piece of an answer with the passages that it came from; others as they are.
 
@@ -86,12 +92,12 @@ def with_sources(
     Args:
         said: the messages so far, the first one of the conversation included.
         documents: that messages may have.
-        system: the system message.
+        settings: with the system message, and what the template is told.
     """
     if piece.metrics.finish_reason in (None, "memory") or not (documents and context.cache.queries):
         return piece
     try:
-        return replace(piece, sources=_sources(context, said, documents, system))
+        return replace(piece, sources=_sources(context, said, documents, settings))
     except Exception as error:
         if not is_oom(error):
             raise
@@ -99,14 +105,20 @@ def with_sources(
 
 
 def _sources(
-    context: Context, said: Sequence[Said], documents: Sequence[Document], system: str
+    context: Context, said: Sequence[Said], documents: Sequence[Document], settings: Settings
 ) -> tuple[Source, ...]:
     passages, question, begun = list[tuple[int, Passage]](), 0, 0
     tokenizer = context.model.tokenizer
     for number, (text, end) in enumerate(said):
         first = number == 0
         made = message_passages(
-            tokenizer, text, documents, opening=first, first=first, system=system
+            tokenizer,
+            text,
+            documents,
+            opening=first,
+            first=first,
+            system=settings.system,
+            variables=thinking_variables(settings.thinking),
         )
         if made is None:
             return ()

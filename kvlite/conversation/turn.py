@@ -1,6 +1,6 @@
 """One turn: read tokens, generate an answer, account for both."""
 
-from collections.abc import Callable, Collection, Generator, Mapping
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
 from threading import Event
@@ -15,13 +15,14 @@ from kvlite.config.settings import Settings
 from kvlite.conversation.endings import FinishReason
 from kvlite.conversation.metrics import GenerationMetrics, Piece
 from kvlite.conversation.planned_peak import planned_phases
-from kvlite.conversation.run_stats import RunStats, kept, recalled
+from kvlite.conversation.reasoning import turn_grammar, with_reasoning
+from kvlite.conversation.run_stats import RunStats, chosen, kept, recalled
 from kvlite.conversation.turn_config import TurnConfig, notes
 from kvlite.engine.callbacks import NO_CALLBACKS, Callbacks
 from kvlite.engine.compiled_rows import are_small
 from kvlite.engine.cuda_graph import GraphDecoder, graph_decoder
 from kvlite.engine.decode import Step
-from kvlite.engine.detokenizer import TextStream
+from kvlite.engine.detokenizer import AnswerText
 from kvlite.engine.draft import proposers
 from kvlite.engine.grammar import Grammar
 from kvlite.engine.oom_actions import cache_oom_actions
@@ -225,40 +226,40 @@ class Turn:
     def answer(self, *, ignore_eos: bool, cancel: Event | None) -> Generator[Piece]:
         """Generate until the model ends, a stop string, the length limit, or `cancel`. If memory
         runs out and nothing is left to give up, the last piece has no token."""
-        fallbacks = len(self.oom_policy.taken)
         with aside():
             logits = self.logits.to("cpu", copy=True)
-        self.prompt = PromptState(logits, [*self.policies], self.notes, fallbacks)
+        self.prompt = PromptState(logits, [*self.policies], self.notes, len(self.oom_policy.taken))
         sampler = Sampler(self.settings, self.model.device, self.grammar)
         self.graphs = graph_decoder(self.model, sampler)
-        text = TextStream(self.model.tokenizer, self.settings.stop)
+        text = AnswerText(self.model.tokenizer, self.settings.stop, self.model.spelled)
         ends = frozenset() if ignore_eos else self.model.stop_ids
         self.speculation = speculation = self._speculation(ends)
         try:
             while True:
-                drawn = None if self.graphs is None else self.graphs.drawn()
-                if drawn is None:
-                    drawn = self._safely(lambda: sampler(self.logits, self.token_ids))
-                token = drawn
+                token = None if self.graphs is None else self.graphs.drawn()
+                if token is None:
+                    token = self._safely(lambda: sampler(self.logits, self.token_ids))
                 self.pending_ids = [token]
                 self.run_stats.was_drawn()
                 speculation.drawn()
-                shown = "" if token in ends else text.push(token)
+                shown, raw = ("", "") if token in ends else text.push(token)
                 ended = sampler.take(token) or token in ends or text.stopped
                 reason = self._reason(ended, cancel)
-                if reason == "length" and self.grammar is not None:
+                if reason == "length" and self.grammar is not None and not self.grammar.may_end:
                     self._fail(self.turn_config.unfinished)
                 if reason is not None:
-                    yield Piece(token, shown + text.flush(), self.metrics(reason))
+                    rest, rest_raw = text.flush()
+                    yield Piece(token, shown + rest, self.metrics(reason), raw=raw + rest_raw)
                     return
-                yield Piece(token, shown, self.metrics(None))
+                yield Piece(token, shown, self.metrics(None), raw=raw)
                 if self.step is not None:
                     self.finish_step()  # memory ran out in a step with other turns
                 elif self.pending_ids:
                     self._enter(token, speculation)
         except OutOfMemory as error:
             self._fail(str(error))
-            yield Piece(None, text.flush(), self.metrics("memory"))
+            shown, raw = text.flush()
+            yield Piece(None, shown, self.metrics("memory"), raw=raw)
         finally:
             speculation.release()
             if self.graphs is not None:
@@ -283,9 +284,12 @@ class Turn:
         self.pending_ids, self.step, self.failure = [], None, ""
         self.run_stats.begin_again()
 
+    def in_words(self, pieces: Iterable[Piece], *, opened: bool = False) -> Iterator[Piece]:
+        """An answer with reasoning told apart; `opened` if it goes on within reasoning."""
+        return with_reasoning(pieces, self.model, self.ids, opened=opened)
+
     def _grammar(self) -> Grammar | None:
-        schema = self.settings.schema
-        return Grammar(self.model.vocabulary, schema) if schema and self.answers else None
+        return turn_grammar(self.model, self.settings, self.ids) if self.answers else None
 
     def _speculation(self, ends: Collection[int]) -> Speculation:
         off = "" if self.recall is None else "recall fetches anew for every token"
@@ -363,7 +367,7 @@ class Turn:
 
     def metrics(self, reason: FinishReason | None) -> GenerationMetrics:
         """The metrics so far."""
-        model, cache, backend = self.model, self.cache, self.backend
+        model, cache = self.model, self.cache
         itemsize, read = model.dtype.itemsize, len(self.again) + len(self.ids)
         return GenerationMetrics(
             finish_reason=reason,
@@ -385,12 +389,10 @@ class Turn:
             ahead_s=self.ahead[1],
             seen_tokens=cache.seen,
             full_kv_bytes=model.shape.full_kv_bytes(cache.seen, itemsize),
-            score_bytes_to_host=None if backend is None else backend.host_transfer.to_host,
-            score_bytes_back=None if backend is None else backend.host_transfer.back,
-            score_s=None if backend is None else backend.seconds,
             graph_steps=None if self.graphs is None else self.graphs.steps,
             no_graph="" if self.graphs is None else self.graphs.reason,
             together=self.together,
+            **chosen(self.backend),
             **kept(model.shape, cache),
             **recalled(self.store, self.recall, model.shape.kv_size.entry_bytes(itemsize)),
             **({} if self.speculation is None else self.speculation.figures()),

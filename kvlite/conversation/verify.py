@@ -66,7 +66,7 @@ def checked(talk: "Conversation", callbacks: Callbacks, **settings: object) -> I
     for note in own.notes:
         callbacks.say(note)
     own.read(turn, callbacks)
-    yield from own.answer(turn, ignore_eos=False, cancel=callbacks.cancel)
+    yield from turn.in_words(own.answer(turn, ignore_eos=False, cancel=callbacks.cancel))
 
 
 class _Careful(OOMPolicy):

@@ -1,5 +1,7 @@
 """Tokens to text as they come, never splitting a character, never showing a stop string."""
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 _UNFINISHED = "\ufffd"
@@ -12,8 +14,14 @@ class TextStream:
         stopped: whether a stop string came; text from there on is dropped.
     """
 
-    def __init__(self, tokenizer: Any, stops: tuple[str, ...] = ()) -> None:
-        self.tokenizer = tokenizer
+    def __init__(
+        self,
+        tokenizer: Any,
+        stops: tuple[str, ...] = (),
+        spelled: Mapping[int, str] = MappingProxyType({}),
+    ) -> None:
+        """`spelled` are special tokens that are a part of the text."""
+        self.tokenizer, self.spelled = tokenizer, spelled
         self.stops = tuple(stop for stop in stops if stop)
         self.stopped = False
         self.ids: list[int] = []
@@ -42,6 +50,10 @@ class TextStream:
         return rest + held
 
     def _decode(self, ids: list[int]) -> str:
+        at = next((at for at, token in enumerate(ids) if token in self.spelled), None)
+        if at is not None:
+            before, after = self._decode(ids[:at]), self._decode(ids[at + 1 :])
+            return f"{before}{self.spelled[ids[at]]}{after}"
         text: str = self.tokenizer.decode(
             ids, skip_special_tokens=True, clean_up_tokenization_spaces=False
         )
@@ -57,6 +69,29 @@ class TextStream:
         keep = max((_overlap(self.held, stop) for stop in self.stops), default=0)
         text, self.held = self.held[: len(self.held) - keep], self.held[len(self.held) - keep :]
         return text
+
+
+class AnswerText:
+    """An answer's text; and the same with some special tokens spelled out."""
+
+    def __init__(self, tokenizer: Any, stops: tuple[str, ...], spelled: Mapping[int, str]) -> None:
+        self._text = TextStream(tokenizer, stops)
+        self._raw = TextStream(tokenizer, stops, spelled) if spelled else None
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a stop string came."""
+        return self._text.stopped
+
+    def push(self, token_id: int) -> tuple[str, str]:
+        """What is certain with one more token, of both."""
+        text = self._text.push(token_id)
+        return text, text if self._raw is None else self._raw.push(token_id)
+
+    def flush(self) -> tuple[str, str]:
+        """The rest of both, at the end of an answer."""
+        text = self._text.flush()
+        return text, text if self._raw is None else self._raw.flush()
 
 
 def _overlap(text: str, stop: str) -> int:

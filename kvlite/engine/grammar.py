@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from kvlite.errors import SettingError
+from kvlite.model.deep_stack import with_deep_stack
 from kvlite.model.grammar import Vocabulary, in_a_line, require_grammar
 
 
@@ -23,13 +24,20 @@ class Grammar:
         from llguidance import LLMatcher
 
         self._size = vocabulary.size
-        self._matcher = LLMatcher(vocabulary.trie, require_grammar(text), log_level=0)
+        self._matcher = with_deep_stack(
+            lambda: LLMatcher(vocabulary.trie, require_grammar(text), log_level=0)
+        )
         self._require_going()
 
     @property
     def ended(self) -> bool:
         """Whether nothing may follow but the end."""
         return self._matcher.is_stopped()
+
+    @property
+    def may_end(self) -> bool:
+        """Whether the answer is whole as it is."""
+        return self._matcher.is_accepting()
 
     def masked(self, logits: Tensor) -> Tensor:
         """Logits `(1, vocab)` with minus infinity for all tokens that may not come next.

@@ -24,6 +24,7 @@ DRAWING = (
     "stop",
     "speculate",
     "schema",
+    "reasoning_budget",
 )
 
 # Below it logits overflow, and every draw would be the likeliest token.

@@ -11,7 +11,7 @@ from kvlite.documents import Document, whole_characters
 from kvlite.errors import ChatTemplateError, SettingError
 from kvlite.model.control_tokens import Controls
 from kvlite.model.input_marks import Rendering
-from kvlite.model.shown import shown_by_template
+from kvlite.model.shown import Pair, shown_by_template
 from kvlite.model.template_messages import text_of
 from kvlite.model.text_limit import tokenized
 
@@ -80,7 +80,13 @@ def goes_on(ids: list[int], ahead: list[int]) -> bool:
 
 
 def said_tokens(
-    tokenizer: Any, text: str, *, opening: bool, first: bool, system: str = ""
+    tokenizer: Any,
+    text: str,
+    *,
+    opening: bool,
+    first: bool,
+    system: str = "",
+    variables: Mapping[str, Any] | None = None,
 ) -> list[int]:
     """The tokens that a user's message adds to a conversation, in the tokenizer's chat template if
     it has one: all from the start if it is the `opening`, else all that follows the last answer.
@@ -92,17 +98,27 @@ def said_tokens(
         opening: it is the first message.
         first: nothing at all was read before.
         system: the system message, which precedes the first message.
+        variables: of the template.
     """
-    parts = said_parts(tokenizer, text, opening=opening, first=first, system=system)
+    parts = said_parts(
+        tokenizer, text, opening=opening, first=first, system=system, variables=variables
+    )
     return [token for part in parts for token in part.ids]
 
 
 def said_parts(
-    tokenizer: Any, text: str, *, opening: bool, first: bool, system: str = ""
+    tokenizer: Any,
+    text: str,
+    *,
+    opening: bool,
+    first: bool,
+    system: str = "",
+    variables: Mapping[str, Any] | None = None,
 ) -> list[Part]:
     """The parts that `said_tokens` encodes one after the other; the arguments are the same."""
     if tokenizer.chat_template is not None:
-        return _turn_parts(tokenizer, text, opening=opening, system=system)
+        shown = partial(shown_by_template, tokenizer, variables=variables)
+        return _turn_parts(tokenizer, text, shown, opening=opening, system=system)
     told = f"{system}\n\n" if system and opening else ""
     return [_text_part(tokenizer, told + text, first=first)]
 
@@ -164,19 +180,21 @@ def _text_part(tokenizer: Any, text: str, *, first: bool) -> Part:
     return Part(text, around + alone.ids, options, begins)
 
 
-def _turn_parts(tokenizer: Any, text: str, *, opening: bool, system: str) -> list[Part]:
+def _turn_parts(
+    tokenizer: Any, text: str, shown_as: Callable[..., Pair], *, opening: bool, system: str
+) -> list[Part]:
     """The parts of a message in the template. A later turn is cut out of a conversation with a
     placeholder for the past: the real past is in the cache as it was said, so templates that trim
     or drop parts of it have no say."""
     message = {"role": "user", "content": text}
     if not opening:
         past = [{"role": "user", "content": "?"}, {"role": "assistant", "content": _ANSWER}]
-        shown = shown_by_template(tokenizer, [*past, message])
+        shown = shown_as([*past, message])
         rest = [each.after(_ANSWER) for each in shown]
         if rest[0].text and rest[1].text:  # else the template shows no past
             return _parts(tokenizer, *rest)
     told = [{"role": "system", "content": system}] if system and opening else []
-    return _parts(tokenizer, *shown_by_template(tokenizer, [*told, message]))
+    return _parts(tokenizer, *shown_as([*told, message]))
 
 
 def _parts(tokenizer: Any, plain: Rendering, bounded: Rendering) -> list[Part]:

@@ -5,8 +5,9 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
+from os import SEEK_END
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Any
 
 from safetensors import SafetensorError, safe_open
 
@@ -34,7 +35,7 @@ _DTYPES = {
     "BF16": "bfloat16",
     "U8": "uint8",
 }
-# Beside a config.json: where weights lie in a GGUF file (`model.gguf_index`).
+# Beside a config.json: where weights lie in a GGUF file (`model.gguf.index`).
 GGUF_INDEX = "gguf.json"
 # Of each file's bytes, for its fingerprint.
 _SAMPLES, _SAMPLE_BYTES = 64, 4096
@@ -46,7 +47,7 @@ class Stored:
 
     Attributes:
         path: of the file.
-        kind: safetensors' name of its type, such as BF16.
+        kind: the file's name of its type: safetensors' such as BF16, or ggml's such as Q4_K.
         shape: its sizes.
         begin, end: its bytes in the file.
     """
@@ -130,11 +131,8 @@ def fingerprint(folder: Path) -> str:
             begin, stored = _read_header(path)
             tensors = sorted((name, each.kind, each.shape) for name, each in stored.items())
             digest.update(json.dumps(tensors).encode())
-            last = max(0, path.stat().st_size - begin - _SAMPLE_BYTES)
             with path.open("rb") as file:
-                for sample in range(_SAMPLES):
-                    file.seek(begin + last * sample // (_SAMPLES - 1))
-                    digest.update(file.read(_SAMPLE_BYTES))
+                add_samples(digest, file, begin)
     except ValueError as error:
         raise ModelError(
             f"the model in {folder} cannot be loaded: {path.name} is damaged, get it again"
@@ -146,6 +144,14 @@ def fingerprint(folder: Path) -> str:
             "permissions"
         ) from error
     return digest.hexdigest()[:16]
+
+
+def add_samples(digest: Any, file: IO[bytes], begin: int) -> None:
+    """Add samples of a file's bytes from `begin` on to a digest."""
+    last = max(0, file.seek(0, SEEK_END) - begin - _SAMPLE_BYTES)
+    for sample in range(_SAMPLES):
+        file.seek(begin + last * sample // (_SAMPLES - 1))
+        digest.update(file.read(_SAMPLE_BYTES))
 
 
 def parts_of(name: str, stored: dict[str, Stored]) -> list[Stored]:

@@ -35,7 +35,7 @@ def require_grammar(text: str) -> str:
     try:
         grammar = _grammar(text.strip())
         is_wrong, why = LLMatcher.validate_grammar_with_warnings(grammar)
-        if not is_wrong:
+        if not is_wrong and "<[" not in text:  # tokens of a model that is not known here
             begun = LLMatcher(LLTokenizer("byte"), grammar, log_level=0)
             begun.compute_logit_bias()
             is_wrong, why = begun.is_error(), [begun.get_error()]
@@ -64,6 +64,16 @@ def _grammar(text: str) -> str:
         return LLMatcher.grammar_from_lark(text)
     schema = '{"type": "object"}' if text == JSON else text
     return LLMatcher.grammar_from_json_schema(schema, overrides={"whitespace_pattern": _SPACES})
+
+
+def is_schema(text: str) -> bool:
+    """Whether a setting's text is a schema, not a grammar."""
+    return text.strip() == JSON or text.lstrip().startswith("{")
+
+
+def whole_schema_rule(text: str) -> str:
+    """A setting's text, which is a schema, as a part of a Lark grammar."""
+    return schema_rule({"type": "object"} if text.strip() == JSON else json.loads(text))
 
 
 def schema_rule(schema: dict[str, Any], *, lenient: bool = False) -> str:

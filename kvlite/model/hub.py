@@ -14,6 +14,7 @@ from kvlite.config.child_process import run_in_child
 from kvlite.config.paths import models_folder
 from kvlite.config.units import readable
 from kvlite.errors import ModelError, reason
+from kvlite.model.gguf.header import names_model
 
 _UNSTORED = (
     *(errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS),
@@ -108,7 +109,7 @@ def gguf_among(sizes: Mapping[str, int], wanted: str, repo: str) -> str:
         ModelError: there is none or more than one, or it is a part of a split one; those that there
             are are listed with their sizes.
     """
-    models = [name for name in sizes if not name.rpartition("/")[2].startswith("mmproj")]
+    models = [name for name in sizes if names_model(Path(name))]
     found = [name for name in models if wanted.lower() in name.lower()]
     if wanted in models:
         found = [wanted]
@@ -117,7 +118,9 @@ def gguf_among(sizes: Mapping[str, int], wanted: str, repo: str) -> str:
         return found[0]
     listed = ", ".join(f"{name} ({readable(sizes[name])})" for name in sorted(models)) or "none"
     if split and split == found:
-        raise ModelError(f"{repo} has {wanted} in parts, which kvlite does not join: {listed}")
+        raise ModelError(
+            f"{repo} has {wanted} in parts, which `kvlite pull` does not get: {listed}"
+        )
     count = "no GGUF file" if not found else f"{len(found)} GGUF files"
     raise ModelError(
         f"{repo} has {count} like {wanted!r}: choose one of its files with --file: {listed}"

@@ -1,6 +1,6 @@
 """Weights and tokenizer in memory, and the parts of a model the engine runs."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -13,6 +13,8 @@ from torch import Tensor
 
 from kvlite.cache import KVCache, LayerCache
 from kvlite.errors import ModelError, Stopped, reason
+from kvlite.model.answers.derive import answer_form
+from kvlite.model.answers.form import AnswerForm
 from kvlite.model.architectures import LANGUAGE_WEIGHTS, architecture
 from kvlite.model.attention_interface import ATTENTION, register_attention
 from kvlite.model.calibration import Calibration
@@ -22,6 +24,7 @@ from kvlite.model.experts import take_few_in_place
 from kvlite.model.gemma import Carried
 from kvlite.model.grammar import Vocabulary
 from kvlite.model.hybrid import engine_layers
+from kvlite.model.jinja_template import source_of
 from kvlite.model.latents import keep_latents
 from kvlite.model.layers import Layers
 from kvlite.model.llama4 import tell_positions
@@ -96,6 +99,26 @@ class LoadedModel:
     def vocabulary(self) -> Vocabulary:
         """Its tokens, for answers that follow a grammar. Errors are those of `Vocabulary`."""
         return Vocabulary(self.tokenizer, self.shape.vocab, self.stop_ids)
+
+    @cached_property
+    def answer_form(self) -> AnswerForm:
+        """How it writes reasoning, and calls of tools, by its chat template."""
+        if source_of(self.tokenizer) is None:
+            return AnswerForm()
+        ends = self.tokenizer.convert_ids_to_tokens(sorted(self.stop_ids))
+        return answer_form(self.tokenizer, [each for each in ends if each])
+
+    @cached_property
+    def spelled(self) -> Mapping[int, str]:
+        """Special tokens that stand around or within reasoning and calls."""
+        if not (pieces := self.answer_form.pieces):
+            return {}
+        added = self.tokenizer.added_tokens_decoder.items()
+        return {
+            number: each.content
+            for number, each in added
+            if each.special and number not in self.stop_ids and each.content in pieces
+        }
 
     @property
     def device(self) -> torch.device:

@@ -15,10 +15,10 @@ from kvlite.config.settings import EMBEDDED_MODEL
 from kvlite.errors import ModelError, require_uncancelled
 from kvlite.model.gguf.config import model_type
 from kvlite.model.gguf.folder import outdated_folders
-from kvlite.model.gguf.header import is_later_part, read_header
+from kvlite.model.gguf.header import names_model, read_header
 from kvlite.model.ollama import ollama_models
 from kvlite.model.shape import read_config
-from kvlite.model.source import EMBEDDED_PACKAGE, require_weights
+from kvlite.model.source import EMBEDDED_PACKAGE, ggufs_within, require_weights
 
 # Folders and files of the cache that versions before 0.2 made.
 _CONVERTED = ("models", "configs", "converting.lock")
@@ -148,22 +148,22 @@ def _in_hub_cache() -> Iterator[LocalModel]:
         if repo.repo_type != "model" or not repo.revisions:
             continue
         newest = max(repo.revisions, key=lambda revision: revision.last_modified)
-        ggufs = sorted(newest.snapshot_path.rglob("*.gguf"))
-        if ggufs and not (newest.snapshot_path / "config.json").exists():
-            first = (file for file in ggufs if not is_later_part(file))
-            yield from (_of_gguf(_short(file), HUB, file) for file in first)
+        snapshot = newest.snapshot_path
+        ggufs = sorted(filter(names_model, snapshot.rglob("*.gguf")))
+        if ggufs and not any(snapshot.glob("*.safetensors")):
+            yield from (_of_gguf(_short(file), HUB, file) for file in ggufs)
             continue
-        found = _of_folder(repo.repo_id, HUB, newest.snapshot_path)
+        found = _of_folder(repo.repo_id, HUB, snapshot)
         yield replace(found, path=repo.repo_path, nbytes=repo.size_on_disk)
 
 
 def _in_folder(root: Path, place: str) -> Iterator[LocalModel]:
     """Folders with a config.json and GGUF files, however deep."""
     for config in sorted(root.rglob("config.json")):
-        yield _of_folder(_short(config.parent), place, config.parent)
-    for file in sorted(root.rglob("*.gguf")):
-        if not file.name.startswith("mmproj") and not is_later_part(file):
-            yield _of_gguf(_short(file), place, file)
+        if not ggufs_within(config.parent):
+            yield _of_folder(_short(config.parent), place, config.parent)
+    for file in sorted(filter(names_model, root.rglob("*.gguf"))):
+        yield _of_gguf(_short(file), place, file)
 
 
 def _short(path: Path) -> str:

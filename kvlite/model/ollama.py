@@ -41,7 +41,10 @@ def ollama_file(name: str) -> Path:
                 raise ModelError(f"{known[each]} is missing, the file of {name}: pull it again")
             return known[each]
     here = ", ".join(known) or "none"
-    raise ModelError(f"no model {name!r} in {_root()}: Ollama has {here} there (OLLAMA_MODELS)")
+    raise ModelError(
+        f"no model {name!r} in {_root()}: Ollama has {here} there (OLLAMA_MODELS; models with "
+        "adapters are none that kvlite runs)"
+    )
 
 
 def _root() -> Path:

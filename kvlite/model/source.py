@@ -9,6 +9,7 @@ from threading import Event
 from kvlite.config.settings import EMBEDDED_MODEL
 from kvlite.errors import ModelError
 from kvlite.model.gguf.folder import gguf_folder
+from kvlite.model.gguf.header import names_model
 from kvlite.model.hub import fetched
 from kvlite.model.ollama import PREFIX, ollama_file
 from kvlite.model.shape import read_config, require_admitted
@@ -25,13 +26,14 @@ def find_model(
     (`model.gguf.folder`).
 
     Args:
-        model: `smollm2-135m`, a folder, a `.gguf` file, one of Ollama's such as
-            `ollama:llama3.2:3b`, or a Hugging Face id such as `Qwen/Qwen3-8B`.
+        model: `smollm2-135m`, a folder of safetensors or of one GGUF model, a `.gguf` file, one of
+            Ollama's such as `ollama:llama3.2:3b`, or a Hugging Face id such as `Qwen/Qwen3-8B`.
         notify: called with a sentence before what takes time.
         cancel: set to stop that.
 
     Raises:
-        ModelError: it does not exist, holds no safetensors, or is not an admitted architecture.
+        ModelError: it does not exist, holds no weights or those of several models, or is not an
+            admitted architecture.
         Stopped: `cancel` was set.
     """
     require_model(model)
@@ -54,7 +56,8 @@ def require_model(model: str) -> None:
         if path.suffix.lower() != ".gguf" and not model.startswith(PREFIX):
             raise ModelError(f"{model} is a file but not a .gguf: give the model's folder instead")
     elif model and path.is_dir():
-        require_weights(path, model)
+        if gguf_file(model) is None:
+            require_weights(path, model)
     elif not is_repo(model):
         raise _nowhere(model)
 
@@ -95,16 +98,16 @@ def find_tokenizer(
 
 def config_here(model: str) -> Path | None:
     """The folder, if `model` is a folder or a config.json on this machine; None if it is a GGUF
-    file or must be looked for. Takes no time and imports nothing.
+    file, a folder with one, or must be looked for. Takes no time and imports nothing.
 
     Raises:
         ModelError: it is not of an admitted architecture, or there is no such model.
     """
     path = _expanded(model)
     if path.name == "config.json" and path.is_file():
-        path = path.parent
+        return _admitted(path.parent, model)
     if model and path.is_dir():
-        return _admitted(path, model)
+        return _admitted(path, model) if gguf_file(model) is None else None
     if model != EMBEDDED_MODEL and not path.is_file() and not is_repo(model):
         raise _nowhere(model)
     return None
@@ -141,12 +144,26 @@ def gguf_file(model: str) -> Path | None:
     """The GGUF file that a model comes from; None if it comes from something else.
 
     Raises:
-        ModelError: it is the embedded one, which is not installed.
+        ModelError: it is the embedded one, which is not installed, or a folder with several.
     """
     if model == EMBEDDED_MODEL:
         return _embedded_gguf()
     path = _expanded(model)
+    if model and path.is_dir():
+        found = ggufs_within(path)
+        if len(found) > 1:
+            names = ", ".join(file.name for file in found)
+            raise ModelError(f"{model} has several models: name one of its files ({names})")
+        return found[0] if found else None
     return path if path.suffix.lower() == ".gguf" or model.startswith(PREFIX) else None
+
+
+def ggufs_within(folder: Path) -> list[Path]:
+    """The GGUF files that are models of their own in a folder; none where it has safetensors."""
+    files = [*folder.glob("*")]
+    if any(file.suffix == ".safetensors" for file in files):
+        return []
+    return sorted(file for file in files if file.suffix.lower() == ".gguf" and names_model(file))
 
 
 def is_repo(model: str) -> bool:
@@ -189,4 +206,7 @@ def require_weights(folder: Path, name: str) -> Path:
         return folder
     others = sorted(file.name for pattern in ("*.bin", "*.pt*") for file in folder.glob(pattern))
     held = f" (it holds {', '.join(others[:3])}, which can run code)" if others else ""
-    raise ModelError(f"{name} has no .safetensors weights{held}: kvlite loads nothing else")
+    raise ModelError(
+        f"{name} has no .safetensors weights{held}: kvlite loads these or a GGUF file, which "
+        "`kvlite pull` can get"
+    )

@@ -117,13 +117,13 @@ def choose_weights(setting: str, device: torch.device, folder: Path) -> Weights:
             return Weights(next(name for name in PLAIN if PLAIN[name] == dtype), dtype)
         if index is None or not index.is_quantized:
             raise SettingError(
-                f"--weights gguf keeps weights as a GGUF file has them, and {folder} comes from "
+                f"--weights gguf keeps weights as a GGUF file has them, and {_source(folder)} has "
                 "none that can be multiplied so: leave --weights out"
             )
     if setting == "int4" and has_experts(config["model_type"]):
         raise SettingError(
-            f"--weights int4 would leave the experts of {folder} as they are, which is nearly "
-            f"all of a {config['model_type']!r} model: use nf4"
+            f"--weights int4 would leave the experts of {_source(folder)} as they are, which is "
+            f"nearly all of a {config['model_type']!r} model: use nf4"
         )
     if setting in ("int4", "gguf"):
         if find_spec(kernels) is None:
@@ -139,6 +139,12 @@ def choose_weights(setting: str, device: torch.device, folder: Path) -> Weights:
             "`pip install 'bitsandbytes>=0.50,<0.51'`, or use bf16"
         )
     return Weights(setting, dtype)
+
+
+def _source(folder: Path) -> Path:
+    """What a user knows a folder by: the GGUF file it belongs to, if any."""
+    index = read_index(folder)
+    return folder if index is None else index.path
 
 
 def stored_name(stored: Any) -> str:

@@ -3,21 +3,23 @@
 import asyncio
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
+from functools import partial
 from typing import Any
 from uuid import uuid4
 
 from kvlite import __version__
-from kvlite.model.tool_calls import Call
+from kvlite.model.answers.reader import AnswerReader, Part
+from kvlite.model.answers.thinking import opens_reasoning
 from kvlite.server.chances import chat_logprobs
 from kvlite.server.fields import Chat, ResponseRequest
 from kvlite.server.files import with_documents
 from kvlite.server.messages import Plain, plain_messages
 from kvlite.server.refusals import Refusal
 from kvlite.server.served_model import Ask, ServedModel, Token
-from kvlite.server.tools import ToolUse, call_id, tool_use
-from kvlite.server.usage import Choice, Usage, gathered, message_ids, parts_of
+from kvlite.server.tools import tool_use
+from kvlite.server.usage import Call, Choice, Usage, gathered, heard_of, message_ids
 
 _TOP, _FINGERPRINT = 20, f"kvlite-{__version__}"
 
@@ -27,9 +29,9 @@ async def asked(
     request: Chat | ResponseRequest,
     messages: Sequence[Plain],
     top: int | None,
-) -> tuple[Ask, ToolUse | None]:
-    """What is asked of a model, and what it may call. Raises Refusal or KvliteError if it cannot be
-    answered.
+) -> tuple[Ask, Callable[[], AnswerReader] | None]:
+    """What is asked of a model, and what reads an answer. Raises Refusal or KvliteError if it
+    cannot be answered.
 
     Args:
         messages: with the ids of documents, whose text is put into them.
@@ -38,27 +40,44 @@ async def asked(
     runner = model.ready()
     settings = await asyncio.to_thread(request.settings, runner.settings)
     several = request.parallel_tool_calls is not False
-    use = tool_use(runner.tokenizer, request.tools, request.tool_choice, several=several)
-    shown: Sequence[dict[str, Any]] = ()
-    if use is not None:
-        shown, schema = use.shown, settings.get("schema", "")
-        settings["schema"] = await asyncio.to_thread(use.grammar, schema)
+    use = await asyncio.to_thread(
+        partial(tool_use, runner.model, request.tools, request.tool_choice, several=several)
+    )
     told, lent = await asyncio.to_thread(
         with_documents, messages, request.documents, model.state.files
     )
-    ids = await message_ids(
-        model, told, shown, request.chat_template_kwargs, continues=request.continues
-    )
-    return Ask(ids, settings, request.choices, top, lent=lent), use
+    variables = request.variables(runner.settings)
+    ids = await message_ids(model, told, use.shown, variables, continues=request.continues)
+    form, most = runner.model.answer_form, request.most_reasoning or None
+    opened = opens_reasoning(form, runner.tokenizer, ids)
+    if request.continues and form.reasoning is not None:
+        begun = told[-1]["content"]
+        opened = opened or begun.rfind(form.reasoning.begin) > begun.rfind(form.reasoning.end)
+    if use.tools:
+        most = most or runner.settings.reasoning_budget
+        grammar = partial(use.grammar, runner.model, settings.get("schema", ""), most)
+        settings["schema"] = await asyncio.to_thread(grammar, opened=opened)
+    elif most is not None:
+        settings["reasoning_budget"] = most
+    ask = Ask(ids, settings, request.choices, top, lent=lent)
+    if not use.tools and form.reasoning is None:
+        return ask, None
+    goes_on = request.continues and not opened
+    return ask, partial(AnswerReader, form, use.tools, reasoning=opened, begun=goes_on)
 
 
 class ChatAnswer:
     """The answer to one request, whole or piece by piece."""
 
     def __init__(
-        self, model: ServedModel, request: Chat, ask: Ask, use: ToolUse | None = None
+        self,
+        model: ServedModel,
+        request: Chat,
+        ask: Ask,
+        new_reader: Callable[[], AnswerReader] | None = None,
     ) -> None:
-        self.model, self.request, self.ask, self._use = model, request, ask, use
+        self.model, self.request, self.ask = model, request, ask
+        self._new_reader = new_reader
         self._head = {"id": f"chatcmpl-{uuid4().hex}", "created": int(time.time())}
         self._tokenizer = model.ready().tokenizer
 
@@ -66,12 +85,12 @@ class ChatAnswer:
     async def of(cls, model: ServedModel, request: Chat) -> "ChatAnswer":
         """For a request; raises Refusal or KvliteError if it cannot be answered."""
         request.require_here()
-        ask, use = await asked(model, request, plain_messages(request.messages), _top(request))
-        return cls(model, request, ask, use)
+        messages = plain_messages(request.messages)
+        return cls(model, request, *await asked(model, request, messages, _top(request)))
 
     async def whole(self) -> dict[str, Any]:
         """The completion object."""
-        choices, usage = await gathered(self.model, self.ask, self._use)
+        choices, usage = await gathered(self.model, self.ask, self._new_reader)
         return {
             **self._head,
             "object": "chat.completion",
@@ -85,23 +104,24 @@ class ChatAnswer:
         """Chunks, and sentences for those who wait."""
         usage, made = Usage(self.model.names[0], len(self.ask.ids)), Counter[int]()
         begun = set[int]()
-        async with aclosing(parts_of(self.model, self.ask, self._use, usage)) as parts:
-            async for part in parts:
-                if part.token.piece is None:
-                    yield part.token.waiting
+        answer = heard_of(self.model, self.ask, usage, self._new_reader)
+        async with aclosing(answer) as tokens:
+            async for heard in tokens:
+                if heard.token.piece is None:
+                    yield heard.token.waiting
                     continue
-                index, found = part.token.choice, self._logprobs(part.token)
+                index, found = heard.token.choice, self._logprobs(heard.token)
                 if index not in begun:
                     begun.add(index)
                     yield self._chunk(index, {"role": "assistant", "content": ""})
-                if part.text or found is not None:
-                    yield self._chunk(index, {"content": part.text}, logprobs=found)
-                for call in part.calls:
-                    for delta in _call_parts(made[index], call):
-                        yield self._chunk(index, {"tool_calls": [delta]})
-                    made[index] += 1
-                if part.reason is not None:
-                    yield self._chunk(index, {}, _reason(part.reason, made[index]))
+                if found is not None and not heard.text:
+                    yield self._chunk(index, {"content": ""}, logprobs=found)
+                for part in heard.parts:
+                    made[index] += part.kind == "name"
+                    chances = found if part.kind == "text" else None
+                    yield self._chunk(index, _delta(part, made[index] - 1), logprobs=chances)
+                if heard.reason is not None:
+                    yield self._chunk(index, {}, _reason(heard.reason, made[index]))
         if self.request.with_usage:
             yield self._chunks([], usage.plain())
 
@@ -111,9 +131,11 @@ class ChatAnswer:
             found = chat_logprobs(self._tokenizer, self.model.shown_chances(choice.tokens))
         text, calls = choice.text, choice.calls
         message: dict[str, Any] = {"role": "assistant", "content": text}
+        if choice.reasoning:
+            message["reasoning_content"] = choice.reasoning
         message |= {"refusal": None, "annotations": []}
         if calls:
-            message |= {"content": text or None, "tool_calls": [_call(*each) for each in calls]}
+            message |= {"content": text or None, "tool_calls": [_call(each) for each in calls]}
         reason = _reason(choice.reason, len(calls))
         return {"index": index, "message": message, "logprobs": found, "finish_reason": reason}
 
@@ -139,18 +161,20 @@ class ChatAnswer:
         return chunk | ({"usage": usage} if self.request.with_usage else {})
 
 
-def _call(name: str, call: Call) -> dict[str, Any]:
+def _call(call: Call) -> dict[str, Any]:
     function = {"name": call.name, "arguments": call.arguments}
-    return {"id": name, "type": "function", "function": function}
+    return {"id": call.id, "type": "function", "function": function}
 
 
-def _call_parts(index: int, call: Call) -> list[dict[str, Any]]:
-    """A call as streams have it: its name, then its arguments."""
-    named = _call(call_id(), Call(call.name, ""))
-    return [
-        {"index": index, **named},
-        {"index": index, "function": {"arguments": call.arguments}},
-    ]
+def _delta(part: Part, call: int) -> dict[str, Any]:
+    """What a stream has of a part; a part of a call, of the one with this number."""
+    if part.kind == "text":
+        return {"content": part.text}
+    if part.kind == "reasoning":
+        return {"reasoning_content": part.text}
+    if part.kind == "name":
+        return {"tool_calls": [{"index": call, **_call(Call(part.text))}]}
+    return {"tool_calls": [{"index": call, "function": {"arguments": part.text}}]}
 
 
 def _reason(reason: str, calls: int) -> str:

@@ -14,7 +14,7 @@ from kvlite.server.chances import Chances, token_text
 from kvlite.server.fields import Completion
 from kvlite.server.refusals import Refusal
 from kvlite.server.served_model import Ask, ServedModel, Token
-from kvlite.server.usage import Choice, Usage, gathered, parts_of, prompt_ids
+from kvlite.server.usage import Choice, Usage, gathered, heard_of, prompt_ids
 
 # As OpenAI has it: where a request does not say how long its answer may be.
 _LONGEST = 16
@@ -38,7 +38,7 @@ class CompletionAnswer:
         echo = bool(request.echo)
         least = 0 if echo else 1
         settings = await asyncio.to_thread(request.settings, runner.settings, least)
-        if request.longest is None:
+        if getattr(request, request.length_field) is None:
             settings["max_new_tokens"] = _LONGEST
         wanted = request.logprobs
         top = None if wanted is None or wanted is False else int(wanted)
@@ -72,16 +72,16 @@ class CompletionAnswer:
             if self.request.echo and not ask.scored:
                 for chunk in self._echoed(first, ask, None):
                     yield chunk
-            async with aclosing(parts_of(self.model, ask, None, own)) as parts:
-                async for part in parts:
-                    token = part.token
+            async with aclosing(heard_of(self.model, ask, own)) as answer:
+                async for heard in answer:
+                    token = heard.token
                     if token.prompt:
                         for chunk in self._echoed(first, ask, self._logprobs([*token.prompt])):
                             yield chunk
                     elif token.piece is None:
                         yield token.waiting
-                    elif (found := self._of(token)) or part.text or part.reason:
-                        yield self._chunk(first + token.choice, part.text, part.reason, found)
+                    elif (found := self._of(token)) or heard.text or heard.reason:
+                        yield self._chunk(first + token.choice, heard.text, heard.reason, found)
             usage.join(own)
         if self.request.with_usage:
             yield {**self._head, "choices": [], "usage": usage.plain()}

@@ -1,7 +1,6 @@
 """What requests say: fields of OpenAI's that mean something here, checked. Misspelled ones are
 refused, others ignored."""
 
-import json
 import re
 from collections.abc import Mapping
 from difflib import get_close_matches
@@ -13,10 +12,12 @@ from pydantic import BaseModel, Field, ValidationError
 from kvlite.config.settings import Settings, checked
 from kvlite.errors import SettingError
 from kvlite.methods.engine_config import require_meaning
-from kvlite.model.grammar import JSON
 from kvlite.server.config import OWN
-from kvlite.server.messages import Fields, Item, Message, Plain, joined
+from kvlite.server.formats import Format, Formatted, format_of
+from kvlite.server.messages import Fields, Item, Message, Plain, joined, text_of
 from kvlite.server.refusals import Refusal, refusal_of_fields
+from kvlite.server.thinking import Reasons
+from kvlite.server.values import SOMETHING, Biases, Whole
 from kvlite.web.openai_client import FIELDS
 
 # Settings that are fields of their own, as vLLM and llama.cpp call them too.
@@ -31,6 +32,10 @@ _LONGEST_NAME = 1000
 _LOOKED_AT, _ALIKE = 100, 0.82
 # Fields of other servers that are no misspelled ones.
 _NOT_MEANT = frozenset({"parse_tool_calls", "mode", "models", "repetition_penalty_range"})
+# Fields of other servers that a client may rely on, and what says it here.
+_MEANT = {"n_predict": "max_tokens", "format": "response_format"}
+# What clients send for the longest answer there may be, and for any of all tokens.
+_ANY = -1
 _NAME = re.compile("[A-Za-z0-9_.-]{1,40}")
 
 
@@ -43,34 +48,33 @@ class StreamOptions(Fields):
 class Named(Fields):
     """A request that may name a model."""
 
-    model: Annotated[str, Field(max_length=_LONGEST_NAME)] | None = None
+    model: Annotated[Annotated[str, Field(max_length=_LONGEST_NAME)] | None, SOMETHING] = None
 
 
-class Sampled(Named):
+class Sampled(Named, Formatted):
     """Fields of every request for an answer."""
 
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    max_tokens: int | None = None
-    max_completion_tokens: int | None = None
-    n: int | None = None
+    max_tokens: Whole | None = None
+    max_completion_tokens: Whole | None = None
+    n: Whole | None = None
     stop: str | list[str] | None = None
     temperature: float | None = None
     top_p: float | None = None
-    top_k: int | None = None
+    top_k: Whole | None = None
     min_p: float | None = None
     repetition_penalty: float | None = None
-    seed: int | None = None
+    seed: Whole | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
-    response_format: dict[str, Any] | None = None
+    logit_bias: Biases | None = None
     kvlite: dict[str, Any] | None = None
 
     @property
-    def followed(self) -> str:
-        """The setting `schema`; errors are those of `schema_of`."""
-        return schema_of(self.response_format, "response_format")
+    def followed(self) -> Format | None:
+        """What the answer must follow; errors are those of `format_of`."""
+        return format_of(self, self.response_format, "response_format")
 
     @property
     def with_usage(self) -> bool:
@@ -84,9 +88,9 @@ class Sampled(Named):
 
     @property
     def longest(self) -> int | None:
-        """The most tokens of an answer; None if nothing is said."""
+        """The most tokens of an answer; None if nothing is said, or it may be any number."""
         most: int | None = getattr(self, self.length_field)
-        return most
+        return None if most == _ANY else most
 
     @property
     def choices(self) -> int:
@@ -114,6 +118,8 @@ class Sampled(Named):
         found = {name: value for name in _SAMPLING if (value := getattr(self, name)) is not None}
         if found.get("seed", 0) < 0:  # clients that want any
             del found["seed"]
+        if found.get("top_k") == _ANY:
+            found["top_k"] = 0
         if self.longest is not None and (self.longest or least):
             found["max_new_tokens"] = self.longest
         given = {"max_new_tokens": self.length_field}
@@ -126,24 +132,74 @@ class Sampled(Named):
             pairs = tuple(f"{token}:{bias}" for token, bias in self.logit_bias.items())
             values["logit_bias"] = checked_field("logit_bias", pairs, "logit_bias")
         if followed := self.followed:
-            values["schema"] = followed
+            self.require_alone(followed)
+            values["schema"] = _followed(followed)
         own = {name: value for name, value in (self.kvlite or {}).items() if name != "documents"}
         return values | _own(own, usual)
 
+    def require_alone(self, followed: Format) -> None:
+        """Raises Refusal if something else of the request does not go with what is to be
+        followed."""
 
-class Chat(Sampled):
+
+class Talk(Reasons):
+    """Messages, and where the answer begins.
+
+    Attributes:
+        continue_final_message: whether the last one is the beginning of the answer; if it is left
+            out, one of the assistant is.
+    """
+
+    messages: list[Message] | None = None
+    chat_template: str | None = None
+    continue_final_message: bool | None = None
+    add_generation_prompt: bool | None = None
+
+    def require_end(self) -> None:
+        """Raises Refusal unless an answer can begin there, by the model's own template."""
+        if self.chat_template:
+            said = "chat_template is for whoever starts the server (--chat-template): leave it out"
+            raise Refusal(said, param="chat_template")
+        if self.continue_final_message and self.add_generation_prompt:
+            said = "continue_final_message goes on with an answer, add_generation_prompt begins one"
+            raise Refusal(f"{said}: leave one out", param="continue_final_message")
+        if self.continue_final_message and not self.continues:
+            said = "continue_final_message: the last message is no answer that could go on"
+            raise Refusal(said, param="continue_final_message")
+        if self.add_generation_prompt is False and self.messages and not self.continues:
+            said = "add_generation_prompt: an answer begins with one unless it goes on with a last"
+            raise Refusal(f"{said} message of the assistant", param="add_generation_prompt")
+
+    @property
+    def continues(self) -> bool:
+        """Whether the last message is the beginning of the answer."""
+        last = self.messages[-1] if self.messages else None
+        begun = last is not None and last.role == "assistant" and not last.tool_calls
+        wanted = self.continue_final_message is not False and not self.add_generation_prompt
+        return begun and wanted
+
+
+class Asked(Sampled):
+    """Fields of a request for the next message."""
+
+    tools: list[Any] | None = None
+    tool_choice: Any = None
+    parallel_tool_calls: bool | None = None
+
+    def require_alone(self, followed: Format) -> None:
+        """As of any request."""
+        if self.tools and self.tool_choice != "none" and not followed.is_json:
+            said = "does not go with tools, beside which an answer can be JSON: leave one out"
+            raise Refusal(f"{followed.field} {said}", param=followed.param)
+
+
+class Chat(Talk, Asked):
     """A request for the next message of a chat."""
 
     messages: list[Message]
     logprobs: bool | None = None
-    top_logprobs: int | None = None
-    tools: list[Any] | None = None
-    tool_choice: Any = None
-    parallel_tool_calls: bool | None = None
+    top_logprobs: Whole | None = None
     functions: list[Any] | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
-    continue_final_message: bool | None = None
-    add_generation_prompt: bool | None = None
     modalities: list[Any] | None = None
 
     def require_here(self) -> None:
@@ -152,19 +208,17 @@ class Chat(Sampled):
             raise Refusal("functions is not supported: send tools", param="functions")
         if any(each != "text" for each in self.modalities or ()):
             raise Refusal("modalities: this server answers with text alone", param="modalities")
-        if self.continue_final_message and self.add_generation_prompt:
-            said = "continue_final_message goes on with an answer, add_generation_prompt begins one"
-            raise Refusal(f"{said}: leave one out", param="continue_final_message")
-        if self.continue_final_message and not self.continues:
-            said = "continue_final_message: the last message is no answer that could go on"
-            raise Refusal(said, param="continue_final_message")
+        self.require_end()
 
-    @property
-    def continues(self) -> bool:
-        """Whether the last message is the beginning of the answer."""
-        last = self.messages[-1] if self.messages else None
-        begun = last is not None and last.role == "assistant" and not last.tool_calls
-        return begun and self.continue_final_message is not False
+    def require_alone(self, followed: Format) -> None:
+        """As of any request."""
+        super().require_alone(followed)
+        begun = self.messages[-1].content if self.continues else None
+        if text_of(begun, "messages", "messages").strip():
+            said = "is of a whole answer, and the last message has begun it: leave one out, or send"
+            raise Refusal(
+                f"{followed.field} {said} continue_final_message: false", param="messages"
+            )
 
 
 # What responses have in the place of fields of chats.
@@ -181,21 +235,17 @@ class TextForm(Fields):
     format: dict[str, Any] | None = None
 
 
-class ResponseRequest(Sampled):
+class ResponseRequest(Asked, Reasons):
     """A request for the next message, in the newer of OpenAI's two ways."""
 
     input: str | list[Item]
     instructions: str | None = None
-    previous_response_id: str | None = None
-    max_output_tokens: int | None = None
+    previous_response_id: Annotated[str | None, SOMETHING] = None
+    max_output_tokens: Whole | None = None
     store: bool | None = None
     background: bool | None = None
     conversation: Any = None
     prompt: Any = None
-    tools: list[Any] | None = None
-    tool_choice: Any = None
-    parallel_tool_calls: bool | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
     text: TextForm | None = None
     metadata: dict[str, Any] | None = None
     continues: ClassVar[bool] = False
@@ -206,9 +256,9 @@ class ResponseRequest(Sampled):
         return "max_output_tokens"
 
     @property
-    def followed(self) -> str:
+    def followed(self) -> Format | None:
         """As of a chat."""
-        return schema_of(self.format, "text.format")
+        return format_of(self, self.format, "text.format")
 
     @property
     def format(self) -> dict[str, Any] | None:
@@ -238,9 +288,9 @@ class Completion(Sampled):
 
     prompt: str | list[str] | list[int] | list[list[int]] | None = None
     echo: bool | None = None
-    logprobs: int | bool | None = None
+    logprobs: Whole | bool | None = None
     suffix: str | None = None
-    best_of: int | None = None
+    best_of: Whole | None = None
 
     def require_here(self) -> None:
         """Raises Refusal for what this server cannot do."""
@@ -261,13 +311,11 @@ class Completion(Sampled):
         return [each for each in prompt if not isinstance(each, int)]
 
 
-class Tokenizing(Named):
+class Tokenizing(Named, Talk):
     """A text or a chat to tokenize, in the words of vLLM and of llama.cpp."""
 
     prompt: str | None = None
     content: str | None = None
-    messages: list[Message] | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
     add_special_tokens: bool | None = None
     add_special: bool | None = None
 
@@ -286,8 +334,8 @@ def parsed(kind: type[_Model], plain: Mapping[str, Any]) -> _Model:
     """
     lacking = [name for name in kind.model_fields if name not in plain]
     for name in ignored(kind, plain):
-        near = get_close_matches(name, lacking, 1, cutoff=_ALIKE)
-        if near and name not in _NOT_MEANT:
+        near = [_MEANT[name]] if name in _MEANT else get_close_matches(name, lacking, 1, _ALIKE)
+        if near and near[0] in lacking and name not in _NOT_MEANT and plain[name] is not None:
             raise Refusal(f"{name} is not a field: did you mean {near[0]}?", param=name)
     try:
         return kind.model_validate(plain)
@@ -312,27 +360,15 @@ def checked_field(name: str, value: Any, field: str, param: str = "") -> Any:
     return value
 
 
-def schema_of(form: Mapping[str, Any] | None, param: str) -> str:
-    """The setting `schema` of a request; "" for plain text. Raises Refusal if the schema is
-    missing, or cannot be followed.
-
-    Args:
-        form: with a `type`, and a `schema` of its own or under `json_schema`.
-        param: the field that it is.
-    """
-    kind = (form or {}).get("type", "text")
-    if form is None or kind == "text":
-        return ""
-    if kind == "json_object":
-        return JSON
-    if kind != "json_schema":
-        said = f"{param} {str(kind)[:40]!r} is not supported: send text, json_object or json_schema"
-        raise Refusal(said, param=param)
-    named = form.get("json_schema") or form
-    schema = named.get("schema") if isinstance(named, Mapping) else None
-    if not isinstance(schema, Mapping):
-        raise Refusal(f"{param} has no schema: send a JSON Schema as an object", param=param)
-    return str(checked_field("schema", json.dumps(schema), f"{param}: the schema", param))
+def _followed(followed: Format) -> str:
+    field, param = followed.field, followed.param
+    if followed.is_json:
+        return str(checked_field("schema", followed.schema, f"{field}: the schema", param))
+    try:
+        return str(checked_field("schema", followed.schema, field, param))
+    except Refusal as error:
+        said = str(error).partition(": give a JSON Schema")[0]
+        raise Refusal(f"{said}: correct it", param=param) from None
 
 
 def _own(given: Mapping[str, Any], usual: Settings) -> dict[str, Any]:

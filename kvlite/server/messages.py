@@ -7,8 +7,9 @@ from pydantic import BaseModel, ConfigDict
 
 from kvlite.server.refusals import Refusal
 
-# Kinds of parts of messages that are text.
-_TEXTS = ("text", "input_text", "output_text")
+# Kinds of parts of messages that are text, and those of what was thought before it.
+_TEXTS = ("text", "input_text", "output_text", "refusal")
+_THOUGHTS = ("thinking", "redacted_thinking", "reasoning")
 # And those that are documents, by their id.
 _FILES = ("file", "input_file")
 
@@ -34,6 +35,7 @@ class TextPart(Fields):
 
     type: str
     text: str | None = None
+    refusal: str | None = None
     file: FileName | None = None
     file_id: str | None = None
 
@@ -70,13 +72,14 @@ def text_of(content: Content, where: str, param: str) -> str:
     if not isinstance(content, list):
         return content or ""
     for part in content:
-        if (part.type not in _TEXTS or part.text is None) and part.document is None:
+        if part.type not in (*_TEXTS, *_THOUGHTS) and part.document is None:
             said = (
                 f"{where} has a part of type {part.type[:40]!r}: this server reads text, and files "
                 "by the file_id of an upload"
             )
             raise Refusal(said, param=param, code="unsupported_content")
-    return "\n".join(part.text for part in content if part.text)
+    texts = (part.text or part.refusal for part in content if part.type not in _THOUGHTS)
+    return "\n".join(filter(None, texts))
 
 
 Role = Literal["system", "developer", "user", "assistant", "tool", "function"]
@@ -88,8 +91,11 @@ class Message(Fields):
     role: Role
     content: Content = None
     tool_calls: list[ToolCall | None] | None = None
+    function_call: dict[str, Any] | None = None
     tool_call_id: str | None = None
     name: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
 
     def plain(self, number: int, within: str = "messages") -> Plain:
         """For the chat template; `within` is the field of the request that lists it. Raises Refusal
@@ -98,6 +104,8 @@ class Message(Fields):
         if self.role == "function":
             said = f"{where} is of a function: send it as role tool, with tool_call_id"
             raise Refusal(said, param=within)
+        if self.function_call:
+            raise Refusal(f"{where}.function_call is not taken: send tool_calls", param=within)
         if self.content is None and self.role not in ("assistant", "tool"):
             said = f'{where} has no content: send its text ("" for none)'
             raise Refusal(said, param=within)
@@ -108,6 +116,8 @@ class Message(Fields):
             made |= {"documents": named} if (named := [*filter(None, found)]) else {}
         if calls := [each.plain() for each in self.tool_calls or () if each is not None]:
             made["tool_calls"] = calls
+        if role == "assistant" and (thought := self.reasoning_content or self.reasoning):
+            made["reasoning_content"] = thought
         if role == "tool":
             made |= {"tool_call_id": self.tool_call_id or "", "name": self.name or ""}
         return made
@@ -119,20 +129,25 @@ class Item(Fields):
     type: str | None = None
     role: Role | None = None
     content: Content = None
-    call_id: str = ""
-    name: str = ""
-    arguments: str = ""
+    call_id: str | None = None
+    name: str | None = None
+    arguments: str | dict[str, Any] | None = None
     output: Content = None
+    summary: list[TextPart] | None = None
 
     def plain(self, number: int) -> Plain:
         """As of a message; other kinds of items are refused."""
         if self.type == "function_call":
-            called = Called(name=self.name, arguments=self.arguments)
+            called = Called(name=self.name or "", arguments=self.arguments)
             call = ToolCall(id=self.call_id, function=called)
             return {"role": "assistant", "content": "", "tool_calls": [call.plain()]}
+        if self.type == "reasoning":
+            parts = self.content if isinstance(self.content, list) else self.summary or []
+            thought = "\n".join(each.text for each in parts if each.text)
+            return {"role": "assistant", "content": "", "reasoning_content": thought}
         if self.type == "function_call_output":
             text = text_of(self.output, f"input[{number}]", "input")
-            return {"role": "tool", "content": text, "tool_call_id": self.call_id, "name": ""}
+            return {"role": "tool", "content": text, "tool_call_id": self.call_id or "", "name": ""}
         is_message = self.type in (None, "message")
         if not is_message or self.role is None:
             kind = "has no role" if is_message else f"is of type {str(self.type)[:40]!r}"
@@ -157,7 +172,13 @@ def joined(messages: list[Plain]) -> list[Plain]:
         if each["role"] == "tool" and not each["name"]:
             each = {**each, "name": names.get(each["tool_call_id"], "")}
         before = made[-1] if made else {"role": ""}
-        if calls and before["role"] == "assistant" and not each["content"]:
+        if (
+            each["role"] == "assistant"
+            and before.keys() == {"role", "content", "reasoning_content"}
+            and not before["content"]
+        ):
+            made[-1] = {**before, **each}  # what was thought before it was said
+        elif calls and before["role"] == "assistant" and not each["content"]:
             made[-1] = {**before, "tool_calls": [*before.get("tool_calls", []), *calls]}
         else:
             made.append(each)

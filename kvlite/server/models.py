@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import re
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -106,10 +107,18 @@ class Models:
         """Raises Refusal if it is not there, or cannot be run."""
         if name is None:
             return self.current
-        for known in (self.current, self.first):
-            if name in known.names:
-                return known
-        found = next((each for each in await self._others() if each.name == name), None)
+        known = (self.current, self.first)
+        for loaded in known:
+            if name in loaded.names:
+                return loaded
+        others = await self._others()
+        found = next((each for each in others if each.name == name), None)
+        if found is None:  # by a shorter name, or in other letters, unless another has it, too
+            for loaded in known:
+                if any(is_alike(name, each) for each in loaded.names):
+                    return loaded
+            like = [each for each in others if is_alike(name, each.name)]
+            found = like[0] if len(like) == 1 else None
         if found is None:
             here = f"this server has {self.first.names[0]!r}"
             more = "" if self.state.config.one_model else " and what /v1/models lists"
@@ -200,9 +209,24 @@ def _cannot_be_run(name: str, reason: str) -> Refusal:
 
 
 def names_of(model: str) -> list[str]:
-    """What requests may call a model: the last part of a path, and what the setting says."""
+    """What requests may call a model: the last part of a path, what the setting says, and where it
+    is."""
     path = Path(model).expanduser()
-    return [*dict.fromkeys([path.resolve().name if path.exists() else model, model])]
+    if not path.exists():
+        return [model]
+    return [*dict.fromkeys([path.resolve().name, model, str(path.absolute())])]
+
+
+def is_alike(name: str, model: str) -> bool:
+    """Whether a request that names a model may mean this one: in upper or lower case, with or
+    without its folder or owner, `.gguf`, the number of its first part, `ollama:` and `:latest`."""
+    asked, whole = _plain(name), _plain(model)
+    return bool(asked) and asked in (whole, re.split(r"[/\\]", whole)[-1])
+
+
+def _plain(name: str) -> str:
+    name = name.lower().removeprefix("ollama:").removesuffix(":latest")
+    return re.sub(r"(-0*1-of-\d+)?\.gguf$", "", name)
 
 
 async def _ended(work: Work) -> None:

@@ -121,10 +121,17 @@ class Api:
         async with self.models.using(fields.model) as model:
             runner = model.ready()
             if fields.messages is not None:
+                fields.require_end()
                 messages = plain_messages(fields.messages)
                 text = "".join(each["content"] for each in messages)
-                given = fields.chat_template_kwargs
-                encode = partial(chat_tokens, runner.tokenizer, messages, variables=given)
+                given = fields.variables(runner.settings)
+                encode = partial(
+                    chat_tokens,
+                    runner.tokenizer,
+                    messages,
+                    variables=given,
+                    continues=fields.continues,
+                )
             else:
                 text = (fields.content if fields.prompt is None else fields.prompt) or ""
                 flags = (fields.add_special_tokens, fields.add_special)

@@ -1,44 +1,25 @@
-"""`tools` and `tool_choice`: what a model may call, and answers read for calls."""
+"""Tools of requests, as what the model may call."""
 
-import json
 import logging
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 from uuid import uuid4
 
-from kvlite.model.grammar import JSON, schema_rule
-from kvlite.model.tool_calls import Call, CallReader, Tool, ToolForm, calls_grammar, tool_form
-from kvlite.server.fields import checked_field, parsed
+from kvlite.engine.grammar import Grammar
+from kvlite.errors import SettingError
+from kvlite.model.answers.form import Tool
+from kvlite.model.answers.grammar import answer_grammar
+from kvlite.model.grammar import is_schema, whole_schema_rule
+from kvlite.model.load import LoadedModel
+from kvlite.server.fields import parsed
 from kvlite.server.messages import Fields
 from kvlite.server.refusals import Refusal
 
 _LOG = logging.getLogger("kvlite.server")
 _TOOLS = 256
-
-
-class Reader(Protocol):
-    """Reads an answer as it comes."""
-
-    def push(self, token_id: int | None, text: str) -> tuple[str, list[Call]]:
-        """What is certain with one more token: text, and the calls after it."""
-        ...
-
-    def flush(self) -> tuple[str, list[Call]]:
-        """The rest, at the end of the answer."""
-        ...
-
-
-class TextReader:
-    """Reads an answer that has no calls."""
-
-    def push(self, token_id: int | None, text: str) -> tuple[str, list[Call]]:
-        """The token's text."""
-        return text, []
-
-    def flush(self) -> tuple[str, list[Call]]:
-        """Nothing is held back."""
-        return "", []
+_NAME = re.compile(r"[\w./-]{1,128}")
 
 
 class Function(Fields):
@@ -66,102 +47,132 @@ class ToolUse:
         several: whether it may be more than one.
     """
 
-    form: ToolForm
-    tokenizer: Any
-    shown: Sequence[dict[str, Any]]
-    tools: Sequence[Tool]
-    needed: bool
-    several: bool
+    shown: Sequence[dict[str, Any]] = ()
+    tools: Sequence[Tool] = field(default=())
+    needed: bool = False
+    several: bool = True
 
-    def grammar(self, schema: str) -> str:
+    def grammar(
+        self, model: LoadedModel, schema: str, most_reasoning: int | None, *, opened: bool
+    ) -> str:
         """The setting `schema` of an answer that else must follow `schema` ("" for any text).
-        Raises Refusal if the arguments of one of the tools cannot be held to its schema."""
-        text = ""
-        if schema:
-            text = schema_rule({"type": "object"} if schema == JSON else json.loads(schema))
-        rules = calls_grammar(
-            self.form,
-            self.tools,
-            self.tokenizer,
-            text=text,
-            needed=self.needed,
-            several=self.several,
-        )
-        return str(checked_field("schema", rules, "tools: the parameters", "tools"))
 
+        Args:
+            most_reasoning: tokens of reasoning.
+            opened: whether the prompt begins reasoning.
 
-def reader_of(use: ToolUse | None) -> Reader:
-    """A reader of one answer."""
-    return TextReader() if use is None else CallReader(use.form, use.tokenizer)
+        Raises:
+            Refusal: a tool that is strict, or must be called, has a schema that cannot be enforced.
+        """
+        if schema and not is_schema(schema):
+            raise Refusal("a grammar and tools do not go together: leave one out", param="tools")
+        try:
+            text = answer_grammar(
+                model.answer_form,
+                model.tokenizer,
+                model.vocabulary.trie,
+                self.tools,
+                text=schema and whole_schema_rule(schema),
+                needed=self.needed,
+                several=self.several,
+                opened=opened,
+                most_reasoning=most_reasoning,
+                ends=model.stop_ids,
+            )
+            if text:
+                Grammar(model.vocabulary, text)
+        except SettingError as error:
+            said = str(error).replace("--schema", "the parameters of these tools")
+            raise Refusal(said, param="tools") from None
+        return text
 
 
 def tool_use(
-    tokenizer: Any, tools: Sequence[Any] | None, choice: Any, *, several: bool
-) -> ToolUse | None:
-    """What a request lets the model call; None if nothing, or if it may and this model cannot: many
+    model: LoadedModel, tools: Sequence[Any] | None, choice: Any, *, several: bool
+) -> ToolUse:
+    """What a request lets the model call; nothing if the model makes no calls, unless it must: many
     programs send tools with everything that is said. Raises Refusal if a tool is no function, one
-    is not there, or one must be called and this model has none.
+    is not there, or one must be called and this model makes no calls.
 
     Args:
         tools: functions, in either of OpenAI's two ways.
-        choice: auto, required, none, or a function, in either way.
+        choice: auto, required, none, a function, or some of the tools, in either way.
         several: whether one answer may make several calls.
     """
-    if not tools or choice == "none":
-        if choice not in (None, "none", "auto"):
+    mode, names = _chosen(choice)
+    if not tools or mode == "none":
+        if mode not in ("none", "auto") or names is not None:
             raise Refusal("tool_choice wants a tool, and there is none", param="tool_choice")
-        return None
+        return ToolUse()
     if len(tools) > _TOOLS:
         raise Refusal(f"there are {len(tools)} tools: {_TOOLS} at most", param="tools")
-    known = [_function(each, number).tool() for number, each in enumerate(tools)]
-    wanted = _wanted(choice)
-    allowed = [each for each in known if wanted in (None, each.name)]
-    if not allowed:
-        raise Refusal(f"tool_choice {str(wanted)[:60]!r} is no tool here", param="tool_choice")
-    needed = choice == "required" or wanted is not None
-    if not needed and tool_form(tokenizer) is None:
+    known = {
+        tool.name: tool
+        for tool in (_function(each, number).tool() for number, each in enumerate(tools))
+    }
+    for name in names or ():
+        if name not in known:
+            raise Refusal(f"tool_choice: {name[:60]!r} is no tool here", param="tool_choice")
+    if model.answer_form.calls is None:
+        if mode != "auto":
+            said = (
+                "this model's chat template has no tools, or writes calls in a way that is not "
+                "known here: leave tool_choice out, or serve a model that has them (Qwen3, "
+                "Llama 3.1, Mistral)"
+            )
+            raise Refusal(said, param="tools")
         _LOG.info("tools are left out (%d), as the model's chat template has none", len(tools))
-        return None
-    form = require_form(tokenizer)
-    shown = [each.plain() for each in known]
-    return ToolUse(form, tokenizer, shown, allowed, needed, several and wanted is None)
-
-
-def require_form(tokenizer: Any) -> ToolForm:
-    """How the model writes calls. Raises Refusal if it does not, or in a way that is not known."""
-    form = tool_form(tokenizer)
-    if form is None:
-        said = (
-            "this model's chat template has no tools, or writes calls in a way that this server "
-            "does not know: leave calls and their results out, or serve a model that has them "
-            "(Qwen3, Llama 3.1, Mistral)"
-        )
-        raise Refusal(said, param="tools")
-    return form
+        return ToolUse()
+    shown = [each.plain() for each in known.values()]
+    allowed = [known[name] for name in (names or known)]
+    return ToolUse(shown, allowed, mode in ("required", "named"), several and mode != "named")
 
 
 def _function(given: Any, number: int) -> Function:
     """A tool; chat completions have what it is under `function`."""
-    if not isinstance(given, dict) or given.get("type") != "function":
+    if not isinstance(given, dict) or given.get("type", "function") != "function":
         kind = given.get("type") if isinstance(given, dict) else given
         said = f"tools[{number}] is of type {str(kind)[:40]!r}: send functions"
         raise Refusal(said, param="tools")
     try:
-        return parsed(Function, given.get("function", given))
+        made = parsed(Function, given.get("function", given))
     except Refusal as error:
         raise Refusal(f"tools[{number}].{error}", param="tools") from None
+    if not _NAME.fullmatch(made.name):
+        said = f"tools[{number}].name {made.name[:40]!r}: send letters, digits and any of _ - . /"
+        raise Refusal(said, param="tools")
+    return made
 
 
-def _wanted(choice: Any) -> str | None:
-    """The function that must be called, if it is a certain one."""
-    if choice in (None, "auto", "required"):
-        return None
-    if isinstance(choice, dict) and choice.get("type") == "function":
-        function = choice.get("function", choice)
-        if isinstance(function, dict) and isinstance(function.get("name"), str):
-            return str(function["name"])
-    said = f"tool_choice {str(choice)[:60]!r} is not supported: auto, none, required or a function"
+def _chosen(choice: Any) -> tuple[str, list[str] | None]:
+    """auto, required, named or none; and the tools that may be called, None for all."""
+    if choice in (None, "auto", "required", "none"):
+        return choice or "auto", None
+    if choice == "any":  # Mistral's word
+        return "required", None
+    if isinstance(choice, Mapping):
+        kind = choice.get("type")
+        own = choice.get(str(kind), choice)
+        if kind == "function" and (name := _name(choice)) is not None:
+            return "named", [name]
+        if kind == "allowed_tools" and isinstance(own, Mapping):
+            mode, tools = own.get("mode", "auto"), own.get("tools")
+            names = [_name(each) for each in tools] if isinstance(tools, list) else []
+            found = [each for each in names if each is not None]
+            if mode in ("auto", "required") and found and len(found) == len(names):
+                return mode, found
+    said = (
+        f"tool_choice {str(choice)[:60]!r} is not supported: send auto, none, required, a function "
+        "or allowed_tools"
+    )
     raise Refusal(said, param="tool_choice")
+
+
+def _name(given: Any) -> str | None:
+    """The name of a function that a choice names."""
+    own = given.get("function", given) if isinstance(given, Mapping) else None
+    name = own.get("name") if isinstance(own, Mapping) else None
+    return name if isinstance(name, str) else None
 
 
 def call_id() -> str:

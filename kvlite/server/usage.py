@@ -9,14 +9,23 @@ from functools import partial
 from typing import Any
 
 from kvlite.conversation.metrics import GenerationMetrics
+from kvlite.model.answers.reader import AnswerReader, Part
 from kvlite.model.chat_template import chat_tokens
 from kvlite.model.text_limit import require_fits, too_long
-from kvlite.model.tool_calls import Call
 from kvlite.server.chances import Chances
 from kvlite.server.messages import Plain
 from kvlite.server.refusals import Refusal, in_fields
 from kvlite.server.served_model import Ask, ServedModel, Token
-from kvlite.server.tools import Reader, ToolUse, call_id, reader_of
+from kvlite.server.tools import call_id
+
+
+@dataclass
+class Call:
+    """A call of a tool; its `arguments` are JSON, unless the answer was cut in their midst."""
+
+    name: str
+    arguments: str = ""
+    id: str = field(default_factory=call_id)
 
 
 @dataclass
@@ -24,10 +33,22 @@ class Choice:
     """One of the answers."""
 
     text: str = ""
-    calls: list[tuple[str, Call]] = field(default_factory=list)
+    reasoning: str = ""
+    calls: list[Call] = field(default_factory=list)
     reason: str = "stop"
     tokens: list[Token] = field(default_factory=list)
     prompt: tuple[Chances, ...] = ()
+
+    def add(self, part: Part) -> None:
+        """Take what came."""
+        if part.kind == "text":
+            self.text += part.text
+        elif part.kind == "reasoning":
+            self.reasoning += part.text
+        elif part.kind == "name":
+            self.calls.append(Call(part.text))
+        else:
+            self.calls[-1].arguments += part.text
 
 
 @dataclass
@@ -37,6 +58,7 @@ class Usage:
     Attributes:
         fresh: tokens of the prompt that were read for the first answer.
         generated: tokens of all answers.
+        reasoned: those of them that are reasoning.
         first_s: seconds until the first token of the first answer.
     """
 
@@ -44,6 +66,7 @@ class Usage:
     prompt: int
     fresh: int | None = None
     generated: int = 0
+    reasoned: int = 0
     first_s: float = 0.0
     metrics: GenerationMetrics | None = None
 
@@ -63,6 +86,7 @@ class Usage:
             self.first_s = self.first_s or other.first_s
             self.fresh = (self.fresh or 0) + other.fresh
         self.generated += other.generated
+        self.reasoned += other.reasoned
 
     def reason(self, token: Token) -> str | None:
         """Why an answer ended with this token, None if it goes on; a Refusal for lack of memory."""
@@ -88,7 +112,7 @@ class Usage:
             "total_tokens": self.prompt + self.generated,
             "prompt_tokens_details": {"cached_tokens": known, "audio_tokens": 0},
             "completion_tokens_details": {
-                "reasoning_tokens": 0,
+                "reasoning_tokens": self.reasoned,
                 "audio_tokens": 0,
                 "accepted_prediction_tokens": 0,
                 "rejected_prediction_tokens": 0,
@@ -98,55 +122,63 @@ class Usage:
 
 
 @dataclass(frozen=True)
-class Part:
-    """What came with one token of an answer: its text, calls, and why the answer ended if it
-    did."""
+class Heard:
+    """What came with one token of an answer, and why the answer ended if it did."""
 
     token: Token
-    text: str = ""
-    calls: Sequence[Call] = ()
+    parts: Sequence[Part] = ()
     reason: str | None = None
 
+    @property
+    def text(self) -> str:
+        """Its text."""
+        return "".join(part.text for part in self.parts if part.kind == "text")
 
-async def parts_of(
-    model: ServedModel, ask: Ask, use: ToolUse | None, usage: Usage
-) -> AsyncGenerator[Part]:
-    """An answer as it comes, counted in `usage`; and tokens that are none of it."""
-    readers = dict[int, Reader]()
+
+async def heard_of(
+    model: ServedModel, ask: Ask, usage: Usage, new_reader: Callable[[], AnswerReader] | None = None
+) -> AsyncGenerator[Heard]:
+    """An answer as it comes, counted in `usage`; and tokens that are none of it.
+
+    Args:
+        new_reader: of one answer; None if all of it is text.
+    """
+    readers = dict[int, AnswerReader | None]()
     async with aclosing(model.answer(ask)) as tokens:
         async for token in tokens:
-            if token.piece is None:
-                yield Part(token)
+            if (piece := token.piece) is None:
+                yield Heard(token)
                 continue
             usage.add(token)
             if token.choice not in readers:
-                readers[token.choice] = reader_of(use)
-            reader = readers[token.choice]
-            reason = usage.reason(token)
-            text, calls = reader.push(token.piece.token_id, token.piece.text)
-            if reason is not None:
-                rest, more = reader.flush()
-                text, calls = text + rest, calls + more
-            yield Part(token, text, calls, reason)
+                readers[token.choice] = None if new_reader is None else new_reader()
+            reader, reason = readers[token.choice], usage.reason(token)
+            if reader is None:
+                parts = [Part("text", piece.text)] if piece.text else []
+            else:
+                usage.reasoned += reader.is_reasoning
+                parts = reader.push(piece.raw)
+                parts += reader.flush() if reason is not None else []
+            yield Heard(token, parts, reason)
 
 
 async def gathered(
-    model: ServedModel, ask: Ask, use: ToolUse | None = None
+    model: ServedModel, ask: Ask, new_reader: Callable[[], AnswerReader] | None = None
 ) -> tuple[list[Choice], Usage]:
     """All answers of a request, and what they cost."""
     choices, usage = [Choice() for _ in range(ask.choices)], Usage(model.names[0], len(ask.ids))
-    async with aclosing(parts_of(model, ask, use, usage)) as parts:
-        async for part in parts:
-            token = part.token
+    async with aclosing(heard_of(model, ask, usage, new_reader)) as answer:
+        async for heard in answer:
+            token = heard.token
             if token.piece is None:
                 for choice in choices if token.prompt else ():
                     choice.prompt = token.prompt
                 continue
             choice = choices[token.choice]
-            choice.text += part.text
-            choice.calls += [(call_id(), each) for each in part.calls]
+            for part in heard.parts:
+                choice.add(part)
             choice.tokens.append(token)
-            choice.reason = part.reason or choice.reason
+            choice.reason = heard.reason or choice.reason
     return choices, usage
 
 

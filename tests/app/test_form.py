@@ -179,3 +179,35 @@ def test_a_profile_with_a_model_that_is_not_listed_is_refused(
     assert listed.take("mine", owner, *shown) == shown
     with pytest.raises(SettingError, match="mine has the model a/b, which is not in the list here"):
         SettingsEvents(service, Models(others=False)).take("mine", owner, *shown)
+
+
+def test_files_of_this_machine_are_for_whoever_starts_the_app(tmp_path: Path) -> None:
+    own, other = tmp_path / "own.jinja", tmp_path / "other.jinja"
+    for each in (own, other):
+        each.write_text("{{ messages[0].content }}")
+    first = Settings(chat_template=str(own))
+    service, owner = Service(first, tmp_path), gr.Request(username="ann", session_hash="a")
+    locked = SettingsEvents(service, Models(["a/b"], others=False))
+
+    def shown(**values: Any) -> list[Any]:
+        return shown_values(first.replace(values))
+
+    for given in (
+        {"chat_template": str(other)},
+        {"chat_template": "/none"},
+        {"draft": str(other)},
+        {"model": str(tmp_path)},
+    ):
+        words = "only whoever starts the app can name others"
+        assert words in unescape(locked.estimate(9, *shown(**given))[0])
+        told, _ = next(locked.apply("a", shown(), owner, *shown(**given)))
+        assert words in unescape(told)
+        with pytest.raises(SettingError, match=words):
+            locked.save("mine", owner, *shown(**given))
+        free = SettingsEvents(service)
+        assert words not in unescape(free.estimate(9, *shown(**given))[0])
+    for given in ({}, {"chat_template": ""}, {"draft": "a/b"}, {"model": "a/b"}):
+        assert "can name others" not in unescape(locked.estimate(9, *shown(**given))[0])
+    with gr.Blocks():
+        fields = [control("chat_template", "", Models(others=each)) for each in (True, False)]
+    assert [each.visible for each in fields] == [True, False]

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import Run
+from tests.gguf_files import write_gguf
 
 # Each fails in another way, two of them before anything is asked.
 FAULTY = ["tool {{ undefined_fn() }}", "{% if %}", "{{ 1 // 0 }}", "{{ raise_exception('no') }}"]
@@ -30,3 +31,14 @@ def test_a_faulty_template_is_a_sentence(
     (tmp_path / "own.jinja").write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
     done = kvlite(*asked, folder, *own)
     assert done.code == 0, done.err
+
+
+def test_a_faulty_template_in_a_gguf_file_is_a_sentence(kvlite: Run, tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("abcd")
+    for source in FAULTY:
+        write_gguf(tmp_path / "a.gguf", fields={"tokenizer.chat_template": source})
+        done = kvlite(
+            "ask", tmp_path / "a.txt", "ab?", "--max-tokens", 2, "--model", tmp_path / "a.gguf"
+        )
+        assert (done.code, done.err.count("chat template")) == (2, 1), done.err
+        assert "Traceback" not in done.err and done.err.count("\n") <= 4

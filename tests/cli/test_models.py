@@ -91,7 +91,7 @@ def test_one_file_of_a_repository_of_ggufs_is_pulled(
     assert "m-Q4_K_M.gguf came damaged" in kvlite("pull", "a/b").err
     refused(["pull", "a/b", "--file", "Q2"], "no GGUF file like 'Q2'", "m-Q8_0.gguf (")
     refused(["pull", "a/b", "--file", "m-"], "4 GGUF files like 'm-'", "--file")
-    refused(["pull", "a/b", "--file", "bf16"], "in parts, which kvlite does not join")
+    refused(["pull", "a/b", "--file", "bf16"], "in parts, which `kvlite pull` does not get")
 
 
 def test_what_is_no_id_or_not_here_is_refused(refused: Refused) -> None:

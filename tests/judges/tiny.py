@@ -208,6 +208,8 @@ def _add_prediction_layer(path: Path, case: Case) -> None:
     for name, shape in _joining(qwen, last + 1, hidden):
         weights[name] = torch.randn(shape) / hidden**0.5
     save_file(weights, path, {"format": "pt"})
+    head = {name: weight for name, weight in weights.items() if name.startswith("mtp.")}
+    save_file(head, path.with_name("head.safetensors"))
 
 
 def _add_unused_keys(path: Path, case: Case) -> None:

@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from kvlite.config.settings import EMBEDDED_MODEL, Settings
 from kvlite.server.config import ServerConfig
+from kvlite.server.models import is_alike, names_of
 from tests.server.conftest import Server, said, serving
 from tests.server.test_chat import expected
 from tests.server.test_refusing import require_error
@@ -163,3 +164,42 @@ def test_conversations_of_all_models_keep_within_the_disk(several: Server) -> No
     left.keep_disk = max(each.stat().st_size for each in others) * 3 // 2
     left.set_aside()
     assert {each.parent for each in kept.rglob("*.kv")} == {left.folder}
+
+
+@pytest.mark.parametrize(
+    ("model", "names", "others"),
+    [
+        (
+            "/data/Half-Q8_0.gguf",
+            ["half-q8_0.gguf", "Half-Q8_0", "HALF-q8_0", "/data/half-q8_0"],
+            ["half", "data", "/data", "/data/", "other/half-q8_0", ".gguf", "", "/"],
+        ),
+        ("big-00001-of-00003.gguf", ["big", "BIG.gguf"], ["big-00002-of-00003", "bi"]),
+        ("Qwen/Qwen3-8B", ["qwen3-8b", "qwen/qwen3-8b"], ["qwen", "unsloth/Qwen3-8B"]),
+        ("ollama:llama3.2:3b", ["llama3.2:3b", "ollama:Llama3.2:3b"], ["llama3.2", "3b"]),
+        ("ollama:me/tiny:latest", ["tiny", "me/tiny", "tiny:latest"], ["me"]),
+        ("C:\\models\\half.gguf", ["half"], ["models"]),
+    ],
+)
+def test_names_that_mean_a_model(model: str, names: list[str], others: list[str]) -> None:
+    assert [each for each in names if not is_alike(each, model)] == []
+    assert [each for each in others if is_alike(each, model)] == []
+
+
+def test_the_loaded_model_goes_by_its_file_name_and_path(
+    several: Server, tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("tiny", None, "", "TINY", "tiny.gguf", "Tiny:latest", str(tiny_folder)):
+        assert asked(several, name, "Hello.", max_tokens=1).json()["model"] == "tiny"
+    assert several.http.get("/v1/models/TINY").json()["id"] == "tiny"
+    monkeypatch.chdir(tiny_folder.parent)
+    assert names_of("tiny") == ["tiny", str(tiny_folder)]
+    # Others of this machine go by short names as well, unless two share one.
+    assert several.http.get("/v1/models/Other").json()["id"] == OTHER
+    twice = Path.home() / "models" / "more" / "other"
+    shutil.copytree(Path.home() / "models" / "other", twice)
+    several.models._looked = float("-inf")
+    until(lambda: "~/models/more/other" in statuses(several))
+    require_error(several.http.get("/v1/models/Other"), 404, "no model 'Other'")
+    shutil.rmtree(twice.parent)
+    several.models._looked = float("-inf")

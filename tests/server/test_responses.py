@@ -92,7 +92,7 @@ def test_the_oldest_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"input": []}, 400, "input is empty"),
         ({"input": 7}, 400, "input"),
         ({"input": [{"role": "user"}]}, 400, "input[0] has no content"),
-        ({"input": [*said("a"), {"type": "reasoning", "role": "user"}]}, 400, "input[1]"),
+        ({"input": [*said("a"), {"type": "item_reference", "role": "user"}]}, 400, "input[1]"),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, 400, "input[0]"),
         ({"input": "a", "tools": [{"type": "function"}]}, 400, "tools[0].name"),
         (

@@ -131,3 +131,65 @@ def test_an_answer_that_was_begun_goes_on(server: Server) -> None:
     require_error(server.http.post(CHAT, json=both), 400, "leave one out")
     asked = {**body, "messages": [USER], "continue_final_message": True}
     require_error(server.http.post(CHAT, json=asked), 400, "no answer that could go on")
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "Yes,",
+        "Yes, ",
+        "  Yes\n\n",
+        [{"type": "text", "text": "Yes,"}, {"type": "text", "text": " and"}],
+        "<think>\nHm",
+        "<think>\nHm\n</think>\n\nYes",
+        "",
+        None,
+        " ",
+        [],
+    ],
+)
+def test_an_answer_goes_on_exactly_where_it_was_begun(server: Server, content: Any) -> None:
+    begun = [USER, {"role": "assistant", "content": content}]
+    text = content or ""
+    if isinstance(text, list):
+        text = "\n".join(each["text"] for each in text)
+    end = "assistant\n" + (text if text.strip() else "")
+    assert shown(server, begun).endswith(end)
+    counts = set()
+    for given in ({}, {"tools": [TOOL]}, {"add_generation_prompt": False}):
+        body = {"messages": begun, **given}
+        whole = server.http.post(CHAT, json=body | {"n": 2, "temperature": 1, "seed": 3})
+        assert whole.status_code == 200, whole.text
+        counts.add(whole.json()["usage"]["prompt_tokens"])
+    (count,) = counts
+    ids = server.http.post("/tokenize", json={"messages": begun}).json()["tokens"]
+    assert count == len(ids)
+    streamed = server.http.post(CHAT, json=body | {"stream": True, "n": 2})
+    roles = [line for line in streamed.text.splitlines() if '"role"' in line]
+    assert len(roles) == 2 and not any("Yes" in line for line in roles)
+
+
+def test_an_answer_begins_anew_where_that_is_said(server: Server) -> None:
+    begun = [USER, {"role": "assistant", "content": "Yes,"}]
+    for given in ({"add_generation_prompt": True}, {"continue_final_message": False}):
+        assert shown(server, begun, **given).endswith("Yes,<|im_end|>\n<|im_start|>assistant\n")
+    for path in (CHAT, "/tokenize"):
+        body = {"messages": [USER], "add_generation_prompt": False}
+        require_error(server.http.post(path, json=body), 400, "an answer begins with one")
+
+
+def test_a_form_is_of_a_whole_answer(server: Server) -> None:
+    form = {"response_format": {"type": "json_object"}}
+    body = {"messages": [USER, {"role": "assistant", "content": "{"}], **form}
+    require_error(server.http.post(CHAT, json=body), 400, "the last message has begun it")
+    body["messages"] = [USER, {"role": "assistant", "content": " "}]
+    assert server.http.post(CHAT, json=body).status_code == 200
+
+
+def test_no_request_brings_a_template(server: Server) -> None:
+    for path in (CHAT, "/tokenize"):
+        for template in ("{{ 1 }}", "/etc/passwd"):
+            body = {"messages": [USER], "chat_template": template}
+            require_error(server.http.post(path, json=body), 400, "for whoever starts the server")
+    own = {"chat_template_kwargs": {"chat_template": "{{ 1 }}"}}
+    assert shown(server, [USER], **own) == shown(server, [USER], chat_template="")

@@ -6,13 +6,16 @@ store.
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 from kvlite.model.gguf import families, hybrids
 from kvlite.model.gguf.families import Config
+from kvlite.model.gguf.index import Order
 from kvlite.model.gguf.metadata import Metadata
+from kvlite.model.gguf.rope import rope_parameters
 
-# How rows are put back: a function of `model.gguf.undo`, and what it takes, given the config.
-Order = tuple[str, Callable[[Config], tuple[int, ...]]]
+# How rows are put back, given the config; None if they are where they belong.
+Ordered = Callable[[Config], Order | None]
 
 
 @dataclass(frozen=True)
@@ -28,9 +31,10 @@ class GGUFArchitecture:
         columns: likewise columns.
         permuted: whether rows of queries and keys are in the order of neighboring channels.
         norm_offset: what was added to norms.
-        has_rope: whether positions are rotary.
-        partial: whether a part of a head may be rotated.
+        rope: `rope_parameters`, given the file and the config so far; None if positions are not
+            rotary.
         transposed: parameters of experts that transformers has the other way round.
+        zero: parameters that are zero where the file has none.
         harmless: keys that change nothing.
     """
 
@@ -38,13 +42,13 @@ class GGUFArchitecture:
     keys: dict[str, str] = field(default_factory=dict)
     more: Callable[[Metadata, Config], Config] = lambda file, config: {}
     modules: dict[str, str] = field(default_factory=dict)
-    orders: dict[str, Order] = field(default_factory=dict)
-    columns: dict[str, Order] = field(default_factory=dict)
+    orders: dict[str, Ordered] = field(default_factory=dict)
+    columns: dict[str, Ordered] = field(default_factory=dict)
     permuted: bool = False
     norm_offset: int = 0
-    has_rope: bool = True
-    partial: bool = False
+    rope: Callable[[Metadata, Config], Config] | None = rope_parameters
     transposed: tuple[str, ...] = ()
+    zero: tuple[str, ...] = ()
     harmless: frozenset[str] = frozenset()
 
     def name(self, file: Metadata) -> str:
@@ -52,6 +56,7 @@ class GGUFArchitecture:
         return self.model_type if isinstance(self.model_type, str) else self.model_type(file)
 
 
+_PARTIAL_ROPE = partial(rope_parameters, partial=True)
 # What hybrids without recurrent layers say all the same.
 _STATES = frozenset(
     f"ssm.{key}"
@@ -61,60 +66,61 @@ _POST_NORMS = {
     ".post_attention_layernorm": "post_attention_norm",
     ".post_feedforward_layernorm": "post_ffw_norm",
 }
-_DELTA_ORDERS: dict[str, Order] = {
-    ".linear_attn.in_proj_qkv.weight": ("grouped", hybrids.value_rows),
-    ".linear_attn.conv1d.weight": ("grouped", hybrids.value_rows),
-    ".linear_attn.in_proj_z.weight": ("grouped", lambda config: (0, *hybrids.values(config))),
-    ".linear_attn.in_proj_a.weight": ("grouped", lambda config: (0, *hybrids.values(config, 1))),
-    ".linear_attn.in_proj_b.weight": ("grouped", lambda config: (0, *hybrids.values(config, 1))),
-    ".linear_attn.A_log": ("grouped", lambda config: (0, *hybrids.values(config, 1))),
-    ".linear_attn.dt_bias": ("grouped", lambda config: (0, *hybrids.values(config, 1))),
+_BY_HEAD = partial(hybrids.grouped, dim=1)
+_DELTA_ORDERS: dict[str, Ordered] = {
+    ".linear_attn.in_proj_qkv.weight": hybrids.grouped_values,
+    ".linear_attn.conv1d.weight": hybrids.grouped_values,
+    ".linear_attn.in_proj_z.weight": hybrids.grouped,
+    ".linear_attn.in_proj_a.weight": _BY_HEAD,
+    ".linear_attn.in_proj_b.weight": _BY_HEAD,
+    ".linear_attn.A_log": _BY_HEAD,
+    ".linear_attn.dt_bias": _BY_HEAD,
 }
 _SPLIT_CHANNELS = frozenset({"rope.dimension_sections"})
 _QWEN35 = GGUFArchitecture(
     "qwen3_5_text",
-    partial=True,
+    rope=_PARTIAL_ROPE,
     more=hybrids.delta_net,
     modules={".post_attention_layernorm": "post_attention_norm"},
     orders=_DELTA_ORDERS,
-    columns={
-        ".linear_attn.out_proj.weight": ("grouped", lambda config: (0, *hybrids.values(config)))
-    },
+    columns={".linear_attn.out_proj.weight": hybrids.grouped},
     norm_offset=1,
     harmless=_SPLIT_CHANNELS,
 )
-
-
-def _by_key_head(config: Config) -> tuple[int, ...]:
-    keys, values = config["linear_num_key_heads"], config["linear_num_value_heads"]
-    return (
-        keys,
-        config["linear_key_head_dim"],
-        values // keys * config["linear_value_head_dim"],
-    )
 
 
 _GPT_OSS_EXPERTS = (".mlp.experts.gate_up_proj", ".mlp.experts.down_proj")
 _NEMOTRON = GGUFArchitecture(
     "nemotron_h",
     more=hybrids.nemotron,
-    has_rope=False,
+    rope=None,
     # Rope has no part in it, though the converter may say something of it.
     harmless=frozenset({"rope.dimension_count", "rope.freq_base"}),
 )
 
 ARCHITECTURES: dict[str, GGUFArchitecture] = {
-    "llama": GGUFArchitecture(families.llama_type, more=families.llama, permuted=True),
-    "mistral3": GGUFArchitecture(families.mistral_type, more=families.mistral, permuted=True),
+    "llama": GGUFArchitecture(
+        families.llama_type,
+        more=families.llama,
+        permuted=True,
+        # transformers has biases in all four projections, or in none.
+        zero=(".self_attn.o_proj.bias",),
+    ),
+    "mistral3": GGUFArchitecture(
+        families.mistral_type,
+        more=lambda file, config: {"sliding_window": None},
+        rope=families.mistral_rope,
+        permuted=True,
+    ),
     "qwen2": GGUFArchitecture("qwen2", more=lambda file, config: {"use_sliding_window": False}),
     "qwen3": GGUFArchitecture("qwen3", more=lambda file, config: {"use_sliding_window": False}),
     "qwen3moe": GGUFArchitecture("qwen3_moe", more=families.qwen3_moe),
     "qwen3next": GGUFArchitecture(
         "qwen3_next",
-        partial=True,
+        rope=_PARTIAL_ROPE,
         more=hybrids.delta_net,
         modules={".post_attention_layernorm": "post_attention_norm"},
-        orders={".linear_attn.in_proj_qkvz.weight": ("by_key_head", _by_key_head)},
+        orders={".linear_attn.in_proj_qkvz.weight": hybrids.by_key_head},
         norm_offset=1,
     ),
     "qwen35": _QWEN35,
@@ -129,12 +135,19 @@ ARCHITECTURES: dict[str, GGUFArchitecture] = {
         norm_offset=1,
     ),
     "gemma3": GGUFArchitecture(
-        "gemma3_text", more=families.gemma3, modules=_POST_NORMS, norm_offset=1
+        "gemma3_text",
+        more=families.gemma3,
+        rope=families.gemma3_rope,
+        modules=_POST_NORMS,
+        norm_offset=1,
     ),
-    "gemma3n": GGUFArchitecture("gemma3n_text", more=families.gemma3n, modules=_POST_NORMS),
+    "gemma3n": GGUFArchitecture(
+        "gemma3n_text", more=families.gemma3n, rope=families.gemma3_rope, modules=_POST_NORMS
+    ),
     "gemma4": GGUFArchitecture(
         "gemma4_text",
         more=families.gemma4,
+        rope=families.gemma4_rope,
         modules={
             **_POST_NORMS,
             ".pre_feedforward_layernorm_2": "pre_ffw_norm_2",
@@ -143,14 +156,15 @@ ARCHITECTURES: dict[str, GGUFArchitecture] = {
         },
         harmless=frozenset({"attention.value_length_swa"}),
     ),
-    "phi3": GGUFArchitecture("phi3", more=families.phi3, partial=True),
+    "phi3": GGUFArchitecture("phi3", more=families.phi3, rope=_PARTIAL_ROPE),
     "gpt-oss": GGUFArchitecture(
         "gpt_oss",
         more=families.gpt_oss,
+        rope=families.gpt_oss_rope,
         modules={".post_attention_layernorm": "post_attention_norm"},
         orders={
-            ".mlp.experts.gate_up_proj": ("alternating", lambda config: ()),
-            ".mlp.experts.gate_up_proj_bias": ("alternating", lambda config: ()),
+            ".mlp.experts.gate_up_proj": lambda config: ("alternating", ()),
+            ".mlp.experts.gate_up_proj_bias": lambda config: ("alternating", ()),
         },
         transposed=_GPT_OSS_EXPERTS,
     ),
@@ -158,12 +172,13 @@ ARCHITECTURES: dict[str, GGUFArchitecture] = {
     "gptoss": GGUFArchitecture(
         "gpt_oss",
         more=families.gpt_oss,
+        rope=families.gpt_oss_rope,
         modules={".self_attn.o_proj": "attn_out"},
         transposed=_GPT_OSS_EXPERTS,
     ),
     "glm4": GGUFArchitecture(
         "glm4",
-        partial=True,
+        rope=_PARTIAL_ROPE,
         modules={
             ".post_self_attn_layernorm": "post_attention_norm",
             ".post_mlp_layernorm": "post_ffw_norm",
@@ -171,11 +186,13 @@ ARCHITECTURES: dict[str, GGUFArchitecture] = {
     ),
     "glm4moe": GGUFArchitecture(
         "glm4_moe",
-        partial=True,
+        rope=_PARTIAL_ROPE,
         more=families.glm4_moe,
         modules={".post_attention_layernorm": "post_attention_norm"},
     ),
-    "deepseek2": GGUFArchitecture(families.deepseek_type, more=families.deepseek, partial=True),
+    "deepseek2": GGUFArchitecture(
+        families.deepseek_type, more=families.deepseek, rope=families.deepseek_rope
+    ),
     "granite": GGUFArchitecture(
         "granite", more=hybrids.granite_alone, permuted=True, harmless=_STATES
     ),
@@ -183,7 +200,9 @@ ARCHITECTURES: dict[str, GGUFArchitecture] = {
     "granitehybrid": GGUFArchitecture(
         "granitemoehybrid", more=hybrids.granite_hybrid, permuted=True
     ),
-    "olmo2": GGUFArchitecture(families.olmo_type, more=families.olmo, modules=_POST_NORMS),
+    "olmo2": GGUFArchitecture(
+        families.olmo_type, more=families.olmo, rope=families.olmo_rope, modules=_POST_NORMS
+    ),
     "smollm3": GGUFArchitecture("smollm3", more=families.smollm3, permuted=True),
     "exaone4": GGUFArchitecture("exaone4", more=families.exaone4, modules=_POST_NORMS),
     "seed_oss": GGUFArchitecture(

@@ -7,7 +7,6 @@ from kvlite.model.config_limits import MOST
 from kvlite.model.gguf.architectures import ARCHITECTURES, GGUFArchitecture
 from kvlite.model.gguf.header import Header
 from kvlite.model.gguf.metadata import Metadata
-from kvlite.model.gguf.rope import rope_parameters
 
 # Files of these kinds are no language models, or only a part of one.
 _OTHERS = {
@@ -73,13 +72,12 @@ def _config(own: GGUFArchitecture, file: Metadata) -> dict[str, Any]:
         raise file.wrong("attention.head_count", "a number of heads is needed")
     if any(each not in (0, most) for each in heads):
         raise file.wrong("attention.head_count", "kvlite needs as many heads in all layers")
-    dim = file.size("attention.key_length", hidden // most)
     config: dict[str, Any] = {
         "model_type": own.name(file),
         "hidden_size": hidden,
         "num_hidden_layers": file.layers,
         "num_attention_heads": most,
-        "head_dim": dim,
+        "head_dim": file.size("attention.key_length", hidden // most),
         "vocab_size": file.rows("token_embd.weight"),
         "max_position_embeddings": file.size("context_length"),
         "tie_word_embeddings": "output.weight" not in header.tensors,
@@ -108,8 +106,8 @@ def _config(own: GGUFArchitecture, file: Metadata) -> dict[str, Any]:
             config[name] = file.number(f"attention.{key}")
     if not config.keys() & {"rms_norm_eps", "layer_norm_eps"}:
         raise file.wrong("attention.layer_norm_rms_epsilon", "norms need it")
-    if own.has_rope:
-        config["rope_parameters"] = rope_parameters(file, dim, partial=own.partial)
+    if own.rope is not None:
+        config["rope_parameters"] = own.rope(file, config)
     for name, key in own.keys.items():
         config[name] = file.number(key)
     config |= own.more(file, config)

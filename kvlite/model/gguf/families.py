@@ -25,9 +25,8 @@ def pattern(file: Metadata, default: int) -> list[str]:
     return [FULL if (layer + 1) % each == 0 else SLIDING for layer in range(file.layers)]
 
 
-def _rope_by_kind(file: Metadata, config: Config, theta: float, sliding_theta: float) -> Config:
+def _rope_by_kind(file: Metadata, full: Config, sliding_theta: float) -> Config:
     """Scaling is for layers that see everything."""
-    full = rope_parameters(file, config["head_dim"], theta=theta)
     own = float(file.number("rope.freq_base_swa", sliding_theta))
     return {FULL: full, SLIDING: {"rope_type": "default", "rope_theta": own}}
 
@@ -53,14 +52,15 @@ def mistral_type(file: Metadata) -> str:
     return "ministral3" if file.has("attention.temperature_scale") else "mistral"
 
 
-def mistral(file: Metadata, config: Config) -> Config:
+def mistral_rope(file: Metadata, config: Config) -> Config:
+    rope = rope_parameters(file, config)
     if config["model_type"] == "mistral":
-        return {"sliding_window": None}
-    rope = config["rope_parameters"]
-    beta = float(file.number("attention.temperature_scale"))
-    rope |= {"llama_4_scaling_beta": beta}
-    rope.setdefault("original_max_position_embeddings", config["max_position_embeddings"])
-    return {"sliding_window": None}
+        return rope
+    return {
+        "original_max_position_embeddings": config["max_position_embeddings"],
+        **rope,
+        "llama_4_scaling_beta": float(file.number("attention.temperature_scale")),
+    }
 
 
 def qwen3_moe(file: Metadata, config: Config) -> Config:
@@ -95,13 +95,16 @@ def _softcaps(file: Metadata) -> Config:
     return {key: cap or None for key, cap in caps.items()}
 
 
+def gemma3_rope(file: Metadata, config: Config) -> Config:
+    return _rope_by_kind(file, rope_parameters(file, config, theta=1e6), 1e4)
+
+
 def gemma3(file: Metadata, config: Config) -> Config:
     is_27b = file.layers == 62
     return {
         "layer_types": pattern(file, 6),
         "sliding_window": file.whole("attention.sliding_window"),
         "query_pre_attn_scalar": _per_head(config) if is_27b else config["head_dim"],
-        "rope_parameters": _rope_by_kind(file, config, 1e6, 1e4),
         **_softcaps(file),
     }
 
@@ -130,9 +133,20 @@ def gemma3n(file: Metadata, config: Config) -> Config:
         "activation_sparsity_pattern": [
             round(share.cdf(scale), 6) if scale > -1e9 and scale else 0.0 for scale in scales
         ],
-        "rope_parameters": _rope_by_kind(file, config, 1e6, 1e4),
         "final_logit_softcapping": float(file.number("final_logit_softcapping", 30.0)),
     }
+
+
+def gemma4_rope(file: Metadata, config: Config) -> Config:
+    full = rope_parameters(file, config, theta=1e6)
+    if full["rope_type"] == "default":
+        full = {**full, "rope_type": "proportional", "partial_rotary_factor": 1.0}
+    made = _rope_by_kind(file, full, 1e4)
+    head_dim = file.whole("attention.key_length_swa", config["head_dim"])
+    turned = file.whole("rope.dimension_count_swa", head_dim)
+    if turned != head_dim:
+        made[SLIDING]["partial_rotary_factor"] = turned / head_dim
+    return made
 
 
 def gemma4(file: Metadata, config: Config) -> Config:
@@ -142,20 +156,9 @@ def gemma4(file: Metadata, config: Config) -> Config:
     shared = file.whole("attention.shared_kv_layers", 0)
     full = kinds.index(FULL)
     sliding = kinds.index(SLIDING)
-    head_dim = file.whole("attention.key_length_swa", config["head_dim"])
-    rope = rope_parameters(file, config["head_dim"], theta=1e6)
-    if rope["rope_type"] == "default":
-        rope = {**rope, "rope_type": "proportional", "partial_rotary_factor": 1.0}
-    turned = file.whole("rope.dimension_count_swa", head_dim)
-    own: Config = {
-        "rope_type": "default",
-        "rope_theta": float(file.number("rope.freq_base_swa", 1e4)),
-    }
-    if turned != head_dim:
-        own["partial_rotary_factor"] = turned / head_dim
     made: Config = {
         "layer_types": kinds,
-        "head_dim": head_dim,
+        "head_dim": file.whole("attention.key_length_swa", config["head_dim"]),
         "global_head_dim": config["head_dim"],
         "num_key_value_heads": heads[sliding],
         "num_global_key_value_heads": heads[full],
@@ -166,7 +169,6 @@ def gemma4(file: Metadata, config: Config) -> Config:
         "sliding_window": file.whole("attention.sliding_window"),
         "attention_k_eq_v": f"blk.{full}.attn_v.weight" not in file.tensors,
         "final_logit_softcapping": float(file.number("final_logit_softcapping", 30.0)),
-        "rope_parameters": {FULL: rope, SLIDING: own},
         "enable_moe_block": False,
     }
     if "per_layer_token_embd.weight" in file.tensors:
@@ -190,8 +192,11 @@ def phi3(file: Metadata, config: Config) -> Config:
     return {"sliding_window": window or None, "original_max_position_embeddings": original}
 
 
+def gpt_oss_rope(file: Metadata, config: Config) -> Config:
+    return {**rope_parameters(file, config), "truncate": False}
+
+
 def gpt_oss(file: Metadata, config: Config) -> Config:
-    config["rope_parameters"]["truncate"] = False
     return {
         **experts(file, "num_local_experts"),
         "intermediate_size": file.whole("expert_feed_forward_length"),
@@ -239,6 +244,11 @@ def deepseek_type(file: Metadata) -> str:
     return "deepseek_v3" if has_bias else "deepseek_v2"
 
 
+def deepseek_rope(file: Metadata, config: Config) -> Config:
+    turned = file.whole("rope.dimension_count")
+    return rope_parameters(file, {**config, "head_dim": turned}, log_multiplier=0.1)
+
+
 def deepseek(file: Metadata, config: Config) -> Config:
     kind, heads = config["model_type"], config["num_attention_heads"]
     turned = file.whole("rope.dimension_count")
@@ -260,7 +270,6 @@ def deepseek(file: Metadata, config: Config) -> Config:
         "qk_nope_head_dim": keys - turned,
         "v_head_dim": values,
         "head_dim": turned,
-        "rope_parameters": rope_parameters(file, turned, log_multiplier=0.1),
         "rope_interleave": True,
         **routed,
     }
@@ -289,14 +298,18 @@ def granite_moe(file: Metadata, config: Config) -> Config:
     return {**granite(file, config), **experts(file, "num_local_experts")}
 
 
+def olmo_rope(file: Metadata, config: Config) -> Config:
+    full = rope_parameters(file, config)
+    is_plain = config["model_type"] == "olmo2"
+    return full if is_plain else _rope_by_kind(file, full, full["rope_theta"])
+
+
 def olmo(file: Metadata, config: Config) -> Config:
     if config["model_type"] == "olmo2":
         return {}
-    theta = config["rope_parameters"]["rope_theta"]
     return {
         "sliding_window": file.whole("attention.sliding_window"),
         "layer_types": pattern(file, 4),
-        "rope_parameters": _rope_by_kind(file, config, theta, theta),
     }
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from kvlite.errors import ModelError
-from kvlite.model.files import Stored
+from kvlite.model.files import Stored, add_samples
 
 VERSIONS = (2, 3)
 # The largest vocabularies have a quarter of a million tokens, with name, score, kind and merge.
@@ -29,7 +29,6 @@ _TEXT, _ARRAY = 8, 9
 _LENGTH = struct.Struct("<Q")
 _OLLAMAS_MXFP4 = 4
 _PART = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf", re.IGNORECASE)
-_SAMPLES, _SAMPLE_BYTES = 64, 4096
 
 
 @dataclass(frozen=True)
@@ -122,10 +121,12 @@ def require_magic(file: IO[bytes], path: Path) -> None:
         raise ModelError(f"{path} is not a GGUF file: its first bytes are not 'GGUF'")
 
 
-def is_later_part(path: Path) -> bool:
-    """Whether a file is one of several of a model, but not the first."""
+def names_model(path: Path) -> bool:
+    """Whether a GGUF file's name is one to call a model by: neither that of an image encoder beside
+    a model, nor that of a later one of several parts."""
     named = _PART.fullmatch(path.name)
-    return named is not None and int(named[2]) > 1
+    is_later = named is not None and int(named[2]) > 1
+    return not is_later and "mmproj" not in path.name.lower()
 
 
 def _damaged(path: Path, why: Exception) -> ModelError:
@@ -223,10 +224,7 @@ class _Reading:
         """The digest of the header, the file's size and samples of its weights."""
         self.digest.update(self.block[: self.at])
         self.digest.update(self.size.to_bytes(8, "little"))
-        last = max(0, self.size - begin - _SAMPLE_BYTES)
-        for sample in range(_SAMPLES):
-            self.file.seek(begin + last * sample // (_SAMPLES - 1))
-            self.digest.update(self.file.read(_SAMPLE_BYTES))
+        add_samples(self.digest, self.file, begin)
         return str(self.digest.hexdigest()[:16])
 
     def _tensors(self, count: int, alignment: Any, is_ollamas: bool) -> dict[str, Stored]:

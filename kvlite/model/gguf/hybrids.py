@@ -11,8 +11,10 @@ from kvlite.model.gguf.families import (
     Config,
     experts,
     granite,
+    qwen3_moe,
     routed_experts,
 )
+from kvlite.model.gguf.index import Order
 from kvlite.model.gguf.metadata import Metadata
 
 
@@ -33,28 +35,32 @@ def delta_net(file: Metadata, config: Config) -> Config:
         "linear_value_head_dim": inner // values,
     }
     if file.has("expert_count"):
-        made |= experts(file, "num_experts")
-        made |= {
-            "moe_intermediate_size": file.whole("expert_feed_forward_length"),
-            "shared_expert_intermediate_size": file.whole(SHARED_WIDTH),
-            "norm_topk_prob": True,
-            "decoder_sparse_step": 1,
-            "mlp_only_layers": [],
-        }
+        made |= qwen3_moe(file, config)
+        made["shared_expert_intermediate_size"] = file.whole(SHARED_WIDTH)
     if file.predicted:
         made["mtp_num_hidden_layers"] = file.predicted
     return made
 
 
-def value_rows(config: Config) -> tuple[int, ...]:
-    """Value heads behind queries and keys."""
-    keys = config["linear_num_key_heads"]
-    return (2 * keys * config["linear_key_head_dim"], *values(config))
-
-
-def values(config: Config, dim: int | None = None) -> tuple[int, ...]:
+def grouped(config: Config, *, first: int = 0, dim: int | None = None) -> Order | None:
+    """The order of value heads, from row `first` on. Those that are as many as key heads are where
+    they belong."""
     keys, values = config["linear_num_key_heads"], config["linear_num_value_heads"]
-    return keys, values // keys, dim or config["linear_value_head_dim"]
+    if keys == values:
+        return None
+    return "grouped", (first, keys, values // keys, dim or config["linear_value_head_dim"])
+
+
+def grouped_values(config: Config) -> Order | None:
+    """The order of value heads behind queries and keys."""
+    first = 2 * config["linear_num_key_heads"] * config["linear_key_head_dim"]
+    return grouped(config, first=first)
+
+
+def by_key_head(config: Config) -> Order:
+    keys, values = config["linear_num_key_heads"], config["linear_num_value_heads"]
+    own = values // keys * config["linear_value_head_dim"]
+    return "by_key_head", (keys, config["linear_key_head_dim"], own)
 
 
 def granite_alone(file: Metadata, config: Config) -> Config:

@@ -31,7 +31,8 @@ class GGUFTensor:
     """A parameter in a GGUF file.
 
     Attributes:
-        pieces: where it lies, with ggml's names of types; one piece's rows follow the other's.
+        pieces: where it lies, with ggml's names of types; one piece's rows follow the other's. None
+            if it is zero.
         shape: transformers' sizes.
         rows, columns: the order that these are brought into.
         transposed: whether the file has the last two axes the other way round.
@@ -55,7 +56,9 @@ class GGUFTensor:
         if len(self.shape) == 2 and (self.transposed or not is_alike):
             return ()
         stacked = all(len(piece.shape) == 3 for piece in self.pieces)
-        if len(self.shape) == 3 and (self.columns or not stacked):
+        if len(self.shape) == 3 and (
+            self.columns or not (stacked or (self.by_expert and is_alike))
+        ):
             return ()
         known = tuple(each for each in found if each is not None)
         if len(known) < len(found):
@@ -63,13 +66,18 @@ class GGUFTensor:
         return known[:1] if is_alike else known
 
     @property
+    def by_expert(self) -> bool:
+        """Whether each piece is a matrix of one expert."""
+        return len(self.shape) == 3 and all(len(piece.shape) == 2 for piece in self.pieces)
+
+    @property
     def block_sizes(self) -> list[tuple[int, ...]]:
         """The sizes of its blocks, of each of its `forms`: `(outputs, bytes of one)`, of experts
         `(experts, outputs, bytes of one)`."""
         outputs, inputs = [piece.shape[-2] for piece in self.pieces], self.pieces[0].shape[-1]
-        if len(self.forms) == 1:
-            outputs = [sum(outputs)]
         experts = self.shape[:-2]
+        if len(self.forms) == 1:
+            outputs = [sum(outputs) // (experts[0] if self.by_expert else 1)]
         return [
             (*experts, count, inputs // form.inputs * form.nbytes)
             for count, form in zip(outputs, self.forms, strict=True)
@@ -125,9 +133,11 @@ class GGUFIndex:
         these have."""
         found: dict[str, int] = {}
         for name, each in self.tensors.items():
-            kind = each.pieces[0].kind
-            if ".layers." in name and not each.forms and kind not in ("F32", "F16", "BF16"):
-                found[kind] = found.get(kind, 0) + each.count
+            if ".layers." not in name or each.forms:
+                continue
+            for piece in each.pieces:
+                if piece.kind not in ("F32", "F16", "BF16"):
+                    found[piece.kind] = found.get(piece.kind, 0) + piece.count
         return found
 
     def weight_bytes(self, itemsize: int, layer_kinds: Sequence[str] = ()) -> dict[str, int]:
@@ -170,6 +180,8 @@ class GGUFReader:
 
         tensor = self.index.tensors[name]
         pieces = [self._rows(piece) for piece in tensor.pieces]
+        if tensor.by_expert:
+            pieces = [torch.cat(pieces)]
         if len(tensor.shape) == 3:
             pieces = [rows.unflatten(0, (tensor.shape[0], -1)) for rows in pieces]
         if len({piece.kind for piece in tensor.pieces}) == 1:
@@ -185,6 +197,8 @@ class GGUFReader:
         from kvlite.model.gguf import undo
 
         tensor = self.index.tensors[name]
+        if not tensor.pieces:
+            return torch.zeros(tensor.shape, dtype=dtype)
         pieces = [self._numbers(piece) for piece in tensor.pieces]
         axis = -1 if pieces[0].dim() == 1 or name.endswith("bias") else -2
         if tensor.numbers:

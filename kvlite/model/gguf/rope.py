@@ -16,7 +16,7 @@ _KINDS = (None, "none", "linear", "yarn", "longrope")
 
 def rope_parameters(
     file: Metadata,
-    head_dim: int,
+    config: dict[str, Any],
     *,
     theta: float | None = None,
     log_multiplier: float = 1.0,
@@ -25,10 +25,12 @@ def rope_parameters(
     """transformers' `rope_parameters` of the layers that see everything.
 
     Args:
+        config: what is known of it so far, with `head_dim`.
         theta: the base where the file does not say it.
         partial: whether a part of a head may be rotated.
         log_multiplier: what a file's `yarn_log_multiplier` is, of `mscale_all_dim`.
     """
+    head_dim = config["head_dim"]
     base = float(file.number("rope.freq_base", theta or 10_000.0))
     if base <= 0:
         raise file.wrong("rope.freq_base", "it must be above 0")

@@ -4,7 +4,6 @@ Source: llama.cpp's llama-vocab.cpp, which goes by what tokens are called where 
 or names one of several; Ollama's files have a list (`tokenizer.ggml.eos_token_ids`).
 """
 
-from kvlite.model.gguf.header import Header
 from kvlite.model.gguf.vocabulary import ENDS, Vocabulary
 
 _ROLES = ("eos", "eot", "eom")
@@ -17,18 +16,8 @@ _BETWEEN_FILES = {
 _HARMONY = ({"<|return|>", "<|call|>"}, {"<|calls|>", "<|flush|>"})
 
 
-def stop_ids(header: Header) -> list[int]:
-    """The tokens that end an answer, in order.
-
-    Raises:
-        ModelError: the vocabulary cannot be read.
-        OSError: the file cannot be read.
-    """
-    return stops_of(Vocabulary.read(header))
-
-
-def stops_of(vocabulary: Vocabulary) -> list[int]:
-    """As `stop_ids`, of a vocabulary that was read."""
+def stop_ids(vocabulary: Vocabulary) -> list[int]:
+    """The tokens that end an answer, in order."""
     ids = {token: number for number, token in enumerate(vocabulary.tokens)}
     found = {ids[token] for token in ENDS if token in ids}
     for role, names in _BETWEEN_FILES.items():

@@ -9,7 +9,7 @@ from typing import Any
 from kvlite.errors import ModelError
 from kvlite.model.architectures import EXPANDS
 from kvlite.model.files import Stored
-from kvlite.model.gguf.architectures import GGUFArchitecture
+from kvlite.model.gguf.architectures import GGUFArchitecture, Ordered
 from kvlite.model.gguf.config import gguf_architecture
 from kvlite.model.gguf.index import GGUFTensor, Order
 from kvlite.model.gguf.metadata import Metadata
@@ -53,8 +53,8 @@ def tensors_of(
     }
     if head is not None:
         wanted |= {f"mtp.{name}": tuple(each.shape) for name, each in head.named_parameters()}
-    places = _Placing(file, plain, gguf_architecture(file.header))
-    made = {name: places.tensor(name, shape) for name, shape in wanted.items()}
+    placing = _Placing(file, plain, gguf_architecture(file.header))
+    made = {name: placing.tensor(name, shape) for name, shape in wanted.items()}
     used = {(piece.path, piece.begin) for tensor in made.values() for piece in tensor.pieces}
     for name, stored in file.tensors.items():
         known = (stored.path, stored.begin) in used or name in file.tensors_read
@@ -150,6 +150,8 @@ class _Placing:
             # Keys and values have as many rows as each other, and come last.
             first = {"q": 0, "k": fused.shape[0] - 2 * shape[0], "v": fused.shape[0] - shape[0]}
             return (_part_of(fused, first[part.removeprefix(".self_attn.")[0]], shape[0], name),)
+        if part in self.own.zero:
+            return ()
         expected = " or ".join("+".join(prefix + each for each in place) for place in tried)
         raise ModelError(
             f"{self.file.path} has no {expected or name!r}, which a "
@@ -164,14 +166,8 @@ class _Placing:
         }.get(part.rpartition(".")[0])
         return ("halves", (self.plain[heads],)) if heads and self.own.permuted else None
 
-    def _order(self, orders: Mapping[str, Any], part: str) -> Order | None:
-        """As an entry gives it, unless nothing moves."""
-        if part not in orders:
-            return None
-        name, given = orders[part]
-        numbers = given(self.plain)
-        # With as many value heads as key heads each is where it belongs.
-        return None if name == "grouped" and numbers[2] == 1 else (name, numbers)
+    def _order(self, orders: Mapping[str, Ordered], part: str) -> Order | None:
+        return orders[part](self.plain) if part in orders else None
 
     def _require_fit(self, name: str, made: GGUFTensor) -> None:
         """Raises ModelError unless its pieces make up a parameter."""
@@ -180,7 +176,9 @@ class _Placing:
                 f"{self.file.path}: the weights of {name} are of type {min(kinds)}, which are none "
                 "that kvlite reads: get a file of another quantization, such as Q4_K_M"
             )
-        fits = made.count == sum(piece.count for piece in made.pieces)
+        fits = made.count == sum(piece.count for piece in made.pieces) or not made.pieces
+        if made.by_expert:
+            fits = fits and len({piece.shape for piece in made.pieces}) == 1
         if len(made.shape) > 1 and made.numbers != "expanded" and not name.endswith("bias"):
             columns = made.shape[-2 if made.transposed else -1]
             fits = fits and all(piece.shape[-1] == columns for piece in made.pieces)

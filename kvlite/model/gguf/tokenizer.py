@@ -20,7 +20,7 @@ from kvlite.model.gguf.pre_tokenizers import (
     PRE_TOKENIZERS,
     PreTokenizer,
 )
-from kvlite.model.gguf.stop_tokens import stops_of
+from kvlite.model.gguf.stop_tokens import stop_ids
 from kvlite.model.gguf.vocabulary import Kind, Vocabulary, flag_of, text_of, unreadable
 
 _MODEL, _PRE, _TEMPLATE = "tokenizer.ggml.model", "tokenizer.ggml.pre", "tokenizer.chat_template"
@@ -308,7 +308,7 @@ def _config(vocabulary: Vocabulary, added: list[dict[str, Any]]) -> dict[str, An
 
 def _generation(vocabulary: Vocabulary) -> dict[str, Any]:
     """The file generation_config.json."""
-    ends = stops_of(vocabulary)
+    ends = stop_ids(vocabulary)
     made: dict[str, Any] = {"eos_token_id": ends} if ends else {}
     for role, key in (("bos", "bos_token_id"), ("padding", "pad_token_id")):
         if (number := vocabulary.role(role)) is not None:

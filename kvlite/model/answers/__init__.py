@@ -1,0 +1,1 @@
+"""How a model writes answers: reasoning, text, and calls of tools, by its chat template."""

@@ -1,0 +1,331 @@
+"""The form of answers, read off what a chat template makes of an answer that is known.
+
+A call of a tool with a name that no template contains is rendered, and parted at that name and at
+its arguments. A form holds if it predicts what the template makes of other calls.
+"""
+
+import json
+import logging
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property, partial
+from typing import Any
+
+from kvlite.errors import ChatTemplateError
+from kvlite.model.answers.form import (
+    ID,
+    INDEX,
+    AnswerForm,
+    Arguments,
+    CallForm,
+    ReasoningForm,
+    Tool,
+)
+from kvlite.model.answers.json_arguments import JSONArguments
+from kvlite.model.answers.known import known
+from kvlite.model.answers.parameter_arguments import ParameterArguments
+from kvlite.model.answers.reader import AnswerReader
+from kvlite.model.control_tokens import Controls
+from kvlite.model.jinja_template import render, source_of
+from kvlite.model.template_messages import normalized, normalized_tools
+
+_LOG = logging.getLogger("kvlite.tools")
+# Words that no template contains.
+_ONE, _TWO, _KEY, _OTHER_KEY = "kvliteToolOne", "kvliteToolTwo", "kvliteKeyOne", "kvliteKeyTwo"
+_TEXT, _OTHER_TEXT, _ANSWER = "kvliteValueOne", "kvliteValueTwo", "kvliteAnswerHere"
+_QUESTION, _THOUGHT = "kvliteQuestionHere", "kvliteThoughtHere"
+_IDS = ("kvCallId1", "kvCallId2", "kvCallId3")
+# What a form must predict: nested values, quotes, lines, nothing at all.
+_HELD_OUT: dict[str, Any] = {
+    "kvliteA": 'say "so"\nand <so>',
+    "kvliteB": [1, {"deep": True}],
+    "kvliteC": 2.5,
+}
+# Reasoning that a template does not show, but knows.
+_PAIRS = (
+    ("<think>", "</think>"),
+    ("[THINK]", "[/THINK]"),
+    ("<seed:think>", "</seed:think>"),
+    ("<|START_THINKING|>", "<|END_THINKING|>"),
+    ("<|channel>thought", "<channel|>"),
+    ("Here are my reasoning steps:", "[BEGIN FINAL RESPONSE]"),
+)
+Calls = Sequence[tuple[str, Mapping[str, Any]]]
+
+
+def _common(one: str, other: str) -> int:
+    """How many characters two texts begin with alike."""
+    shorter = min(len(one), len(other))
+    return next((at for at in range(shorter) if one[at] != other[at]), shorter)
+
+
+class Probe:
+    """What a tokenizer's chat template makes of an answer."""
+
+    def __init__(self, tokenizer: Any, controls: Collection[str]) -> None:
+        """`controls` are spellings of the control tokens."""
+        self._tokenizer = tokenizer
+        self.source = source_of(tokenizer, tools=True) or ""
+        found = sorted(filter(None, controls), key=len, reverse=True)
+        self._control = re.compile("|".join(map(re.escape, found)) or "$^")
+
+    def answer(self, calls: Calls = (), text: str = "", thought: str = "") -> str | None:
+        """A conversation that ends with an answer; None if the template fails."""
+        message: dict[str, Any] = {"role": "assistant", "content": text}
+        if calls:
+            message["tool_calls"] = [
+                {"id": _IDS[at], "type": "function", "function": {"name": name, "arguments": args}}
+                for at, (name, args) in enumerate(calls)
+            ]
+        if thought:
+            message |= {"reasoning_content": thought, "thinking": thought}
+        asked = {"role": "user", "content": _QUESTION}
+        messages = normalized([asked, message], self.source)
+        tries = [messages]
+        if calls:
+            tries.append(_with_text_arguments(messages))
+        for each in tries:
+            try:
+                return render(self._tokenizer, each, _TOOLS, add_generation_prompt=False)
+            except ChatTemplateError:
+                continue
+        return None
+
+    def opened(self, variables: Mapping[str, Any] | None = None) -> str:
+        """A conversation that ends with what begins an answer; "" if the template fails."""
+        asked = normalized([{"role": "user", "content": _QUESTION}], self.source)
+        try:
+            return render(self._tokenizer, asked, _TOOLS, variables)
+        except ChatTemplateError:
+            return ""
+
+    @cached_property
+    def plain(self) -> str | None:
+        """With a plain answer."""
+        return self.answer(text=_ANSWER)
+
+    def body(self, calls: Calls) -> str | None:
+        """What the answer of these calls alone is; None if the template writes none."""
+        shown = self.answer(calls)
+        if shown is None or self.plain is None:
+            return None
+        begin = _common(shown, self.plain)
+        tail = _common(shown[begin:][::-1], self.plain[begin:][::-1])
+        end = len(shown) - tail
+        for found in self._control.finditer(shown):
+            if found.start() < begin < found.end():
+                begin = found.start()
+            if found.start() < end < found.end():
+                end = found.end()
+        return shown[begin:end]
+
+    def first_control(self, text: str) -> str:
+        """The first control token of a text; "" if there is none."""
+        found = self._control.search(text)
+        return found[0] if found else ""
+
+    def last_control(self, text: str) -> str:
+        """The last control token of a text, and what follows it; "" if there is none."""
+        found = [*self._control.finditer(text)]
+        return text[found[-1].start() :] if found else ""
+
+
+def _tool(name: str) -> Tool:
+    types = {_KEY: "string", _OTHER_KEY: "integer", "kvliteA": "string", "kvliteB": "array"}
+    properties = {
+        key: {"type": types.get(key, "number"), "description": "-"}
+        for key in (_KEY, _OTHER_KEY, *_HELD_OUT)
+    }
+    return Tool(name, "-", {"type": "object", "properties": properties, "required": []})
+
+
+_PROBED = [_tool(_ONE), _tool(_TWO)]
+_TOOLS = normalized_tools([each.plain() for each in _PROBED])
+
+
+# Tokens that end an answer with a call, whatever else does.
+ENDS = ("<|eom_id|>", "<|tool_response>")
+
+
+def answer_form(tokenizer: Any, ends: Collection[str] = ()) -> AnswerForm:
+    """How a model writes answers.
+
+    Args:
+        tokenizer: with the chat template.
+        ends: control tokens that end an answer.
+    """
+    controls = Controls(tokenizer).spelled
+    probe = Probe(tokenizer, controls)
+    found = known(probe.source, controls)
+    if found is None:
+        reasoning = derived_reasoning(probe)
+        return AnswerForm(derived_calls(probe, {*ends, *ENDS}, reasoning), reasoning)
+    calls = found.form.calls
+    if (
+        calls is None
+        or not found.rendered
+        or _holds(calls, probe, partial(cleaned, ends=ENDS, left_out=None))
+    ):
+        return found.form
+    _LOG.info("the chat template writes calls in a form that is not known: tools are left out")
+    return replace(found.form, calls=None)
+
+
+def derived_calls(
+    probe: Probe, ends: Collection[str], left_out: ReasoningForm | None
+) -> CallForm | None:
+    """The form of calls; None if the template writes none, or in a way that is not one of these.
+
+    Args:
+        ends: control tokens that end an answer.
+        left_out: reasoning, which some templates put before calls although there is none.
+    """
+    given, other = {_KEY: _TEXT, _OTHER_KEY: 31}, {_KEY: _OTHER_TEXT, _OTHER_KEY: 31}
+
+    clean = partial(cleaned, ends=ends, left_out=left_out)
+    one = clean(probe.body([(_ONE, given)]) or "")
+    two = clean(probe.body([(_ONE, given), (_TWO, other)]) or "")
+    if one.count(_ONE) != 1 or _TEXT not in one or one.startswith(tuple(ends)):
+        return None
+    first, _, rest = one.partition(_ONE)
+    found = _object(rest, given) or _parameters(probe, rest)
+    if found is None:
+        return None
+    middle, style, last = found
+    between, several = "", False
+    if _TWO in two:
+        after = two.partition(_ONE)[2]
+        again = _around(style, after.partition(_TWO)[0], given)
+        then = _around(style, after.partition(_TWO)[2], other)
+        if again is not None and then is not None:
+            between, several = again[1], True
+            first, between = _counted(first, between)
+            middle, _ = _counted(middle, then[0], from_end=False)
+    form = CallForm(
+        _slots(first), _slots(middle), _slots(between), _slots(last), style, several=several
+    )
+    return form if _holds(form, probe, clean) else None
+
+
+def cleaned(body: str, ends: Collection[str], left_out: ReasoningForm | None) -> str:
+    """An answer up to its end, without reasoning that is empty."""
+    body = body[: min((at for each in ends if (at := body.find(each)) > 0), default=len(body))]
+    if left_out is None:
+        return body
+    none = rf"\s*{re.escape(left_out.begin)}\s*{re.escape(left_out.end)}"
+    return re.sub(none, "", body, count=1)
+
+
+def _around(style: Arguments, text: str, given: Mapping[str, Any]) -> tuple[str, str] | None:
+    """What is before and after arguments."""
+    if isinstance(style, JSONArguments):
+        found = _object(text, given)
+        return None if found is None else (found[0], found[2])
+    before, written, after = text.partition(style.written(given))
+    return (before, after) if written else None
+
+
+def _object(text: str, given: Mapping[str, Any]) -> tuple[str, Arguments, str] | None:
+    """What is before and after arguments that are an object."""
+    for brace in re.finditer("{", text):
+        try:
+            read, size = json.JSONDecoder().raw_decode(text[brace.start() :])
+        except ValueError:
+            continue
+        if read == given:
+            at = brace.start()
+            return text[:at], JSONArguments(), text[at + size :]
+    return None
+
+
+def _counted(one: str, other: str, *, from_end: bool = True) -> tuple[str, str]:
+    """Pieces of a first and a second call with a slot in the place of their numbers."""
+    if from_end:
+        one, other = one[::-1], other[::-1]
+    same = _common(one, other)
+    if one[same : same + 1] == "0" and other[same : same + 1] == "1":
+        one = f"{one[:same]}{INDEX}{one[same + 1 :]}"
+        other = f"{other[:same]}{INDEX}{other[same + 1 :]}"
+    return (one[::-1], other[::-1]) if from_end else (one, other)
+
+
+def _parameters(probe: Probe, rest: str) -> tuple[str, Arguments, str] | None:
+    """What is before and after arguments that are written one by one."""
+    if not all(each in rest for each in (_KEY, _TEXT, _OTHER_KEY, "31")):
+        return None
+    before, _, more = rest.partition(_KEY)
+    middle, _, more = more.partition(_TEXT)
+    between, _, more = more.partition(_OTHER_KEY)
+    before_json, _, after = more.partition("31")
+    empty = (probe.body([(_ONE, {})]) or "").partition(_ONE)[2]
+    for size in range(1, min(len(before), len(between)) + 1):
+        begin, head, end = before[-size:], before[:-size], between[:-size]
+        last = after[len(end) :]
+        if (
+            begin[0] == "<"
+            and between.endswith(begin)
+            and after.startswith(end)
+            and empty == head + last
+        ):
+            return head, ParameterArguments(begin, middle, before_json, end), last
+    return None
+
+
+def _slots(text: str) -> str:
+    """A text with slots in the place of ids and numbers of calls."""
+    for each in _IDS:
+        text = text.replace(each, ID)
+    return text
+
+
+def _holds(form: CallForm, probe: Probe, clean: Callable[[str], str]) -> bool:
+    """Whether other calls are read from what the template makes of them."""
+    trials: list[Calls] = [[(_TWO, _HELD_OUT)], [(_TWO, {})]]
+    if form.several:
+        trials.append([(_TWO, {_KEY: _TEXT}), (_ONE, _HELD_OUT), (_ONE, {})])
+    return all(_read(form, clean(probe.body(each) or "")) == [*each] for each in trials)
+
+
+def _read(form: CallForm, written: str) -> list[tuple[str, Any]] | None:
+    """The calls of an answer; None if it has anything else."""
+    reader = AnswerReader(AnswerForm(form), _PROBED)
+    found = list[tuple[str, str]]()
+    for part in [*reader.push(written), *reader.flush()]:
+        if part.kind == "name":
+            found.append((part.text, ""))
+        elif part.kind == "arguments" and found:
+            found[-1] = (found[-1][0], found[-1][1] + part.text)
+        else:
+            return None
+    try:
+        return [(name, json.loads(arguments)) for name, arguments in found]
+    except ValueError:
+        return None
+
+
+def _with_text_arguments(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    made = list[dict[str, Any]]()
+    for each in messages:
+        if calls := each.get("tool_calls"):
+            each = {**each, "tool_calls": [_with_text(call) for call in calls]}
+        made.append(each)
+    return made
+
+
+def _with_text(call: dict[str, Any]) -> dict[str, Any]:
+    function = call["function"]
+    return {**call, "function": {**function, "arguments": json.dumps(function["arguments"])}}
+
+
+def derived_reasoning(probe: Probe) -> ReasoningForm | None:
+    """What stands around reasoning; None if the template knows none."""
+    shown = probe.answer(text=_ANSWER, thought=_THOUGHT) or ""
+    before, found, after = shown.partition(_THOUGHT)
+    if found and _ANSWER in after:
+        begin = probe.last_control(before).strip()
+        end = probe.first_control(after.partition(_ANSWER)[0])
+        if begin and end:
+            return ReasoningForm(begin, end)
+    pairs = (pair for pair in _PAIRS if all(each in probe.source for each in pair))
+    return next((ReasoningForm(*pair) for pair in pairs), None)

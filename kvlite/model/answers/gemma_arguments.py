@@ -1,0 +1,162 @@
+"""Arguments as Gemma 4 writes them: `{key:<|"|>text<|"|>,number:3}`, keys in order and bare, texts
+between tokens and without escapes."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from kvlite.model.answers.form import Tool
+from kvlite.model.answers.rules import Rules
+from kvlite.model.answers.schemas import followed
+from kvlite.model.answers.values import as_json, types_of, within_text
+
+QUOTE = '<|"|>'
+_KEY = '/[^:,{}\\[\\]<>"\\n]{1,200}/'
+_NUMBER = "/-?[0-9]+(\\.[0-9]+)?([eE][+-]?[0-9]+)?/"
+
+
+class GemmaArguments:
+    """An object."""
+
+    marks = (QUOTE,)
+
+    def written(self, arguments: Mapping[str, Any]) -> str:
+        """As of `form.Arguments`."""
+        return _written(arguments)
+
+    def rule(self, tool: Tool, rules: Rules, *, enforced: bool) -> str:
+        """As of `form.Arguments`. What a schema says of strings and numbers is left to the model,
+        but for their choices."""
+        return _object(followed(tool) if enforced or tool.strict else {}, rules)
+
+    def reader(self, parameters: Mapping[str, Any], after: Sequence[str]) -> "GemmaReader":
+        """As of `form.Arguments`."""
+        return GemmaReader()
+
+
+class GemmaReader:
+    """Turns an object into JSON as it comes."""
+
+    def __init__(self) -> None:
+        self._held, self._open = "", list[str]()
+        self._in_text = self._wants_key = False
+
+    def push(self, text: str) -> tuple[str, str | None]:
+        """As of `form.ArgumentReader`."""
+        self._held, made = self._held + text, list[str]()
+        while self._held:
+            taken = self._quoted() if self._in_text else self._plain()
+            if taken is None:
+                break
+            made.append(taken)
+            if not (self._open or self._in_text):
+                rest, self._held = self._held, ""
+                return "".join(made), rest
+        return "".join(made), None
+
+    def flush(self) -> str:
+        """As of `form.ArgumentReader`."""
+        return within_text(self._held) if self._in_text else ""
+
+    def _quoted(self) -> str | None:
+        """More of a text; None if it cannot be told yet."""
+        text, found, rest = self._held.partition(QUOTE)
+        if found:
+            self._held, self._in_text = rest, False
+            return f'{within_text(text)}"'
+        sizes = range(len(QUOTE) - 1, 0, -1)
+        keep = next((size for size in sizes if self._held.endswith(QUOTE[:size])), 0)
+        text, self._held = (
+            self._held[: len(self._held) - keep],
+            self._held[len(self._held) - keep :],
+        )
+        return within_text(text) or None
+
+    def _plain(self) -> str | None:
+        """What is outside of texts."""
+        first = self._held[0]
+        if self._wants_key and first not in "}, \n":
+            key, found, rest = self._held.partition(":")
+            if not found:
+                return None
+            self._held, self._wants_key = rest, False
+            return f"{as_json(key.strip().removeprefix(QUOTE).removesuffix(QUOTE))}: "
+        if first == "<":
+            if len(self._held) < len(QUOTE) and QUOTE.startswith(self._held):
+                return None
+            if self._held.startswith(QUOTE):
+                self._held, self._in_text = self._held[len(QUOTE) :], True
+                return '"'
+        self._held = self._held[1:]
+        if first in "{[":
+            self._open.append(first)
+        elif first in "}]" and self._open:
+            self._open.pop()
+        self._wants_key = first in "{," and self._open[-1:] == ["{"]
+        return ", " if first == "," else first
+
+
+def _written(value: Any) -> str:
+    if isinstance(value, str):
+        return f"{QUOTE}{value}{QUOTE}"
+    if isinstance(value, Mapping):
+        return "{" + ",".join(f"{key}:{_written(value[key])}" for key in sorted(value)) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ",".join(map(_written, value)) + "]"
+    return as_json(value)
+
+
+def _any(rules: Rules) -> str:
+    """A rule of any value."""
+    text = f"{rules.text(QUOTE)} {rules.until(QUOTE)}"
+    if "gemma_value" not in "".join(rules.lines):
+        rules.lines += [
+            f'gemma_value: {text} | {_NUMBER} | "true" | "false" | "null" | gemma_list | gemma_map',
+            'gemma_list: "[" (gemma_value ("," gemma_value)*)? "]"',
+            f'gemma_map: "{{" ({_KEY} ":" gemma_value ("," {_KEY} ":" gemma_value)*)? "}}"',
+        ]
+    return "gemma_value"
+
+
+def _object(schema: Mapping[str, Any], rules: Rules) -> str:
+    """A rule of an object: its keys in order, each with a comma but the last."""
+    properties = schema.get("properties")
+    if not isinstance(properties, Mapping) or not properties:
+        _any(rules)
+        return "gemma_map"
+    required = {*schema.get("required", ())}
+    pairs = [
+        (key, f"{as_json(f'{key}:')} {_value(properties[key], rules)}")
+        for key in sorted(properties)
+    ]
+    # What may follow, with and without a pair before it, from the last key to the first.
+    first = later = '"}"'
+    for key, pair in reversed(pairs):
+        head = rules.named(pair, "gemma")
+        begun, going = f"{head} {later}", f'"," {head} {later}'
+        if key not in required:
+            begun, going = f"({begun} | {first})", f"({going} | {later})"
+        first, later = rules.named(begun, "gemma"), rules.named(going, "gemma")
+    return f'"{{" {first}'
+
+
+def _value(schema: Any, rules: Rules) -> str:
+    kinds = types_of(schema)
+    choices = schema.get("enum") if isinstance(schema, Mapping) else None
+    if isinstance(choices, list) and choices:
+        return rules.choice(rules.text(_written(each)) for each in choices)
+    if len(kinds) != 1:
+        return _any(rules)
+    made = {
+        "string": f"{rules.text(QUOTE)} {rules.until(QUOTE)}",
+        "integer": "/-?[0-9]{1,18}/",
+        "number": _NUMBER,
+        "boolean": '("true" | "false")',
+        "null": '"null"',
+    }
+    kind = next(iter(kinds))
+    if kind == "object":
+        return _object(schema, rules)
+    if kind == "array":
+        item = rules.named(_value(schema.get("items"), rules), "gemma")
+        return f'"[" ({item} ("," {item})*)? "]"'
+    return made.get(kind) or _any(rules)

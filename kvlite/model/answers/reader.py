@@ -1,0 +1,276 @@
+"""Answers read as they come: reasoning, text, and calls whose arguments grow."""
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from kvlite.model.answers.form import ID, INDEX, AnswerForm, ArgumentReader, CallForm, Tool
+from kvlite.model.answers.json_arguments import JSONArguments
+
+Kind = Literal["text", "reasoning", "name", "arguments"]
+# How models write calls, too, that were hardly trained to: as the whole of an answer.
+LOOSE = tuple(
+    CallForm(
+        f'{before}{{"name": "', f'", "{key}": ', "", f"}}{after}", JSONArguments(), several=False
+    )
+    for before, after in (("", ""), ("```json\n", "\n```"), ("```\n", "\n```"))
+    for key in ("arguments", "parameters")
+)
+_SLOTS = {INDEX: str.isdecimal, ID: str.isalnum}
+_NAME = re.compile(r"[^\s\"'<>{}()\[\]|,]+")
+
+
+@dataclass(frozen=True)
+class Part:
+    """What came of an answer.
+
+    Attributes:
+        kind: "name" begins a call, whose "arguments" follow as JSON.
+    """
+
+    kind: Kind
+    text: str
+
+
+class AnswerReader:
+    """Reads one answer. White space around reasoning, and between text and calls, is no part of
+    them."""
+
+    def __init__(
+        self,
+        form: AnswerForm,
+        tools: Sequence[Tool] = (),
+        *,
+        reasoning: bool = False,
+        begun: bool = False,
+    ) -> None:
+        """For an answer that may call these tools; `reasoning` if the prompt begins it, `begun` if
+        the answer goes on with text."""
+        self._form, self._tools = form, {tool.name: tool for tool in tools}
+        self._calls = form.calls if tools else None
+        self._held, self._opening = "", ""
+        self._begun, self._reads, self._trims = begun, True, False
+        self._step: Callable[[], list[Part]] = self._reasoning if reasoning else self._text
+        self._arguments: ArgumentReader | None = None
+
+    @property
+    def is_reasoning(self) -> bool:
+        """Whether what comes next is reasoning."""
+        return self._step == self._reasoning
+
+    def push(self, text: str) -> list[Part]:
+        """What is certain with more of the answer, in which control tokens are spelled out."""
+        self._held += text
+        made, self._reads = list[Part](), True
+        while self._reads:
+            self._reads = False
+            made += self._step()
+        return _joined(made)
+
+    def flush(self) -> list[Part]:
+        """The rest, at the end of the answer."""
+        held, self._held = self._held, ""
+        if self._step == self._reasoning:
+            return _part("reasoning", held.rstrip() if self._begun else held.strip())
+        if self._step == self._values and self._arguments is not None:
+            return _part("arguments", self._arguments.flush())
+        if self._step == self._after:
+            return []
+        if self._step in (self._call, self._name):
+            held = self._opening + held
+        return _part("text", held if held.strip() else "")
+
+    def _go(self, step: Callable[[], list[Part]], held: str) -> None:
+        """Go on with what is held in another step."""
+        self._step, self._held, self._reads = step, held, True
+        self._trims = self._trims or step == self._text
+
+    def _reasoning(self) -> list[Part]:
+        form = self._form.reasoning
+        assert form is not None
+        if not self._begun:
+            self._held = self._held.lstrip()
+            if form.begin.startswith(self._held):
+                return []
+            self._held = self._held.removeprefix(form.begin).lstrip()
+        at = self._held.find(form.end)
+        if at < 0:
+            return self._certain("reasoning", [form.end])
+        thought = self._held[:at].rstrip()
+        self._go(self._text, self._held[at + len(form.end) :])
+        self._begun = False
+        return _part("reasoning", thought)
+
+    def _text(self) -> list[Part]:
+        if not self._begun and (beginning := self._beginning()) is not None:
+            return beginning
+        calls = self._calls
+        marks = [each for each in self._form.left_out if each.startswith("<")]
+        if calls is not None and calls.trigger:
+            marks.append(calls.trigger)
+        found = [(at, each) for each in marks if (at := self._held.find(each)) >= 0]
+        if not found:
+            return self._certain("text", marks)
+        at, mark = min(found)
+        text, rest = self._held[:at].rstrip(), self._held[at:]
+        self._opening = self._held[len(text) : at]
+        if calls is not None and mark == calls.trigger:
+            self._go(self._call, rest)
+        else:
+            self._go(self._text, rest[len(mark) :])
+        shown = self._shown(text)
+        self._begun = False
+        return shown
+
+    def _beginning(self) -> list[Part] | None:
+        """What text may begin with that is none; None if it begins with text."""
+        held, reasoning, calls = self._held.lstrip(), self._form.reasoning, self._calls
+        starts: list[tuple[str, Callable[[], list[Part]], int]] = [
+            (each, self._text, len(each)) for each in self._form.left_out
+        ]
+        if reasoning is not None:
+            starts.append((reasoning.begin, self._reasoning, len(reasoning.begin)))
+        for start, step, used in starts:
+            if held.startswith(start):
+                self._go(step, held[used:])
+                return []
+        forms = list[CallForm]()
+        if calls is not None:
+            forms += [] if calls.trigger else [calls]
+            forms += LOOSE if isinstance(calls.arguments, JSONArguments) else ()
+        waits = any(start.startswith(held) for start, _, _ in starts)
+        for form in forms:
+            for name in self._tools:
+                end = _match(form.first.strip() + name + form.middle, held)
+                waits = waits or end is None
+                if end is not None and end >= 0:
+                    self._calls, self._opening = form, ""
+                    self._go(self._call, held)
+                    return []
+        return [] if waits else None
+
+    def _shown(self, text: str) -> list[Part]:
+        text = text.lstrip() if self._trims and not self._begun else text
+        self._begun = self._begun or bool(text)
+        return _part("text", text)
+
+    def _certain(self, kind: Kind, marks: Sequence[str]) -> list[Part]:
+        """What is held, but for what one of the marks may begin with and white space before it."""
+        held = self._held
+        overlaps = (
+            size
+            for mark in marks
+            for size in range(min(len(mark) - 1, len(held)), 0, -1)
+            if held.endswith(mark[:size])
+        )
+        text = held[: len(held) - max(overlaps, default=0)]
+        text = text.rstrip() if marks else text
+        self._held = held[len(text) :]
+        if kind == "text":
+            return self._shown(text)
+        self._begun = self._begun or bool(text)
+        return _part(kind, text)
+
+    def _call(self) -> list[Part]:
+        """What stands before the first call's name."""
+        assert self._calls is not None
+        end = _match(self._calls.first.strip(), self._held)
+        if end is not None and end >= 0:
+            self._opening += self._held[:end]
+            self._go(self._name, self._held[end:])
+        elif end is not None:  # it only looked like a call
+            first = self._opening + self._held[0]
+            self._go(self._text, self._held[1:])
+            self._begun = True
+            return _part("text", first)
+        return []
+
+    def _name(self) -> list[Part]:
+        """The name of a tool, and what stands before its arguments."""
+        calls, held = self._called, self._held.lstrip()
+        known = [name for name in self._tools if held.startswith(name)]
+        found = _NAME.match(held)
+        name = max(known, key=len, default="") or (found[0] if found else "")
+        if len(held) == len(name):
+            return []
+        end = _match(calls.middle, held[len(name) :])
+        if end is None:
+            return []
+        if end < 0:
+            return self._lost(self._opening)
+        after = [calls.last, calls.between] if calls.several else [calls.last]
+        parameters = self._tools[name].parameters if name in self._tools else {}
+        self._arguments = calls.arguments.reader(parameters, after)
+        self._go(self._values, held[len(name) + end :])
+        return [Part("name", name)]
+
+    def _values(self) -> list[Part]:
+        assert self._arguments is not None
+        text, self._held = self._held, ""
+        made, rest = self._arguments.push(text)
+        if rest is not None:
+            self._go(self._after, rest)
+        return _part("arguments", made)
+
+    def _after(self) -> list[Part]:
+        """What follows arguments: another call, or the end of calls."""
+        calls = self._called
+        again = _match(calls.between, self._held) if calls.several else -1
+        ended = _match(calls.last, self._held)
+        if again is not None and again >= 0:
+            self._opening = self._held[:again]
+            self._go(self._name, self._held[again:])
+        elif again is None and (not calls.last or self._held.strip() != calls.last.strip()):
+            return []
+        elif ended is not None and ended >= 0:
+            self._go(self._text, self._held[ended:])
+        elif ended is not None:
+            return self._lost()
+        return []
+
+    def _lost(self, opening: str = "") -> list[Part]:
+        """What follows no form is shown."""
+        self._go(self._text, self._held)
+        self._begun = True
+        return _part("text", opening)
+
+    @property
+    def _called(self) -> CallForm:
+        assert self._calls is not None
+        return self._calls
+
+
+def _match(piece: str, text: str) -> int | None:
+    """Where a piece of a form ends that a text begins with, -1 if it does not; None if it is not
+    known yet. White space may be more or less."""
+    at = 0
+    for character in piece:
+        if character.isspace():
+            continue
+        is_slot = _SLOTS.get(character, character.__eq__)
+        while at < len(text) and text[at].isspace():
+            at += 1
+        if at == len(text):
+            return None
+        if not is_slot(text[at]):
+            return -1
+        at += 1
+        while character in _SLOTS and at < len(text) and is_slot(text[at]):
+            at += 1
+    return at
+
+
+def _part(kind: Kind, text: str) -> list[Part]:
+    return [Part(kind, text)] if text else []
+
+
+def _joined(parts: Sequence[Part]) -> list[Part]:
+    """Parts, those of one kind that follow each other as one; a name begins another call."""
+    made = list[Part]()
+    for each in parts:
+        if made and made[-1].kind == each.kind != "name":
+            made[-1] = Part(each.kind, made[-1].text + each.text)
+        else:
+            made.append(each)
+    return made

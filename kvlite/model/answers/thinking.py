@@ -1,0 +1,36 @@
+"""Whether a model reasons: what tells its template, and whether a prompt begins reasoning."""
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+from kvlite.model.answers.form import AnswerForm
+
+# Variables of templates, all of which are given: a template looks at its own.
+_SWITCH: Mapping[str, Mapping[str, Any]] = MappingProxyType(
+    {
+        "auto": {},
+        "on": {"enable_thinking": True, "thinking": True, "reasoning": True},
+        "off": {
+            "enable_thinking": False,
+            "thinking": False,
+            "reasoning": False,
+            "thinking_budget": 0,
+        },
+    }
+)
+# Tokens at the end of a prompt that may be what begins reasoning.
+_LAST = 32
+
+
+def thinking_variables(thinking: str) -> dict[str, Any]:
+    """What a template is given for the setting `thinking`."""
+    return {**_SWITCH[thinking]}
+
+
+def opens_reasoning(form: AnswerForm, tokenizer: Any, ids: Sequence[int]) -> bool:
+    """Whether a prompt ends with what begins reasoning."""
+    if form.reasoning is None:
+        return False
+    end: str = tokenizer.decode([*ids[-_LAST:]], skip_special_tokens=False)
+    return end.rstrip().endswith(form.reasoning.begin)

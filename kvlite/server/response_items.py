@@ -1,0 +1,126 @@
+"""What a response is made of: reasoning, a message, calls; as a whole, and while it comes."""
+
+import base64
+from collections.abc import Iterator, Sequence
+from typing import Any
+from uuid import uuid4
+
+from kvlite.model.answers.reader import Part
+from kvlite.server.usage import Call, Choice
+
+Item = dict[str, Any]
+Event = tuple[str, dict[str, Any]]
+_KINDS = {"text": "message", "reasoning": "reasoning", "name": "function_call"}
+
+
+def items_of(choice: Choice) -> list[Item]:
+    """The items of an answer, which has a message if it has nothing else."""
+    made = [_reasoning_item(choice.reasoning)] if choice.reasoning else []
+    if choice.text or not choice.calls:
+        made.append(_message([_text_part(choice.text)]))
+    return made + [_call_item(each) for each in choice.calls]
+
+
+class ItemStream:
+    """Events of an answer that comes.
+
+    Attributes:
+        items: those that are whole.
+    """
+
+    def __init__(self) -> None:
+        self.items = list[Item]()
+        self._open: Item | None = None
+        self._said = ""
+
+    def push(self, parts: Sequence[Part]) -> Iterator[Event]:
+        """More of it."""
+        for part in parts:
+            kind = _KINDS.get(part.kind)
+            if part.kind == "name" or (kind and (self._open or {}).get("type") != kind):
+                yield from self.close()
+                yield from self._begin(part)
+            if part.kind != "name":
+                yield from self._more(part.text)
+
+    def flush(self) -> Iterator[Event]:
+        """The end of it; an empty message if nothing came."""
+        yield from self.close()
+        if all(each["type"] == "reasoning" for each in self.items):
+            yield from self._begin(Part("text", ""))
+            yield from self.close()
+
+    def close(self) -> Iterator[Event]:
+        """The end of the item that is open, if one is."""
+        if (item := self._open) is None:
+            return
+        self._open, said = None, self._said
+        place = self._place(item)
+        if item["type"] == "function_call":
+            item = {**item, "status": "completed", "arguments": said}
+            name = {"name": item["name"]}
+            yield "function_call_arguments.done", {**place, **name, "arguments": said}
+        elif item["type"] == "reasoning":
+            item = {**_reasoning_item(said), "id": item["id"]}
+            yield "reasoning_text.done", {**place, "content_index": 0, "text": said}
+        else:
+            part, place = _text_part(said), {**place, "content_index": 0}
+            item = {**_message([part]), "id": item["id"]}
+            yield "output_text.done", {**place, "text": said, "logprobs": []}
+            yield "content_part.done", {**place, "part": part}
+        yield "output_item.done", {"output_index": len(self.items), "item": item}
+        self.items.append(item)
+
+    def _begin(self, part: Part) -> Iterator[Event]:
+        if part.kind == "name":
+            item = _call_item(Call(part.text))
+        elif part.kind == "reasoning":
+            item = {**_reasoning_item(""), "content": []}
+        else:
+            item = _message([])
+        self._open, self._said = {**item, "status": "in_progress"}, ""
+        yield "output_item.added", {"output_index": len(self.items), "item": self._open}
+        if part.kind == "text":
+            place = {**self._place(self._open), "content_index": 0}
+            yield "content_part.added", {**place, "part": _text_part("")}
+
+    def _more(self, text: str) -> Iterator[Event]:
+        if self._open is None:
+            return
+        self._said += text
+        place, kind = self._place(self._open), self._open["type"]
+        if kind == "function_call":
+            yield "function_call_arguments.delta", {**place, "delta": text}
+        elif kind == "reasoning":
+            yield "reasoning_text.delta", {**place, "content_index": 0, "delta": text}
+        else:
+            yield "output_text.delta", {**place, "content_index": 0, "delta": text, "logprobs": []}
+
+    def _place(self, item: Item) -> dict[str, Any]:
+        return {"item_id": item["id"], "output_index": len(self.items)}
+
+
+def _message(content: list[dict[str, Any]]) -> Item:
+    kind = {"id": f"msg_{uuid4().hex}", "type": "message", "role": "assistant"}
+    return {**kind, "status": "completed", "content": content}
+
+
+def _reasoning_item(text: str) -> Item:
+    """Clients send either the text or what is called encrypted back."""
+    return {
+        "id": f"rs_{uuid4().hex}",
+        "type": "reasoning",
+        "status": "completed",
+        "summary": [],
+        "content": [{"type": "reasoning_text", "text": text}],
+        "encrypted_content": base64.b64encode(text.encode("utf-8", "replace")).decode(),
+    }
+
+
+def _call_item(call: Call) -> Item:
+    kind = {"id": f"fc_{call.id}", "type": "function_call", "status": "completed"}
+    return {**kind, "call_id": call.id, "name": call.name, "arguments": call.arguments}
+
+
+def _text_part(text: str) -> dict[str, Any]:
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
