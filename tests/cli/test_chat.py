@@ -300,6 +300,7 @@ def test_standard_output_elsewhere(
         child.expect_exact(HINT)
         child.send("Who sat?\r")
         child.expect_exact("stopped at the length limit")
+        child.expect_exact("goes on.")
         child.send("/exit\r")
         child.expect(pexpect.EOF)
     finally:
