@@ -39,6 +39,7 @@ from kvlite.memory.oom import CHUNK, T
 from kvlite.methods.engine_config import EngineConfig
 from kvlite.methods.layer_policy import LayerPolicy, layer_policies
 from kvlite.methods.placement import ON_DEVICE
+from kvlite.model.answers.thinking import PROMPT_END
 from kvlite.offload import HostKVStore, Recall, host_scoring_backend
 from kvlite.offload.kv.compile_ahead import begin_compiling
 from kvlite.planner.cards import require_on_cards
@@ -99,6 +100,7 @@ class Turn:
         started, settings, model = perf_counter(), config.settings, context.model
         self.model, self.cache, self.token_ids = model, context.cache, context.token_ids
         self.oom_policy, self.ids, self.config = context.oom_policy, ids, config
+        self.prompt_end = [*context.token_ids[-PROMPT_END:], *ids][-PROMPT_END:]
         if model.cards:
             require_on_cards(config)
         self.turn_config = TurnConfig.of(context, ids, config, answers=answers)
@@ -286,10 +288,12 @@ class Turn:
 
     def in_words(self, pieces: Iterable[Piece], *, opened: bool = False) -> Iterator[Piece]:
         """An answer with reasoning told apart; `opened` if it goes on within reasoning."""
-        return with_reasoning(pieces, self.model, self.ids, opened=opened)
+        return with_reasoning(pieces, self.model, self.prompt_end, opened=opened)
 
     def _grammar(self) -> Grammar | None:
-        return turn_grammar(self.model, self.settings, self.ids) if self.answers else None
+        if not self.answers:
+            return None
+        return turn_grammar(self.model, self.settings, self.prompt_end)
 
     def _speculation(self, ends: Collection[int]) -> Speculation:
         off = "" if self.recall is None else "recall fetches anew for every token"
