@@ -238,6 +238,9 @@ def test_the_longest_answer_is_not_what_is_planned_for() -> None:
         (10**6, 256): 256,
         (10**6, 2048): 2048,
         (300, 2048): 300,
+        (None, None): 256,
+        (1000, None): 1000,
+        (10**6, None): 2048,
     }
     for (most, reserved), expected in planned.items():
         settings = Settings(max_new_tokens=most, reserve_tokens=reserved)

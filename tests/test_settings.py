@@ -14,7 +14,7 @@ from kvlite.methods import METHODS, parse_method
 from kvlite.methods.budget import Budget, method_and_budget, parse_budget
 
 OPTIONS = {option.name: option for option in dataclasses.fields(Settings)}
-NOTHING = ("seed", "chunk", "max_new_tokens", "reasoning_budget")
+NOTHING = ("seed", "chunk", "max_new_tokens", "reserve_tokens", "reasoning_budget")
 BOUNDED = [name for name, option in OPTIONS.items() if option.metadata["low"] is not None]
 INTEGERS = [name for name in BOUNDED if OPTIONS[name].type is not float]
 

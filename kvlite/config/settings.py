@@ -21,6 +21,11 @@ LARGEST = 2**63 - 1
 LOADING = ("model", "draft", "chat_template", "device", "weights", "vram", "stream")
 
 
+# Tokens of an answer that memory is planned for where nothing is said of its length, and at most
+# where something is.
+_PLANNED, _MOST_PLANNED = 256, 2048
+
+
 def _option(
     default: Any,
     help: str,
@@ -146,11 +151,11 @@ class Settings:
         "memory is short",
         low=1,
     )
-    reserve_tokens: int = _option(
-        256,
+    reserve_tokens: int | None = _option(
+        None,
         "tokens of an answer that memory is planned for, and bytes of a --budget are reckoned for; "
-        "fewer where --max-tokens is; a longer answer goes on while there is memory (kvlite serve: "
-        "2048)",
+        "a longer answer goes on while there is memory; left out, --max-tokens, 2048 at most, or "
+        "else 256 (kvlite serve: 2048)",
         low=64,
     )
     never_lossy: bool = _option(
@@ -237,6 +242,8 @@ class Settings:
     @property
     def planned_tokens(self) -> int:
         """Tokens of an answer that memory is planned for. It may get longer."""
+        if self.reserve_tokens is None:
+            return min(self.max_new_tokens or _PLANNED, _MOST_PLANNED)
         return min(self.reserve_tokens, self.max_new_tokens or self.reserve_tokens)
 
     def longest_within(self, room: int) -> int:
