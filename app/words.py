@@ -76,7 +76,8 @@ WORDS: dict[str, tuple[str, str]] = {
     ),
     "reserve_tokens": (
         "Answer to plan for",
-        "in tokens: memory is planned for so long an answer; a longer one goes on while there is memory; auto is 256, or the longest answer, up to 2,048",
+        "in tokens: memory is planned for so long an answer; a longer one goes on while there is "
+        "memory; auto is 256, or the longest answer, up to 2,048",
     ),
     "never_lossy": (
         "Never give up exactness",
