@@ -148,7 +148,7 @@ def keys_of(said: Sequence[StoredMessage]) -> list[str]:
     return found
 
 
-def said_in(session: Session, messages: Sequence[dict[str, str]]) -> list[StoredMessage]:
+def said_in(session: Session, messages: Sequence[dict[str, Any]]) -> list[StoredMessage]:
     """Messages of a conversation as people see them: the user's as they were typed."""
     typed, found = iter(session.typed(messages)), []
     for each in messages:

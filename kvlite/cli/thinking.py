@@ -1,4 +1,4 @@
-"""Reasoning at a terminal: a line that counts it as it comes, then one that stands for all of it."""
+"""Reasoning at a terminal: a line that counts it while it comes, then one that stands for it."""
 
 from types import TracebackType
 from typing import Self

@@ -189,7 +189,7 @@ def _thinking(session: Session, terminal: "ChatTerminal", argument: str) -> None
     terminal.say(thought or "There was no reasoning before the last answer.")
 
 
-@_command("continue", "", "goes on with an answer that was stopped, or came to --max-tokens")
+@_command("continue", "", "goes on with an answer that was stopped, or came to a limit")
 def _continue(session: Session, terminal: "ChatTerminal", argument: str) -> None:
     terminal.answer(session.continue_answer())
 

@@ -26,7 +26,7 @@ NO_SWITCH = (
     "answering at once"
 )
 # Tokens at the end of a prompt that may be what begins reasoning.
-_LAST = 32
+PROMPT_END = 32
 
 
 def thinking_variables(thinking: str) -> dict[str, Any]:
@@ -48,5 +48,5 @@ def opens_reasoning(form: AnswerForm, tokenizer: Any, ids: Sequence[int]) -> boo
     """Whether a prompt ends with what begins reasoning."""
     if form.reasoning is None:
         return False
-    end: str = tokenizer.decode([*ids[-_LAST:]], skip_special_tokens=False)
+    end: str = tokenizer.decode([*ids[-PROMPT_END:]], skip_special_tokens=False)
     return end.rstrip().endswith(form.reasoning.begin)
