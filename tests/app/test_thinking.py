@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,8 @@ def test_it_is_folded_above_the_answer_and_kept(
     work.wait()
     assert (work.shown.text, work.shown.reasoning) == (SAID, THOUGHT)
     count = work.shown.reasoning_tokens
+    for text, doing in (("", "Thinking: "), (SAID, "Answering: ")):
+        assert doing in status_html(replace(work.shown, ended=False, text=text))
     (title, thought), (_, said), (account, _) = shown(service)
     assert title == f"Thought for {count} tokens" and 15 < count < 25
     assert thought == THOUGHT.replace("<img", "<\u2060img") and said == SAID
