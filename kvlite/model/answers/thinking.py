@@ -1,6 +1,6 @@
 """Whether a model reasons: what tells its template, and whether a prompt begins reasoning."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -26,6 +26,18 @@ PROMPT_END = 32
 def thinking_variables(thinking: str) -> dict[str, Any]:
     """What a template is given for the setting `thinking`."""
     return {**_SWITCH[thinking]}
+
+
+def spelled_in(form: AnswerForm, tokenizer: Any, ends: Collection[int]) -> dict[int, str]:
+    """Special tokens that stand around or within reasoning and calls, but for those that end an
+    answer."""
+    if not (pieces := form.pieces):
+        return {}
+    return {
+        number: each.content
+        for number, each in tokenizer.added_tokens_decoder.items()
+        if each.special and number not in ends and each.content in pieces
+    }
 
 
 def opens_reasoning(form: AnswerForm, tokenizer: Any, ids: Sequence[int]) -> bool:
