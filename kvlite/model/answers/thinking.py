@@ -1,6 +1,6 @@
 """Whether a model reasons: what tells its template, and whether a prompt begins reasoning."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -42,6 +42,18 @@ def has_switch(tokenizer: Any) -> bool:
     except ChatTemplateError:
         return False
     return on != off
+
+
+def spelled_in(form: AnswerForm, tokenizer: Any, ends: Collection[int]) -> dict[int, str]:
+    """Special tokens that stand around or within reasoning and calls, but for those that end an
+    answer."""
+    if not (pieces := form.pieces):
+        return {}
+    return {
+        number: each.content
+        for number, each in tokenizer.added_tokens_decoder.items()
+        if each.special and number not in ends and each.content in pieces
+    }
 
 
 def opens_reasoning(form: AnswerForm, tokenizer: Any, ids: Sequence[int]) -> bool:
