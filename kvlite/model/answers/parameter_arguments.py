@@ -9,7 +9,7 @@ from kvlite.errors import SettingError
 from kvlite.model.answers.form import Tool
 from kvlite.model.answers.rules import Rules
 from kvlite.model.answers.schemas import defined_in, followed
-from kvlite.model.answers.values import as_json, is_text, value_of, within_text
+from kvlite.model.answers.values import as_json, resolved, types_of, value_of, within_text
 from kvlite.model.grammar import schema_rule
 
 # What cannot be held to in a string that is written without quotes.
@@ -74,20 +74,39 @@ class ParameterArguments:
         self, tool: Tool, key: str, schema: Any, defined: dict[str, Any], rules: Rules
     ) -> str:
         """A rule of what follows a parameter's name."""
-        if not is_text(schema):
+        kinds = types_of(schema, defined)
+        as_value = ""
+        if kinds != {"string"} and kinds:
             value = schema_rule({**schema, **defined}, lenient=not tool.strict)
-            return f"{rules.text(self.before_json)} {value} {rules.text(self.end)}"
-        said = schema if isinstance(schema, Mapping) else {}
-        if tool.strict and (hard := next((each for each in _OF_STRINGS if each in said), None)):
-            raise SettingError(
-                f"tool {tool.name!r}: property {key!r} cannot be enforced ({hard} of a string, "
-                "which this model writes without quotes): leave strict or it out"
-            )
+            as_value = f"{rules.text(self.before_json)} {value} {rules.text(self.end)}"
+        if kinds and "string" not in kinds:
+            return as_value
+        said = resolved(schema, defined)
+        self._require_plain(tool, key, said, defined)
         texts = [said["const"]] if "const" in said else said.get("enum", ())
-        if texts and all(isinstance(each, str) for each in texts):
-            either = rules.choice(rules.text(each + self.end) for each in texts)
-            return f"{rules.text(self.middle)} {either}"
-        return f"{rules.text(self.middle)} {rules.until(self.end)}"
+        text = rules.until(self.end)
+        if texts and not any(isinstance(each, list | dict) for each in texts):
+            plain = (each if isinstance(each, str) else as_json(each) for each in texts)
+            text = rules.choice(rules.text(each + self.end) for each in plain)
+        as_text = f"{rules.text(self.middle)} {text}"
+        return f"({as_text} | {as_value})" if as_value and len(self.middles) > 1 else as_text
+
+    def _require_plain(
+        self, tool: Tool, key: str, schema: Mapping[str, Any], defined: Mapping[str, Any]
+    ) -> None:
+        """Raises SettingError if a strict tool has a schema that some texts would break."""
+        if not tool.strict:
+            return
+        several = (*schema.get("anyOf", ()), *schema.get("oneOf", ()))
+        hard = [each for each in _OF_STRINGS if each in schema]
+        for part in (resolved(each, defined) for each in several):
+            hard += [each for each in (*_OF_STRINGS, "enum", "const") if each in part]
+        hard += {"object", "array"}.intersection(types_of(schema, defined))
+        if hard:
+            raise SettingError(
+                f"tool {tool.name!r}: property {key!r} cannot be enforced ({hard[0]} of or beside "
+                "a string, which this model writes without quotes): leave strict or it out"
+            )
 
 
 class ParameterReader:
@@ -99,8 +118,10 @@ class ParameterReader:
         properties = parameters.get("properties")
         found = (_TAG.match(each.strip()) for each in after)
         self._form, self._after = form, [each[0] for each in found if each]
-        self._schemas = properties if isinstance(properties, Mapping) else {}
+        schemas = properties if isinstance(properties, Mapping) else {}
+        self._types = {key: types_of(each, parameters) for key, each in schemas.items()}
         self._held, self._written, self._key = "", 0, ""
+        self._allowed = set[str]()
         self._step = self._between
 
     def push(self, text: str) -> tuple[str, str | None]:
@@ -145,8 +166,10 @@ class ParameterReader:
             return "", None
         self._key = self._held[:at].strip()
         self._held = rest.removeprefix(space)
-        told = len(self._form.middles) > 1
-        text = middle == self._form.middle if told else is_text(self._schemas.get(self._key))
+        self._allowed = self._types.get(self._key, set())
+        text = self._allowed <= {"string"}
+        if len(self._form.middles) > 1:
+            text, self._allowed = middle == self._form.middle, set()
         self._step = self._text if text else self._other
         made = (
             f"{', ' if self._written else '{'}{as_json(self._key)}: {'' if not text else chr(34)}"
@@ -168,7 +191,7 @@ class ParameterReader:
             return "", None
         text, self._held = self._held[:certain], self._held[rest:]
         self._step = self._between
-        return as_json(value_of(text, self._schemas.get(self._key))), None
+        return as_json(value_of(text, self._allowed)), None
 
     def _certain(self) -> tuple[int, int | None]:
         """How much of what is held is certainly the value's, and where what follows it begins, if

@@ -194,16 +194,17 @@ class AnswerReader:
     def _name(self) -> list[Part]:
         """The name of a tool, and what stands before its arguments."""
         calls, held = self._called, self._held.lstrip()
-        known = [name for name in self._tools if held.startswith(name)]
         found = _NAME.match(held)
-        name = max(known, key=len, default="") or (found[0] if found else "")
-        if len(held) == len(name):
-            return []
-        end = _match(calls.middle, held[len(name) :])
-        if end is None:
-            return []
-        if end < 0:
-            return self._lost(self._opening)
+        names = {name for name in self._tools if held.startswith(name)}
+        # A name may begin with that of another tool, and what follows it may look like more of it.
+        for name in sorted(names | ({found[0]} if found else set()), key=len, reverse=True):
+            end = _match(calls.middle, held[len(name) :])
+            if end is None or len(held) == len(name):
+                return []
+            if end >= 0:
+                break
+        else:
+            return self._lost(self._opening) if held else []
         after = [calls.last, calls.between] if calls.several else [calls.last]
         parameters = self._tools[name].parameters if name in self._tools else {}
         self._arguments = calls.arguments.reader(parameters, after)
