@@ -125,8 +125,7 @@ def gathered(parts: Sequence[Part]) -> tuple[str, str, list[Any]]:
     return said["text"], said["reasoning"], [(name, json.loads(text)) for name, text in calls]
 
 
-@pytest.fixture(scope="module")
-def forms(smollm: Runner) -> dict[str, tuple[Any, AnswerForm, Vocabulary]]:
+def forms_of(smollm: Runner) -> dict[str, tuple[Any, AnswerForm, Vocabulary]]:
     """A tokenizer, the form that is read off its template, and its vocabulary."""
     made = {}
     for name in TEMPLATES:
@@ -135,6 +134,11 @@ def forms(smollm: Runner) -> dict[str, tuple[Any, AnswerForm, Vocabulary]]:
         form = answer_form(tokenizer, ["<|im_end|>"])
         made[name] = tokenizer, form, Vocabulary(tokenizer, len(tokenizer), frozenset({end}))
     return made
+
+
+@pytest.fixture(scope="module")
+def forms(smollm: Runner) -> dict[str, tuple[Any, AnswerForm, Vocabulary]]:
+    return forms_of(smollm)
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
@@ -220,63 +224,6 @@ def test_values_have_the_types_of_their_schemas() -> None:
     assert json.loads(made) == wanted and rest == "</f>"
     made, rest = arguments.reader({}, ["</f>"]).push("<p=s>a </p> b</p></f>")
     assert json.loads(made) == {"s": "a </p> b"}, "an end that nothing follows is a part of it"
-
-
-def test_values_are_of_the_types_that_a_reference_names() -> None:
-    arguments = ParameterArguments("<p=", ">", ">", "</p>")
-    place = {"properties": {"city": {"type": "string"}}}
-    schema = {
-        "properties": {
-            "o": {"anyOf": [{"$ref": "#/$defs/Place"}, {"type": "null"}]},
-            "r": {"$ref": "#/$defs/Place"},
-            "a": {"items": {"type": "integer"}},
-            "c": {"const": 5},
-            "self": {"$ref": "#/$defs/Loop"},
-        },
-        "$defs": {"Place": place, "Loop": {"$ref": "#/$defs/Loop"}},
-    }
-    told = {"o": '{"city": "Bonn"}', "r": '{"city": "Bonn"}', "a": "[1]", "c": "5", "self": "1"}
-    written = "".join(f"<p={key}>{value}</p>" for key, value in told.items())
-    made, _ = arguments.reader(schema, ["</f>"]).push(f"{written}</f>")
-    city = {"city": "Bonn"}
-    assert json.loads(made) == {"o": city, "r": city, "a": [1], "c": 5, "self": "1"}
-
-
-_NULLABLE = {"anyOf": [{"type": "string"}, {"type": "null"}]}
-
-
-@pytest.mark.parametrize("name", ["parameters", "pairs"])
-@pytest.mark.parametrize("value", ["Bad Homburg", None, 'say "so"'])
-def test_strings_that_may_be_null_are_written_without_quotes(
-    forms: dict[str, tuple[Any, AnswerForm, Vocabulary]], name: str, value: str | None
-) -> None:
-    """As templates write them: a grammar that wants quotes would have them in the value."""
-    tokenizer, form, vocabulary = forms[name]
-    assert form.calls is not None
-    tool = Tool("weather", "", {"properties": {"place": _NULLABLE}, "required": ["place"]})
-    grammar = Grammar(
-        vocabulary, answer_grammar(form, tokenizer, vocabulary.trie, [tool], needed=True)
-    )
-    answer = form.calls.written([("weather", {"place": value})])
-    for each in tokenizer.encode(answer, add_special_tokens=False):
-        grammar.take(each)
-    assert grammar.may_end
-    reader = AnswerReader(form, [tool])
-    assert gathered([*reader.push(answer), *reader.flush()])[2] == [("weather", {"place": value})]
-
-
-@pytest.mark.parametrize("name", TEMPLATES)
-def test_a_tool_whose_name_begins_with_that_of_another_is_called_by_its_own(
-    forms: dict[str, tuple[Any, AnswerForm, Vocabulary]], name: str
-) -> None:
-    _, form, _ = forms[name]
-    assert form.calls is not None
-    tools = [Tool("read"), Tool("read_file"), Tool("read_file_2")]
-    for tool in tools:
-        reader = AnswerReader(form, tools)
-        answer = form.calls.written([(tool.name, {})]).replace(ID, "abcdefgh1")
-        parts = [part for each in answer for part in reader.push(each)] + reader.flush()
-        assert gathered(parts) == ("", "", [(tool.name, {})])
 
 
 def test_any_answer_is_read_whole(forms: dict[str, tuple[Any, AnswerForm, Vocabulary]]) -> None:
