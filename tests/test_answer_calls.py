@@ -1,4 +1,4 @@
-"""Calls that are hard to tell: by names, by schemas, within reasoning, and how many there may be."""
+"""Calls that are hard to tell: by names, by schemas, within reasoning, and how many they are."""
 
 import json
 from typing import Any

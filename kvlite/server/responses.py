@@ -180,4 +180,5 @@ def _counted(usage: Usage) -> dict[str, Any]:
 
 
 def _length(messages: Messages) -> int:
-    return sum(len(each["content"]) + len(str(each.get("tool_calls", ""))) for each in messages)
+    parts = ("content", "reasoning_content", "tool_calls")
+    return sum(len(str(each.get(part, ""))) for each in messages for part in parts)

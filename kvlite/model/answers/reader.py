@@ -102,16 +102,17 @@ class AnswerReader:
                 return []
             self._held = self._held.removeprefix(form.begin).lstrip()
         at = self._held.find(form.end)
-        if self._calls is not None and self._calls.trigger:
-            trigger, end = self._calls.trigger, len(self._held) if at < 0 else at
+        marks = [form.end]
+        if self._calls is not None and (trigger := self._calls.trigger):
+            marks.append(trigger)
+            end = len(self._held) if at < 0 else at
             call = self._held.find(trigger, 0, end)
             while call >= 0:
                 if (is_call := self._is_call(self._calls, self._held[call:])) is not False:
                     return self._thought_until(call, waits=is_call is None)
                 call = self._held.find(trigger, call + 1, end)
         if at < 0:
-            marks = [form.end] + [self._calls.trigger] * (self._calls is not None)
-            return self._certain("reasoning", [each for each in marks if each])
+            return self._certain("reasoning", marks)
         thought = self._held[:at].rstrip()
         self._go(self._text, self._held[at + len(form.end) :])
         self._begun = False
