@@ -86,7 +86,7 @@ class ResponseAnswer:
     async def whole(self) -> dict[str, Any]:
         """The response object."""
         (choice,), usage = await gathered(self.model, self.ask, self._new_reader)
-        items = items_of(choice)
+        items = items_of(choice.parts)
         self._keep(items)
         return self._response(_ended(choice.reason), items, usage)
 

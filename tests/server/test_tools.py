@@ -12,6 +12,7 @@ import pytest
 from kvlite.config.settings import Settings
 from kvlite.model.answers.reader import Part
 from kvlite.server.config import ServerConfig
+from kvlite.server.response_items import items_of
 from tests.server.conftest import Server, said, serving
 from tests.server.test_refusing import require_error
 
@@ -155,3 +156,18 @@ def test_tools_that_cannot_be_used_are_refused(tooled: Server) -> None:
     body = {"messages": said("Hi"), "tools": loose, "tool_choice": "required"}
     made = tooled.http.post("/v1/chat/completions", json=body).json()
     require_call(**made["choices"][0]["message"]["tool_calls"][0]["function"])
+
+
+def test_items_of_a_response_are_in_the_order_in_which_they_came() -> None:
+    call = Part("name", "weather"), Part("arguments", "{"), Part("arguments", "}")
+    parts = Part("reasoning", "Hm"), Part("text", "Let "), Part("text", "me."), *call, *call
+    items = items_of([*parts, Part("text", "So.")])
+    calls = ["function_call"] * 2
+    assert [each["type"] for each in items] == ["reasoning", "message", *calls, "message"]
+    assert [each["content"][0]["text"] for each in (items[1], items[-1])] == ["Let me.", "So."]
+    assert all(each["arguments"] == "{}" for each in items[2:4])
+    assert [each["type"] for each in items_of([])] == ["message"]
+    assert [each["type"] for each in items_of([Part("reasoning", "Hm")])] == [
+        "reasoning",
+        "message",
+    ]
