@@ -189,21 +189,27 @@ class AnswerReader:
     def _name(self) -> list[Part]:
         """The name of a tool, and what stands before its arguments."""
         calls, held = self._called, self._held.lstrip()
-        known = [name for name in self._tools if held.startswith(name)]
-        found = _NAME.match(held)
-        name = max(known, key=len, default="") or (found[0] if found else "")
-        if len(held) == len(name):
-            return []
-        end = _match(calls.middle, held[len(name) :])
-        if end is None:
-            return []
-        if end < 0:
-            return self._lost(self._opening)
-        after = [calls.last, calls.between] if calls.several else [calls.last]
-        parameters = self._tools[name].parameters if name in self._tools else {}
-        self._arguments = calls.arguments.reader(parameters, after)
-        self._go(self._values, held[len(name) + end :])
-        return [Part("name", name)]
+        waits = not held or any(name.startswith(held) for name in self._tools)
+        following = calls.middle + calls.arguments.opening
+        for name in () if waits else self._names(held, following.strip()[:1]):
+            rest = held[len(name) :]
+            end = _match(following, rest)
+            waits = waits or end is None
+            if end is not None and end >= 0:
+                after = [calls.last, calls.between] if calls.several else [calls.last]
+                parameters = self._tools[name].parameters if name in self._tools else {}
+                self._arguments = calls.arguments.reader(parameters, after)
+                self._go(self._values, rest[_match(calls.middle, rest) or 0 :])
+                return [Part("name", name)]
+        return [] if waits else self._lost(self._opening)
+
+    def _names(self, held: str, following: str) -> list[str]:
+        """Names that a text may begin with, the longest tool's first; and any other, up to what
+        follows it."""
+        known = sorted(filter(held.startswith, self._tools), key=len, reverse=True)
+        other = held.partition(following)[0].rstrip() if following else held
+        found = _NAME.match(other)
+        return [*known, found[0]] if found else known
 
     def _values(self) -> list[Part]:
         assert self._arguments is not None
