@@ -1,5 +1,6 @@
 """Messages of requests, as chat templates take them."""
 
+import base64
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -134,6 +135,7 @@ class Item(Fields):
     arguments: str | dict[str, Any] | None = None
     output: Content = None
     summary: list[TextPart] | None = None
+    encrypted_content: str | None = None
 
     def plain(self, number: int) -> Plain:
         """As of a message; other kinds of items are refused."""
@@ -144,6 +146,7 @@ class Item(Fields):
         if self.type == "reasoning":
             parts = self.content if isinstance(self.content, list) else self.summary or []
             thought = "\n".join(each.text for each in parts if each.text)
+            thought = thought or _decoded(self.encrypted_content or "")
             return {"role": "assistant", "content": "", "reasoning_content": thought}
         if self.type == "function_call_output":
             text = text_of(self.output, f"input[{number}]", "input")
@@ -153,6 +156,14 @@ class Item(Fields):
             kind = "has no role" if is_message else f"is of type {str(self.type)[:40]!r}"
             raise Refusal(f"input[{number}] {kind}: send messages and calls", param="input")
         return Message(role=self.role, content=self.content).plain(number, "input")
+
+
+def _decoded(encrypted: str) -> str:
+    """The text of reasoning as it was sent in the place of an encrypted one; "" of another's."""
+    try:
+        return base64.b64decode(encrypted, validate=True).decode()
+    except ValueError:
+        return ""
 
 
 def plain_messages(messages: Sequence[Message]) -> list[Plain]:

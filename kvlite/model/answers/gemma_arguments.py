@@ -141,7 +141,7 @@ def _object(schema: Mapping[str, Any], root: Mapping[str, Any], rules: Rules, de
     properties = properties_of(schema)
     if not properties:
         _any(rules)
-        return "gemma_map"
+        return '"{}"' if schema.get("additionalProperties") is False else "gemma_map"
     required = {*schema.get("required", ())}
     pairs = [
         (key, f"{as_json(f'{key}:')} {_value(properties[key], root, rules, deep)}")

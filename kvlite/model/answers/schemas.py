@@ -54,7 +54,8 @@ def _followed(name: str, written: str, strict: bool, controls: frozenset[str]) -
             key: _kept(schema, key, flaw) if key in flaws else properties[key] for key in properties
         }
         schema = {**schema, "properties": kept}
-    for less in (schema, _without(schema)):
+    unnamed = {key: schema[key] for key in schema if key not in ("$schema", "$id")}
+    for less in (schema, unnamed, _without(unnamed)):
         if flaw(less) is None:
             return less
     return {"type": "object"}
