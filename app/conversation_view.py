@@ -167,7 +167,6 @@ class ConversationView:
     def _around(self, record: Record, shown: History) -> Updates:
         keys, parts = shown.answer_keys(), self.parts
         account, html = self.account(keys[-1] if keys else None)
-        ended = account.get("ledger", {}).get("finish_reason")
         count = len(record.branches)
         branches = [
             (f"{number}/{count} \u00b7 {each.title}", number)
@@ -182,12 +181,20 @@ class ConversationView:
             parts.name: record.title if begun else "",
             parts.chosen: record.questions,
             parts.model: self.service.model_name,
-            parts.go_on: gr.Button(visible=ended in _CUT),
+            parts.go_on: gr.Button(visible=self._goes_on(account)),
             parts.tune: gr.Button(visible=parts.models_here and bool(record.documents)),
             parts.answer: html,
             parts.difference: self.difference(),
             **parts.tuning.updates(record.documents, self.store.account(self.id, TUNED)),
         }
+
+    def _goes_on(self, account: dict[str, Any]) -> bool:
+        """Whether the answer was cut, and there is room for more of it, or may be made."""
+        ledger = account.get("ledger", {})
+        if ledger.get("limit") == "context":
+            settings = self.service.settings_of(self.owner, self.id)
+            return settings.beyond_context == "compact"
+        return ledger.get("finish_reason") in _CUT
 
     def _unanswered(self, record: Record) -> dict[str, Any]:
         """The value of the box for a message without an answer, with its files unless they were

@@ -50,7 +50,7 @@ def estimate(settings: Settings, tokens: int, own_bytes: int) -> MemoryEstimate:
 
     with making_modules():
         planner = planner_for(settings)
-        most = planner.shape.max_context - settings.max_new_tokens
+        most = planner.shape.max_context - settings.planned_tokens
         plan, nearest = planner.best(max(1, min(tokens, most))), None
         if not plan.fits:
             other = planner_for(settings.replace(_OPEN)).best(plan.tokens)

@@ -22,7 +22,8 @@ FOLDED: dict[str, tuple[str, ...]] = {
         *("recall_entries", "checkpoint_limit", "beyond_context", "scores", "never_lossy"),
     ),
     "Model and device": (
-        *("weights", "device", "stream", "draft", "chat_template", "chunk", "ocr", "measure"),
+        *("weights", "device", "stream", "draft", "chat_template", "chunk", "reserve_tokens"),
+        *("ocr", "measure"),
     ),
     "Answer": (
         *("top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty"),

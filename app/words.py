@@ -74,6 +74,11 @@ WORDS: dict[str, tuple[str, str]] = {
         "Tokens read together",
         "more is faster and takes more memory; auto is 1,024, or fewer if memory is short",
     ),
+    "reserve_tokens": (
+        "Answer to plan for",
+        "in tokens: memory is planned for so long an answer; a longer one goes on while there is "
+        "memory; auto is 256, or the longest answer, up to 2,048",
+    ),
     "never_lossy": (
         "Never give up exactness",
         "if memory runs out, the answer ends rather than that less is kept",
@@ -84,7 +89,10 @@ WORDS: dict[str, tuple[str, str]] = {
         "process: all that this program takes; tensors: the model's numbers alone, slower",
     ),
     "system": ("Instructions", "what the model is told first; empty leaves that to the model"),
-    "max_new_tokens": ("Longest answer", "in tokens; a page of text has about 500"),
+    "max_new_tokens": (
+        "Longest answer",
+        "in tokens, of which a page of text has about 500; auto goes on until the model ends it",
+    ),
     "temperature": ("Temperature", "0 always takes the likeliest token; above it, answers vary"),
     "top_k": ("Top k", "draws from so many of the likeliest tokens; 0 is all of them"),
     "top_p": ("Top p", "draws from the likeliest tokens that come to this probability together"),

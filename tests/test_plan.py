@@ -245,7 +245,7 @@ def test_a_method_that_needs_more_than_the_least_budget_is_planned(llama_8b: str
 
 
 def test_an_answer_is_no_longer_than_the_model_goes(llama_8b: str) -> None:
-    made = planner(llama_8b, max_new_tokens=10**6).best(8192)
+    made = planner(llama_8b, reserve_tokens=10**6).best(8192)
     assert made.longest == 131072 - 8192
     assert made.fits
 

@@ -269,5 +269,8 @@ def test_where_the_configuration_lies(
 
 
 def test_every_setting_can_be_saved(profiles: Profiles) -> None:
-    values = {name: getattr(Settings(seed=1, chunk=5), name) for name in OPTIONS}
+    values = {
+        name: getattr(Settings(seed=1, chunk=5, max_new_tokens=6, reasoning_budget=7), name)
+        for name in OPTIONS
+    }
     assert profiles.save("all", values) == profiles.read("all")

@@ -14,6 +14,7 @@ from kvlite.methods import METHODS, parse_method
 from kvlite.methods.budget import Budget, method_and_budget, parse_budget
 
 OPTIONS = {option.name: option for option in dataclasses.fields(Settings)}
+NOTHING = ("seed", "chunk", "max_new_tokens", "reserve_tokens", "reasoning_budget")
 BOUNDED = [name for name, option in OPTIONS.items() if option.metadata["low"] is not None]
 INTEGERS = [name for name in BOUNDED if OPTIONS[name].type is not float]
 
@@ -75,9 +76,9 @@ def test_whole_numbers_must_be_whole(name: str) -> None:
             Settings(**{name: value})
 
 
-@pytest.mark.parametrize("name", [name for name in BOUNDED if name not in ("seed", "chunk")])
-def test_only_a_seed_and_a_chunk_may_be_nothing(name: str) -> None:
-    assert Settings(seed=None, chunk=None).seed is None
+@pytest.mark.parametrize("name", [name for name in BOUNDED if name not in NOTHING])
+def test_what_may_be_nothing(name: str) -> None:
+    assert Settings(**dict.fromkeys(NOTHING)) == Settings()
     with pytest.raises(SettingError, match="None is out of range"):
         Settings(**{name: None})
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from kvlite.config.units import readable
+from kvlite.conversation.endings import Remedies
 from kvlite.conversation.metrics import GenerationMetrics, brief, told
 from kvlite.conversation.session import Session
 from kvlite.conversation.sources import Source
@@ -16,8 +17,12 @@ from .kept import Look, kept_map, look
 
 # Where what was dropped is.
 _PLACES = {"ram": "to RAM", "disk": "to disk"}
-# Where users of the page allow longer answers.
-_LONGER = "Longest answer in the settings"
+# How users of the page go on with an answer that was cut.
+_REMEDIES = Remedies(
+    "Continue",
+    "Longest answer in the settings",
+    "compact under When it gets too long in the settings",
+)
 # Characters kept of a document before a passage, and as many behind it.
 AROUND = 4_000
 
@@ -39,8 +44,8 @@ def account_of(
     held when the question had been read, `reading_s` the time that reading its documents took."""
     since_enter = replace(metrics, time_to_first_token_s=metrics.time_to_first_token_s + reading_s)
     account: dict[str, Any] = {
-        "brief": brief(since_enter, _LONGER),
-        "told": [*told(since_enter, _LONGER)],
+        "brief": brief(since_enter, _REMEDIES),
+        "told": [*told(since_enter, _REMEDIES)],
         "facts": [*_facts(since_enter)],
         "ledger": metrics.to_json(),
         "question": first_words(session.messages[-1].text),

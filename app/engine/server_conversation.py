@@ -113,5 +113,5 @@ def _account(answer: ServerAnswer, first_s: float, question: str) -> dict[str, A
     """What a server tells of an answer, and how long its first token took from here."""
     brief = f"{answer.line()} · first token {first_s:.1f} s"
     if answer.finish_reason == "length":
-        brief += " · cut at the longest answer"
+        brief += " · cut at the longest answer or as the context is full: ask it to go on"
     return {"brief": brief, "told": [f"Answered by {brief}."], "question": first_words(question)}

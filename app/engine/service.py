@@ -182,7 +182,7 @@ class Service:
         return work
 
     def continue_answer(self, owner: str, id: str) -> Work:
-        """Go on with the last answer, which was stopped or came to its length limit."""
+        """Go on with the last answer, which was stopped or came to a limit."""
 
         def task(now: Opened, work: Work) -> None:
             begin = now.session.continue_answer()

@@ -172,9 +172,8 @@ class KvliteLM(TemplateLM):  # type: ignore[misc]
     def _read(self, context: Sequence[int], longest: int) -> Branch:
         """A context, read and cut as a turn's prompt with so long an answer."""
         model = self.runner.model
-        config = EngineConfig.from_settings(
-            self.runner.settings.replace({"max_new_tokens": max(1, longest)})
-        )
+        answer = dict.fromkeys(("max_new_tokens", "reserve_tokens"), max(1, longest))
+        config = EngineConfig.from_settings(self.runner.settings.replace(answer))
         turn = TurnConfig.of(Context(model), [*context], config, answers=True)
         recalls = config.settings.recall != "off" and can_recall(config.method)
         recall = None

@@ -19,7 +19,8 @@ from kvlite.model.chat_template import asked_of, question_about
 
 if TYPE_CHECKING:
     from kvlite.conversation.conversation import Conversation
-    from kvlite.conversation.metrics import FinishReason, Piece
+    from kvlite.conversation.endings import FinishReason
+    from kvlite.conversation.metrics import Piece
 
 USAGE = 'give a file and a question: kvlite ask report.pdf "What is it about?"'
 

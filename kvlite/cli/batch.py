@@ -16,8 +16,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from kvlite.cli import BAD_INPUT, INTERRUPTED
 from kvlite.cli.console import print_json
 from kvlite.cli.opening import load_by, require_out
-from kvlite.cli.options import AsJson, Quiet, with_settings
+from kvlite.cli.options import AsJson, Quiet, with_resolved
 from kvlite.cli.screen import console, stop_on_interrupt
+from kvlite.config.resolve import Resolved
 from kvlite.config.settings import Settings
 from kvlite.engine.callbacks import Callbacks
 from kvlite.errors import SettingError
@@ -31,6 +32,10 @@ if TYPE_CHECKING:
     import torch
 
     from kvlite.jobs.answer import BatchAnswer
+
+# Tokens of an answer where nothing says more: nobody watches, and a model that repeats itself would
+# otherwise fill the context for each row.
+_LONGEST = 256
 
 Answers = Callable[[Sequence[Task], Callbacks], "Iterator[BatchAnswer]"]
 RowOf = Callable[["BatchAnswer"], dict[str, Any]]
@@ -74,9 +79,9 @@ Devices = Annotated[
 ]
 
 
-@with_settings
+@with_resolved
 def batch(
-    settings: Settings,
+    resolved: Resolved,
     tasks: Tasks,
     out: Out,
     questions: Questions = None,
@@ -97,6 +102,9 @@ def batch(
 
     Of OpenAI's batch file, requests for /v1/chat/completions are answered, in OpenAI's form.
 
+    An answer has at most 256 tokens unless --max-tokens or its row says more. How many were cut is
+    said at the end, and in each row (finish_reason: length).
+
     Exit codes: 0; 2 where anything was refused or a row has an error; 130 after Ctrl-C.
 
     Examples:
@@ -109,6 +117,9 @@ def batch(
 
       kvlite batch bills/ --questions "What is to be paid?" --schema bill.json --out bills.jsonl
     """
+    settings = resolved.settings
+    if resolved.origins["max_new_tokens"].kind == "default":
+        settings = settings.replace({"max_new_tokens": _LONGEST})
     path, job = record_of(Path(out)), job_of(settings)
     asked, row_of = _asked(tasks, questions or (), settings, (out, path))
     require_out(out)
@@ -248,6 +259,7 @@ class Summary:
         before: rows that were there already.
         failed: rows with an error, those that were there included.
         written: rows that came since, of which `answered` have no error.
+        cut: those of them that a limit ended.
         together: the most answers that came in the same decode steps.
     """
 
@@ -257,6 +269,7 @@ class Summary:
     failed: int
     written: int = 0
     answered: int = 0
+    cut: int = 0
     together: int = 0
     read_tokens: int = 0
     generated_tokens: int = 0
@@ -279,6 +292,7 @@ class Summary:
         self.written += 1
         self.answered += answer.error is None
         self.failed += answer.error is not None
+        self.cut += answer.error is None and answer.finish_reason == "length"
         self.read_tokens += answer.document_tokens
         if answer.metrics is not None:
             self.read_tokens += answer.metrics.prompt_tokens
@@ -293,6 +307,7 @@ class Summary:
             "answered_before": self.before,
             "answered": self.answered,
             "failed": self.failed,
+            "cut": self.cut,
             "left": self.left,
             "documents": self.documents,
             "together": self.together,
@@ -323,6 +338,11 @@ class Summary:
         )
         said = f"{out}: {counted(self.answered, 'row')} answered{before}{failed}{left}."
         screen.print(said + (rate if self.generated_tokens else ""))
+        if self.cut:
+            screen.print(
+                f"{counted(self.cut, 'answer')} ended at a limit: --max-tokens allows longer ones, "
+                "as far as the model's context goes."
+            )
 
 
 def counted(number: int, thing: str) -> str:

@@ -78,7 +78,7 @@ def plan(
             text = None if doc is None else all_of(documents_of([doc], settings, screen))
             planner = open_planner(settings, status.update, card=card, reads_text=text is not None)
             longest = planner.shape.max_context
-            most = longest - settings.max_new_tokens
+            most = longest - settings.planned_tokens
             tokens = context or min(TOKENS, max(1, most))
             if text is not None:
                 tokens = planner.tokens_of(text)

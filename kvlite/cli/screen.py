@@ -17,6 +17,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from kvlite.cli import TERMINATED
 from kvlite.cli.console import Screen, print_json, write
 from kvlite.cli.word_wrap import WordWrap, part_wrapped
+from kvlite.conversation.endings import cut
 from kvlite.engine.callbacks import Callbacks
 
 if TYPE_CHECKING:
@@ -133,6 +134,8 @@ def print_account(last: "Piece", screen: Console, *, sources: bool) -> None:
     """Print what an answer was made from, by its last piece."""
     line = last.metrics.line()
     screen.print(part_wrapped(line) if screen.is_terminal else line, style="dim")
+    if said := cut(last.metrics):
+        screen.print(said, style="yellow")
     for line in source_lines(last.sources, whole=sources):
         screen.print(line, style="dim")
 

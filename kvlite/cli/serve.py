@@ -12,8 +12,8 @@ from kvlite.config.units import size_or_auto
 from kvlite.errors import SettingError
 from kvlite.model.source import require_model
 
-# The longest answer where neither the request nor a setting says more; the model may end it before.
-_LONGEST = 2048
+# Tokens of an answer that memory is planned for unless a setting says otherwise.
+_RESERVED = 2048
 
 
 @with_resolved
@@ -47,8 +47,9 @@ def serve(
     an earlier one is not read again, whoever sent it. A request that names another model of this
     machine, as `kvlite models` lists them, has it loaded in place of this one. Ctrl-C ends it.
 
-    Only this machine can reach it unless --host says otherwise. An answer has at most 2,048 tokens
-    unless the request or --max-tokens says more.
+    Only this machine can reach it unless --host says otherwise. Unless the request or --max-tokens
+    says less, an answer goes on until the model ends it or its context is full; memory is planned
+    for 2,048 tokens of it (--reserve-tokens).
 
     Examples:
 
@@ -65,8 +66,8 @@ def serve(
     from kvlite.web.origins import plain_host
 
     settings = resolved.settings if name is None else resolved.settings.replace({"model": name})
-    if resolved.origins["max_new_tokens"].kind == "default":
-        settings = settings.replace({"max_new_tokens": _LONGEST})
+    if resolved.origins["reserve_tokens"].kind == "default":
+        settings = settings.replace({"reserve_tokens": _RESERVED})
     config = ServerConfig(plain_host(host), port, keys_of(api_key), requests=requests)
     config = replace(config, one_model=one_model, unload_after=60 * unload_after)
     config = replace(config, keep=_size("--keep", keep), keep_disk=_size("--keep-disk", keep_disk))

@@ -23,6 +23,11 @@ from kvlite.web.openai_client import (
 )
 from kvlite.web.server_talk import Begin, Said, ServerTalk
 
+_CUT = (
+    "The server cut the answer, at --max-tokens, a limit of its own, or as the context is full: in "
+    "kvlite chat, ask it to go on."
+)
+
 Server = Annotated[
     str,
     typer.Option(
@@ -92,6 +97,8 @@ def print_served(begin: Begin, screen: Console, *, as_json: bool) -> ServerAnswe
     else:
         write("\n")
         screen.print(answer.line(), style="dim")
+        if answer.finish_reason == "length":
+            screen.print(_CUT, style="yellow")
     return answer
 
 

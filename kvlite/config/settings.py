@@ -21,6 +21,11 @@ LARGEST = 2**63 - 1
 LOADING = ("model", "draft", "chat_template", "device", "weights", "vram", "stream")
 
 
+# Tokens of an answer that memory is planned for where nothing is said of its length, and at most
+# where something is.
+_PLANNED, _MOST_PLANNED = 256, 2048
+
+
 def _option(
     default: Any,
     help: str,
@@ -146,6 +151,13 @@ class Settings:
         "memory is short",
         low=1,
     )
+    reserve_tokens: int | None = _option(
+        None,
+        "tokens of an answer that memory is planned for, and bytes of a --budget are reckoned for; "
+        "a longer answer goes on while there is memory; left out, --max-tokens, 2048 at most, or "
+        "else 256 (kvlite serve: 2048)",
+        low=64,
+    )
     never_lossy: bool = _option(
         False,
         "if memory runs out, end the answer rather than give up bits or entries of the cache; the "
@@ -165,7 +177,13 @@ class Settings:
     system: str = _sampling(
         "", "what the model is told first; empty leaves that to the model's template"
     )
-    max_new_tokens: int = _sampling(256, "longest answer, in tokens", low=1, flag="--max-tokens")
+    max_new_tokens: int | None = _sampling(
+        None,
+        "longest answer, in tokens; left out, an answer goes on until the model ends it or the "
+        "context is full",
+        low=1,
+        flag="--max-tokens",
+    )
     thinking: str = _sampling(
         "auto",
         "whether models that can do both reason before they answer; auto leaves that to the "
@@ -220,6 +238,17 @@ class Settings:
     def __post_init__(self) -> None:
         for name in OPTIONS:
             object.__setattr__(self, name, checked(name, getattr(self, name), flag_of(name)))
+
+    @property
+    def planned_tokens(self) -> int:
+        """Tokens of an answer that memory is planned for. It may get longer."""
+        if self.reserve_tokens is None:
+            return min(self.max_new_tokens or _PLANNED, _MOST_PLANNED)
+        return min(self.reserve_tokens, self.max_new_tokens or self.reserve_tokens)
+
+    def longest_within(self, room: int) -> int:
+        """Tokens at which an answer ends where the context has so much room."""
+        return min(room, self.max_new_tokens or room)
 
     def replace(self, values: Mapping[str, Any]) -> "Settings":
         """These settings with some values changed.

@@ -54,7 +54,7 @@ class _Source:
     Attributes:
         config: of its answers, apart from how they are drawn and how long they are.
         copies: of its host store, if questions are read from there.
-        plans: of the first question of each answer's length, which others share.
+        plans: of the first question of each length that is planned for, which others share.
     """
 
     talk: "Conversation"
@@ -157,7 +157,8 @@ class AnswerBatch:
                 yield index, error.with_traceback(None)
                 continue
             waiting.append(_Waiting(index, source, text, ids, own))
-            longest = max(longest, len(ids) + own.settings.max_new_tokens)
+            answer = own.settings.max_new_tokens or own.settings.planned_tokens
+            longest = max(longest, len(ids) + answer)
         try:
             with held(talk.busy):
                 talk.context.end_step(config)
@@ -205,7 +206,7 @@ class AnswerBatch:
     def _begin(self, question: _Waiting) -> _Answer:
         """Read a question in a context of its own."""
         source, cancel, config = question.source, self.callbacks.cancel, question.config
-        talk, length = source.talk, config.settings.max_new_tokens
+        talk, length = source.talk, config.settings.planned_tokens
         with held(talk.busy):
             own = source.branched()
         turn = own.next_turn(question.ids, config, plan=source.plans.get(length))

@@ -118,12 +118,12 @@ class Context:
         return again
 
     def outgrows(self, count: int, config: EngineConfig, *, answers: bool) -> bool:
-        """Whether `count` tokens and an answer only fit the model's trained context if the cache
-        is compacted."""
+        """Whether `count` tokens and an answer as planned only fit the model's trained context if
+        the cache is compacted."""
         limit = self.model.shape.max_context
-        longest = config.settings.max_new_tokens if answers else 0
-        grown = self.cache.seen + count + min(longest, limit // 4) > limit
-        return grown and can_compact(count, longest, limit)
+        planned = config.settings.planned_tokens if answers else 0
+        grown = self.cache.seen + count + min(planned, limit // 4) > limit
+        return grown and can_compact(count, planned, limit)
 
     def compact(self) -> list[int]:
         """Shift the entries of the cache to the first positions, at most half of the model's

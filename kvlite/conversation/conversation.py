@@ -257,7 +257,7 @@ class Conversation:
     def continue_answer(
         self, *, callbacks: Callbacks = NO_CALLBACKS, **settings: Any
     ) -> Iterator[Piece]:
-        """Go on with the last answer where it was stopped, or came to its length limit; errors are
+        """Go on with the last answer where it was stopped, or came to a limit; errors are
         those of `stream`, and SettingError if it ended by itself, or is held to a schema."""
         turn = self.history.continue_answer(self.config.after_load(settings), callbacks)
         yield from self._answered(self._branch.nodes[-1], turn, callbacks.cancel)

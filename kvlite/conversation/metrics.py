@@ -6,35 +6,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from kvlite.cache.bits import UNCHANGED
 from kvlite.config.units import readable
+from kvlite.conversation.endings import TERMINAL, FinishReason, Remedies, ended
 
 if TYPE_CHECKING:
     from kvlite.conversation.sources import Source
 
-FinishReason = Literal["stop", "length", "interrupted", "memory"]
-
 _PLACES = {"ram": "in RAM", "disk": "on disk"}
-# How an answer ended: in `line`, in `brief`, and in a sentence of `told`.
-_ENDS: dict[FinishReason | None, tuple[str, str, str]] = {
-    None: ("", "", ""),
-    "stop": ("", "", "The model ended it."),
-    "length": (
-        "stopped at the length limit",
-        "ended at the length limit ({longer})",
-        "It ended at the longest answer allowed, which {longer} changes.",
-    ),
-    "interrupted": (
-        "interrupted",
-        "interrupted; the part is kept",
-        "You ended it; what had come was kept.",
-    ),
-    "memory": (
-        "ended for lack of memory",
-        "ended for lack of memory",
-        "It ended for lack of memory, with nothing left to give up.",
-    ),
-}
-# How to get longer answers at a terminal.
-_LONGER = "/set max-tokens"
 _STORES = {"ram": "host memory", "disk": "a temporary file"}
 
 
@@ -45,6 +22,9 @@ class GenerationMetrics:
     Attributes:
         finish_reason: "stop" (the model ended it, or a stop string), "length", "interrupted",
             "memory" (none was left, and nothing could be given up); None while it goes on.
+        limit: of "length" the one that was met: the longest "answer" allowed, or the "context",
+            which is full; "" of others.
+        compacts: whether a full context is compacted to go on, and the rest forgotten.
         failure: why the answer cannot be used: memory ran out, or its length before what it has to
             follow (`schema`) was whole; "" if it can.
         notes: what the user should know about these settings, one sentence each.
@@ -89,6 +69,8 @@ class GenerationMetrics:
     """
 
     finish_reason: FinishReason | None
+    limit: Literal["", "answer", "context"] = ""
+    compacts: bool = False
     failure: str = ""
     notes: tuple[str, ...]
     fallbacks: tuple[str, ...]
@@ -165,7 +147,7 @@ class GenerationMetrics:
         if self.streamed_bytes:
             parts.append(f"brought {readable(self.streamed_bytes)} of weights")
         parts.append(f"peak {readable(self.peak_bytes)}{self._planned}")
-        parts += [*self._chosen_on_host, *self.course, _ENDS[self.finish_reason][0]]
+        parts += [*self._chosen_on_host, *self.course, ended(self, TERMINAL)[0]]
         return " · ".join(filter(None, parts))
 
     @property
@@ -260,16 +242,12 @@ class Answer:
         return self.metrics.full_kv_bytes
 
 
-def brief(metrics: GenerationMetrics, longer: str = _LONGER) -> str:
-    """The line under an answer.
-
-    Args:
-        longer: the setting that allows longer answers.
-    """
+def brief(metrics: GenerationMetrics, remedies: Remedies = TERMINAL) -> str:
+    """The line under an answer."""
     parts = [_kept(metrics)]
     if metrics.recalled_bytes:
         parts.append(f"{readable(metrics.recalled_bytes)} recalled")
-    parts += [*metrics.course, _ENDS[metrics.finish_reason][1].format(longer=longer)]
+    parts += [*metrics.course, ended(metrics, remedies)[1]]
     return " · ".join(filter(None, parts))
 
 
@@ -280,8 +258,8 @@ def _kept(metrics: GenerationMetrics) -> str:
     return f"from {kept:,.0f} of {seen:,} tokens ({metrics.kept_shown})"
 
 
-def told(metrics: GenerationMetrics, longer: str = _LONGER) -> Iterator[str]:
-    """The metrics in sentences. Args are those of `brief`."""
+def told(metrics: GenerationMetrics, remedies: Remedies = TERMINAL) -> Iterator[str]:
+    """The metrics in sentences."""
     again = (
         f", and {metrics.again_tokens:,} of the last answer again" if metrics.again_tokens else ""
     )
@@ -293,8 +271,8 @@ def told(metrics: GenerationMetrics, longer: str = _LONGER) -> Iterator[str]:
     if metrics.ahead_tokens:
         yield f"Before that, {metrics.ahead_tokens:,} tokens were read in {metrics.ahead_s:.1f} s."
     speed = f", {metrics.decode_tokens_per_s:.1f} a second" if metrics.generated_tokens > 1 else ""
-    ended = _ENDS[metrics.finish_reason][2].format(longer=longer)
-    yield f"Answered {metrics.generated_tokens:,} tokens{speed}. {ended}".rstrip()
+    how = ended(metrics, remedies)[2]
+    yield f"Answered {metrics.generated_tokens:,} tokens{speed}. {how}".rstrip()
     if metrics.proposed_tokens:
         yield (
             f"{metrics.accepted_tokens:,} of {metrics.proposed_tokens:,} draft tokens were "

@@ -19,7 +19,7 @@ def planned_phases(turn: "Turn") -> dict[str, int]:
     model = turn.model
     task = Task(
         new=len(turn.again) + len(turn.ids),
-        longest=turn.turn_config.longest,
+        longest=turn.turn_config.planned,
         known=len(turn.token_ids) - len(turn.again),
         chunk=turn.chunk,
         recalled=turn.settings.recall_entries,

@@ -65,7 +65,7 @@ def prepare(
         asked = reads(tokenizer=tokenizer, max_context=planner.shape.max_context)
     _require_fit(planner, config, asked)
     tokens = TOKENS if asked is None else asked
-    most = planner.shape.max_context - settings.max_new_tokens
+    most = planner.shape.max_context - settings.planned_tokens
     plan = _planned(planner, max(1, min(tokens, most)))
     if plan is not None and not plan.fits and reads is None:
         plan = _planned(planner, max(1, min(FEW, most)))  # nobody said how much will be read
@@ -224,7 +224,7 @@ def _draft_folder(
 def _require_fit(planner: Planner, config: EngineConfig, tokens: int | None) -> None:
     """Refuse settings that fit no turn of this model. If `tokens` is None, nobody knows how many
     will be read, and answers may be shorter, too."""
-    settings, shape = config.settings, planner.shape
+    planned, shape = config.settings.planned_tokens, planner.shape
     method = config.method.fitted(shape, planner.forecaster.calibration)
     seen = min(max(1, tokens or 1), shape.max_context)
 
@@ -233,9 +233,9 @@ def _require_fit(planner: Planner, config: EngineConfig, tokens: int | None) -> 
         return config.budget.resolve(shape, method, seen, longest, itemsize, config.kv_bits)
 
     try:
-        average = budget(1 if tokens is None else settings.max_new_tokens)
+        average = budget(1 if tokens is None else planned)
     except SettingError:
-        budget(settings.max_new_tokens)  # says how much that takes
+        budget(planned)  # says how much that takes
         raise
     if average < seen:
         require_budget(method, average)

@@ -10,6 +10,7 @@ from kvlite.memory.meter import PeakMeter
 from kvlite.model.load import LoadedModel
 from kvlite.model.shape import ModelShape
 from kvlite.offload import HostKVStore, Recall
+from kvlite.offload.host_scoring import HostScores
 
 
 class RunStats:
@@ -90,6 +91,15 @@ def kept(shape: ModelShape, cache: KVCache) -> dict[str, Any]:
         "state_bytes": cache.state_bytes,
         "layers": shape.layers,
         "recurrent_layers": shape.recurrent_layers,
+    }
+
+
+def chosen(backend: HostScores | None) -> dict[str, Any]:
+    """The fields of `GenerationMetrics` about what the host scored; None where the device did."""
+    return {
+        "score_bytes_to_host": None if backend is None else backend.host_transfer.to_host,
+        "score_bytes_back": None if backend is None else backend.host_transfer.back,
+        "score_s": None if backend is None else backend.seconds,
     }
 
 

@@ -188,7 +188,7 @@ class Session:
         return self._again(number, message, partial(self.talk.regenerate, **settings))
 
     def continue_answer(self) -> Begin:
-        """Go on with the last answer, which was stopped or came to its length limit."""
+        """Go on with the last answer, which was stopped or came to a limit."""
         self.message(None)
         return lambda callbacks: self._heard(self.talk.continue_answer(callbacks=callbacks))
 

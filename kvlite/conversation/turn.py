@@ -12,10 +12,11 @@ import torch
 from kvlite.cache.bits import written
 from kvlite.cache.hidden_log import HiddenLog
 from kvlite.config.settings import Settings
-from kvlite.conversation.metrics import FinishReason, GenerationMetrics, Piece
+from kvlite.conversation.endings import FinishReason
+from kvlite.conversation.metrics import GenerationMetrics, Piece
 from kvlite.conversation.planned_peak import planned_phases
 from kvlite.conversation.reasoning import turn_grammar, with_reasoning
-from kvlite.conversation.run_stats import RunStats, kept, recalled
+from kvlite.conversation.run_stats import RunStats, chosen, kept, recalled
 from kvlite.conversation.turn_config import TurnConfig, notes
 from kvlite.engine.callbacks import NO_CALLBACKS, Callbacks
 from kvlite.engine.compiled_rows import are_small
@@ -38,6 +39,7 @@ from kvlite.memory.oom import CHUNK, T
 from kvlite.methods.engine_config import EngineConfig
 from kvlite.methods.layer_policy import LayerPolicy, layer_policies
 from kvlite.methods.placement import ON_DEVICE
+from kvlite.model.answers.thinking import PROMPT_END
 from kvlite.offload import HostKVStore, Recall, host_scoring_backend
 from kvlite.offload.kv.compile_ahead import begin_compiling
 from kvlite.planner.cards import require_on_cards
@@ -98,6 +100,7 @@ class Turn:
         started, settings, model = perf_counter(), config.settings, context.model
         self.model, self.cache, self.token_ids = model, context.cache, context.token_ids
         self.oom_policy, self.ids, self.config = context.oom_policy, ids, config
+        self.prompt_end = [*context.token_ids[-PROMPT_END:], *ids][-PROMPT_END:]
         if model.cards:
             require_on_cards(config)
         self.turn_config = TurnConfig.of(context, ids, config, answers=answers)
@@ -217,7 +220,7 @@ class Turn:
             store=self.store,
             backend=self.backend or ON_DEVICE,
             oom_policy=self.oom_policy,
-            reserve=self.turn_config.longest,
+            reserve=self.turn_config.planned,
             chunk=self.chunk,
             callbacks=callbacks,
         )
@@ -225,10 +228,9 @@ class Turn:
     def answer(self, *, ignore_eos: bool, cancel: Event | None) -> Generator[Piece]:
         """Generate until the model ends, a stop string, the length limit, or `cancel`. If memory
         runs out and nothing is left to give up, the last piece has no token."""
-        fallbacks = len(self.oom_policy.taken)
         with aside():
             logits = self.logits.to("cpu", copy=True)
-        self.prompt = PromptState(logits, [*self.policies], self.notes, fallbacks)
+        self.prompt = PromptState(logits, [*self.policies], self.notes, len(self.oom_policy.taken))
         sampler = Sampler(self.settings, self.model.device, self.grammar)
         self.graphs = graph_decoder(self.model, sampler)
         text = AnswerText(self.model.tokenizer, self.settings.stop, self.model.spelled)
@@ -236,10 +238,9 @@ class Turn:
         self.speculation = speculation = self._speculation(ends)
         try:
             while True:
-                drawn = None if self.graphs is None else self.graphs.drawn()
-                if drawn is None:
-                    drawn = self._safely(lambda: sampler(self.logits, self.token_ids))
-                token = drawn
+                token = None if self.graphs is None else self.graphs.drawn()
+                if token is None:
+                    token = self._safely(lambda: sampler(self.logits, self.token_ids))
                 self.pending_ids = [token]
                 self.run_stats.was_drawn()
                 speculation.drawn()
@@ -247,14 +248,10 @@ class Turn:
                 ended = sampler.take(token) or token in ends or text.stopped
                 reason = self._reason(ended, cancel)
                 if reason == "length" and self.grammar is not None and not self.grammar.may_end:
-                    self._fail(
-                        f"the answer was cut at {self.turn_config.longest:,} tokens, before it was "
-                        "what --schema asks for: raise --max-tokens"
-                    )
+                    self._fail(self.turn_config.unfinished)
                 if reason is not None:
                     rest, rest_raw = text.flush()
-                    metrics = self.metrics(reason)
-                    yield Piece(token, shown + rest, metrics, raw=raw + rest_raw)
+                    yield Piece(token, shown + rest, self.metrics(reason), raw=raw + rest_raw)
                     return
                 yield Piece(token, shown, self.metrics(None), raw=raw)
                 if self.step is not None:
@@ -291,21 +288,23 @@ class Turn:
 
     def in_words(self, pieces: Iterable[Piece], *, opened: bool = False) -> Iterator[Piece]:
         """An answer with reasoning told apart; `opened` if it goes on within reasoning."""
-        return with_reasoning(pieces, self.model, self.ids, opened=opened)
+        return with_reasoning(pieces, self.model, self.prompt_end, opened=opened)
 
     def _grammar(self) -> Grammar | None:
-        return turn_grammar(self.model, self.settings, self.ids) if self.answers else None
+        if not self.answers:
+            return None
+        return turn_grammar(self.model, self.settings, self.prompt_end)
 
     def _speculation(self, ends: Collection[int]) -> Speculation:
         off = "" if self.recall is None else "recall fetches anew for every token"
         if not (looks_up := self.settings.speculate != "off") and self.model.draft is None:
             off = "--speculate off"
-        given = self.model, self.cache, self.token_ids, self.turn_config.longest, looks_up
+        given = self.model, self.cache, self.token_ids, self.turn_config.planned, looks_up
         made = [] if off else proposers(*given)
         return Speculation(self.model, self.cache, self.policies, made, ends, off)
 
     def _enter(self, token: int, speculation: Speculation) -> None:
-        most = self.turn_config.longest - self.run_stats.generated
+        most = self.turn_config.limit - self.run_stats.generated
         with self.run_stats.work(self.model):
             logits = speculation.enter(token, most)
             if logits is None and self.graphs is not None:
@@ -368,14 +367,16 @@ class Turn:
             return "stop"
         if cancel is not None and cancel.is_set():
             return "interrupted"
-        return "length" if self.run_stats.generated >= self.turn_config.longest else None
+        return "length" if self.run_stats.generated >= self.turn_config.limit else None
 
     def metrics(self, reason: FinishReason | None) -> GenerationMetrics:
         """The metrics so far."""
-        model, cache, backend = self.model, self.cache, self.backend
+        model, cache = self.model, self.cache
         itemsize, read = model.dtype.itemsize, len(self.again) + len(self.ids)
         return GenerationMetrics(
             finish_reason=reason,
+            limit=self.turn_config.limited_by if reason == "length" else "",
+            compacts=self.settings.beyond_context == "compact",
             failure=self.failure,
             notes=self.notes,
             fallbacks=tuple(dict.fromkeys(self.oom_policy.taken[self._fallbacks_before :])),
@@ -392,12 +393,10 @@ class Turn:
             ahead_s=self.ahead[1],
             seen_tokens=cache.seen,
             full_kv_bytes=model.shape.full_kv_bytes(cache.seen, itemsize),
-            score_bytes_to_host=None if backend is None else backend.host_transfer.to_host,
-            score_bytes_back=None if backend is None else backend.host_transfer.back,
-            score_s=None if backend is None else backend.seconds,
             graph_steps=None if self.graphs is None else self.graphs.steps,
             no_graph="" if self.graphs is None else self.graphs.reason,
             together=self.together,
+            **chosen(self.backend),
             **kept(model.shape, cache),
             **recalled(self.store, self.recall, model.shape.kv_size.entry_bytes(itemsize)),
             **({} if self.speculation is None else self.speculation.figures()),

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from kvlite.cache import KVBits
 from kvlite.cache.quantized import has_compiled
@@ -33,7 +33,9 @@ class TurnConfig:
 
     Attributes:
         seen: tokens of the conversation once the turn is read.
-        longest: the most tokens the answer may have.
+        limit: tokens at which the answer ends,
+        limited_by: which are the longest answer allowed, or what the context has left.
+        planned: tokens of the answer that memory is planned for, at most as many.
         method: fitted to the model.
         bits: None if keys and values are not quantized.
         budget: entries, mean over KV heads and layers.
@@ -41,7 +43,9 @@ class TurnConfig:
     """
 
     seen: int
-    longest: int
+    limit: int
+    limited_by: Literal["answer", "context"]
+    planned: int
     method: Method
     bits: KVBits | None
     budget: int
@@ -63,19 +67,31 @@ class TurnConfig:
         if biased := [*parse_logit_bias(settings.logit_bias)]:
             _require_known(biased, model.shape.vocab, "--logit-bias: token", "leave it out")
         seen = before + len(ids)
-        wanted, most = settings.max_new_tokens if answers else 0, model.shape.max_context
-        if seen >= most + (wanted == 0):
-            raise _too_long(before, len(ids), wanted, most, settings)
-        longest = min(wanted, most - seen)
+        most, reserved = model.shape.max_context, settings.planned_tokens if answers else 0
+        if seen >= most + (not answers):
+            raise _too_long(before, len(ids), reserved, most, settings)
+        limit = settings.longest_within(most - seen) if answers else 0
+        planned = min(reserved, limit)
         method = config.method.fitted(model.shape, model.calibration)
         bits, itemsize = _fewer(config.kv_bits, oom_policy), model.dtype.itemsize
-        budget = config.budget.resolve(model.shape, method, seen, longest, itemsize, bits)
+        budget = config.budget.resolve(model.shape, method, seen, planned, itemsize, bits, limit)
         if times := oom_policy.times(BUDGET):
             least = max(method.min_budget, LEAST)
             budget = max(min(budget, seen) >> times, min(budget, least))
         if budget < seen:
             require_budget(method, budget)
-        return cls(seen, longest, method, bits, budget, loses(method, budget, seen, longest, bits))
+        lost = loses(method, budget, seen, limit, bits)
+        limited_by: Literal["answer", "context"] = "context" if seen + limit == most else "answer"
+        return cls(seen, limit, limited_by, planned, method, bits, budget, lost)
+
+    @property
+    def unfinished(self) -> str:
+        """Why an answer that came to its limit is not what --schema asks for."""
+        remedy = "raise --max-tokens" if self.limited_by == "answer" else "ask about less"
+        return (
+            f"the answer was cut at {self.limit:,} tokens, before it was what --schema asks for: "
+            f"{remedy}"
+        )
 
     def placed(
         self,
@@ -97,7 +113,7 @@ class TurnConfig:
             )
             return None, [] if gone in told else [gone]
         shape, itemsize = model.shape, model.dtype.itemsize
-        needed = host_kv_bytes(shape, self.seen, self.longest, itemsize, store.bits)
+        needed = host_kv_bytes(shape, self.seen, self.planned, itemsize, store.bits)
         try:
             store.disk, store.spare, said = place(settings, store, needed)
         except RecallError as error:
@@ -113,17 +129,17 @@ def _require_known(ids: list[int], vocab: int, called: str, remedy: str) -> None
             )
 
 
-def can_compact(count: int, longest: int, limit: int) -> bool:
-    """Whether `count` tokens and an answer fit beside a compacted conversation, which takes half of
-    the model's trained context."""
-    return count + min(longest, limit // 4) <= limit // 2
+def can_compact(count: int, planned: int, limit: int) -> bool:
+    """Whether `count` tokens and an answer as planned fit beside a compacted conversation, which
+    takes half of the model's trained context."""
+    return count + min(planned, limit // 4) <= limit // 2
 
 
 def _too_long(
-    before: int, count: int, longest: int, limit: int, settings: Settings
+    before: int, count: int, planned: int, limit: int, settings: Settings
 ) -> ContextError:
     total = f"{before + count:,} tokens do not fit this model, which was trained for {limit:,}"
-    if before and can_compact(count, longest, limit):
+    if before and can_compact(count, planned, limit):
         return ContextError(
             f"{total}, and {before:,} of them were read before: let the conversation forget "
             "(--beyond-context compact), begin a new one, or use a model with a longer context "

@@ -65,7 +65,9 @@ def is_plain(step: "LayerStep") -> bool:
     layer, source = step.layer, _source(step)
     if step.done or step.sparse_mask is not None or step.policy.method.across.resolves_at == "step":
         return False
-    if source is not None and not (_only_appends(source.cache) and is_ordered(source.head_group)):
+    if source is not None and not (
+        source.room and _only_appends(source.cache) and is_ordered(source.head_group)
+    ):
         return False
     return layer.uniform and _only_appends(layer)
 
@@ -117,7 +119,7 @@ def line(step: "LayerStep") -> list[int]:
     index, wanted = source.index, step.recall.count(held.used + 1)
     fetches = held.used < source.head_group.used and wanted > SINKS + RECENT
     addresses = [each.data_ptr() for each in index.tensors]
-    stored = *_addresses(source.head_group), *addresses, index.sizes.shape[2], index.used
+    stored = *_addresses(source.head_group), *addresses, index.capacity, index.used
     return [*_addresses(held), *stored, step.position, wanted if fetches else 0]
 
 

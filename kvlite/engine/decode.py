@@ -76,6 +76,8 @@ class LayerStep:
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, softmax: Softmax) -> Tensor:
         """Write the token into every head group, then attend over all of it."""
+        if self.recall is not None and not self.done:
+            self.recall.store.make_room(self.index)
         if self.attended is None and compiled_rows.takes(self, q, k, v):
             self.attended = compiled_rows.attend([self], q, k, v, softmax)
         if self.attended is not None:

@@ -35,7 +35,7 @@ class Draft(Guesses):
     def __init__(
         self, model: LoadedModel, token_ids: Sequence[int], longest: int, vocab: int
     ) -> None:
-        """For an answer of at most `longest` tokens, which are read when tokens are wanted.
+        """For an answer planned to have `longest` tokens, which are read when tokens are wanted.
 
         Args:
             vocab: tokens that the large model knows.
@@ -68,6 +68,9 @@ class Draft(Guesses):
     def _read(self) -> tuple[Tensor, KVCache]:
         """Read what is new of the tokens so far. Returns logits of the next, and the cache."""
         model, policies = self.model, self.policies
+        if len(self.token_ids) + WIDEST > model.shape.max_context:  # it begins anew
+            self.token_ids = self.token_ids[-reads(model.shape.max_context, self.longest) :]
+            self._cache = None
         if self._cache is None:
             self._cache, ids = model.empty_cache(), torch.tensor([self.token_ids])
             room = self.longest + WIDEST
@@ -89,7 +92,7 @@ class Draft(Guesses):
 def proposers(
     model: LoadedModel, cache: KVCache, token_ids: Sequence[int], longest: int, looks_up: bool
 ) -> list[Proposer]:
-    """What proposes tokens of an answer to `token_ids`, of at most `longest` tokens.
+    """What proposes tokens of an answer to `token_ids`, planned to have `longest` tokens.
 
     Args:
         cache: which was read into.

@@ -355,7 +355,8 @@ def prefill(
             cache: reading is exact, and what is kept is chosen anew from all.
         backend: where attention becomes a choice of what is kept.
         oom_policy: what is given up where memory runs out; without it, that is an error.
-        reserve: tokens the answer may have; caches that grow get room for up to `ROOM` at once.
+        reserve: tokens of the answer that is planned for; caches that grow get room for up to
+            `ROOM` at once.
         chunk: tokens that go through a layer together; any value gives the same result, unless the
             method looks at parts of what lies before a chunk.
         callbacks: who follows it; `notify` is not used.

@@ -7,7 +7,8 @@ from kvlite.errors import KvliteError, ModelError, sentence
 from kvlite.jobs.tasks import Task, printable
 
 if TYPE_CHECKING:
-    from kvlite.conversation.metrics import FinishReason, GenerationMetrics
+    from kvlite.conversation.endings import FinishReason
+    from kvlite.conversation.metrics import GenerationMetrics
 
 # How often a document may end the process that answers it, by crashing it or with its node.
 TRIES = 3

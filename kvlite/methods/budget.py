@@ -37,16 +37,18 @@ class Budget:
         shape: ModelShape,
         method: Method,
         seen: int,
-        longest: int,
+        planned: int,
         itemsize: int,
         bits: KVBits | None = None,
+        limit: int = 0,
     ) -> int:
         """Mean entries a KV head and layer.
 
         Args:
             seen: tokens read before the answer.
-            longest: tokens the answer may have.
+            planned: tokens of the answer that bytes are reckoned with.
             itemsize: bytes of a number in the cache that is not quantized.
+            limit: tokens at which the answer ends, if that is later.
 
         Raises:
             SettingError: the bytes are too few, or the method cannot keep to a size.
@@ -54,6 +56,7 @@ class Budget:
         if self.entries is not None:
             return self.entries
         if self.share is not None:
+            longest = planned if method.decoding.append_only else max(planned, limit)
             everything = longest if self.share == 1 else 0
             return max(self.least, method.min_budget, int(self.share * seen + 1e-9) + everything)
         assert self.nbytes is not None
@@ -63,8 +66,8 @@ class Budget:
                 "more entries than its budget: give a number of entries"
             )
         line = _LineBytes(shape.kv_size, itemsize, 4 * method.decoding.rows, bits)
-        grown = 0 if method.decoding.bounded else longest + ROOM
-        most = seen + longest + ROOM
+        grown = 0 if method.decoding.bounded else planned + ROOM
+        most = seen + planned + ROOM
         sliding = sum(
             size.heads * _LineBytes(size, itemsize, 0, bits).of(min(window.size, most))
             for window, size in zip(shape.windows, shape.kv_sizes, strict=True)
@@ -77,7 +80,7 @@ class Budget:
             least = sliding + line.of(needed + grown) * heads
             raise SettingError(
                 f"--budget {self.nbytes} bytes is too little for {method.spec} with this model "
-                f"and {longest} new tokens: give at least {least} bytes"
+                f"and {planned} new tokens: give at least {least} bytes"
             )
         return entries
 

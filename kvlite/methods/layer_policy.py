@@ -162,13 +162,13 @@ class LayerPolicy:
                 head_group.record(row)
 
 
-def loses(method: Method, budget: int, seen: int, longest: int, bits: KVBits | None) -> bool:
+def loses(method: Method, budget: int, seen: int, limit: int, bits: KVBits | None) -> bool:
     """Whether a cache of `budget` mean entries drops or rounds something of `seen` tokens read and
-    an answer of up to `longest`."""
+    an answer that ends at `limit`."""
     resolving = method.across.resolving
     least = budget if resolving is None else min(budget, resolving.least)
     grows = method.decoding.append_only and resolving is None
-    drops = method.compresses and least < (seen if grows else seen + longest)
+    drops = method.compresses and least < (seen if grows else seen + limit)
     return bits is not None or drops
 
 

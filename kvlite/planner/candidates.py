@@ -117,7 +117,7 @@ def _draft_bytes(settings: Settings, room: DeviceBudget, cancel: Event | None) -
         weights = _weights_elsewhere(settings.replace({"weights": "auto"}), folder)[0]
     config, shape = described(folder)
     plain = EngineConfig.from_settings(Settings(method="full", recall="off"))
-    longest = min(settings.max_new_tokens, shape.max_context - 1)
+    longest = min(settings.planned_tokens, shape.max_context - 1)
     tokens = reads(shape.max_context, longest)
     made = Forecaster(config, shape).first_turn(
         plain, weights, chunk=CHUNK, tokens=tokens, longest=longest + WIDEST

@@ -126,4 +126,4 @@ def proposals(settings: Settings, cancel: Event | None = None) -> Iterator[Propo
 
 
 def _within(planner: Planner, tokens: int) -> int:
-    return max(1, min(tokens, planner.shape.max_context - planner.settings.max_new_tokens))
+    return max(1, min(tokens, planner.shape.max_context - planner.settings.planned_tokens))

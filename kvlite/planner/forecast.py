@@ -34,7 +34,7 @@ class Task:
 
     Attributes:
         new: tokens to read.
-        longest: tokens of the longest answer.
+        longest: tokens of the answer that memory is planned for.
         known: tokens read before, which a method may have the model repeat.
         chunk: tokens that go through a layer together.
         recalled: entries that each token of the answer may fetch back.

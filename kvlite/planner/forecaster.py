@@ -67,7 +67,7 @@ class Forecaster:
         Args:
             chunk: tokens that go through a layer together.
             tokens: how many to read, at least one.
-            longest: tokens of the longest answer.
+            longest: tokens of the answer that memory is planned for.
             streamed: whether layers are streamed.
 
         Raises:
@@ -75,9 +75,10 @@ class Forecaster:
         """
         shape, dtype, bits = self.shape, weights.dtype, config.kv_bits
         method = config.method.fitted(shape, self.calibration)
-        budget = config.budget.resolve(shape, method, tokens, longest, dtype.itemsize, bits)
+        limit = config.settings.longest_within(max(longest, shape.max_context - tokens))
+        budget = config.budget.resolve(shape, method, tokens, longest, dtype.itemsize, bits, limit)
         store, recalls = None, config.settings.recall != "off" and can_recall(method)
-        if recalls and loses(method, budget, tokens, longest, bits):
+        if recalls and loses(method, budget, tokens, limit, bits):
             store = HostKVStore.empty(shape, dtype, config.recall_bits)
         model = self.model(weights, streamed)
         cache = model.empty_cache(batch)

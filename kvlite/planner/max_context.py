@@ -55,7 +55,7 @@ def reaches(planner: Planner) -> list[MaxContext]:
             for width in bits:
                 choice = Choice(weights, "off", settings.budget, width, settings.chunk or CHUNKS[0])
                 tokens = reach(others, choice)
-                whole = tokens >= planner.shape.max_context - settings.max_new_tokens
+                whole = tokens >= planner.shape.max_context - settings.planned_tokens
                 name = "the default" if config.method.spec == Settings.method else method
                 rows.append(MaxContext(weights.name, name, width, tokens, whole))
     return rows
@@ -112,7 +112,7 @@ def _reach_over_cards(planner: Planner, below: Plan, above: Plan) -> int:
 def _bends(planner: Planner, choice: Choice) -> list[int]:
     """Lengths between which every phase grows in a straight line, ascending; the last is the
     longest there may be."""
-    most = planner.shape.max_context - planner.settings.max_new_tokens
+    most = planner.shape.max_context - planner.settings.planned_tokens
     grows = choice.budget == "auto" and planner.method.compresses
     windows = {window for window in planner.shape.windows if window is not None}
     bends = {1, choice.chunk, parse_budget(choice.budget).entries}

@@ -50,7 +50,7 @@ class Plan:
     Attributes:
         room: what the device offers.
         choice: the settings to run with.
-        tokens, longest: tokens to read, and of the longest answer.
+        tokens, longest: tokens to read, and of the answer that is planned for.
         weights: bytes by group, while the model runs.
         passing: bytes of the largest weight, which exists twice while it is loaded.
         forecast: of everything else.
@@ -263,8 +263,8 @@ class Planner:
         return self.known[key]
 
     def _longest(self, tokens: int) -> int:
-        """Tokens that an answer may have within the model's context."""
-        return max(0, min(self.settings.max_new_tokens, self.shape.max_context - tokens))
+        """Tokens of an answer that are planned for, within the model's context."""
+        return max(0, min(self.settings.planned_tokens, self.shape.max_context - tokens))
 
     def config_for(self, choice: Choice) -> EngineConfig:
         """The planner's, with a choice's budget and bits."""

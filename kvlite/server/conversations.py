@@ -38,6 +38,7 @@ class Kept:
 
     Attributes:
         ids: all that was read and generated.
+        prompt: tokens of its last prompt; the answer after it may come back without its reasoning.
         settings: that matter to what is kept of it.
         talk: None while it is on disk alone.
         path: its file, as it was when it was last put there.
@@ -52,6 +53,7 @@ class Kept:
     ids: list[int]
     settings: Settings
     talk: Conversation | None = None
+    prompt: int | None = None
     path: Path | None = None
     changed: bool = True
     used: int = 0
@@ -116,6 +118,7 @@ class Conversations:
             self.kept.append(now)
         self._used += 1
         now.ids, now.used, now.busy, now.changed = [*ids], self._used, True, True
+        now.prompt = len(ids)
         self._make_room(now, len(ids))
         broken = True
         try:
@@ -315,7 +318,7 @@ class Conversations:
 
 
 # Settings that end with the answer.
-_PASSING = (*DRAWING, "max_new_tokens")
+_PASSING = (*DRAWING, "max_new_tokens", "reserve_tokens")
 
 
 def held_bytes(talk: Conversation) -> tuple[int, int]:
@@ -328,5 +331,6 @@ def held_bytes(talk: Conversation) -> tuple[int, int]:
 
 
 def _goes_on(same: int, kept: Kept) -> bool:
-    """Whether a prompt with `same` tokens in common goes on there: it loses less than that."""
-    return same >= _FEW and 2 * same >= len(kept.ids)
+    """Whether a prompt with `same` tokens in common goes on there: it loses less than that of what
+    was said to the model."""
+    return same >= _FEW and 2 * same >= min(len(kept.ids), kept.prompt or len(kept.ids))

@@ -2,6 +2,7 @@
 
 import base64
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
@@ -36,6 +37,8 @@ class TextPart(Fields):
 
     type: str
     text: str | None = None
+    thinking: str | None = None
+    reasoning: str | None = None
     refusal: str | None = None
     file: FileName | None = None
     file_id: str | None = None
@@ -83,6 +86,15 @@ def text_of(content: Content, where: str, param: str) -> str:
     return "\n".join(filter(None, texts))
 
 
+def thought_of(content: Content) -> str:
+    """What a message's parts have of reasoning."""
+    parts = content if isinstance(content, list) else []
+    texts = (
+        part.thinking or part.reasoning or part.text for part in parts if part.type in _THOUGHTS
+    )
+    return "\n".join(filter(None, texts))
+
+
 Role = Literal["system", "developer", "user", "assistant", "tool", "function"]
 
 
@@ -117,7 +129,8 @@ class Message(Fields):
             made |= {"documents": named} if (named := [*filter(None, found)]) else {}
         if calls := [each.plain() for each in self.tool_calls or () if each is not None]:
             made["tool_calls"] = calls
-        if role == "assistant" and (thought := self.reasoning_content or self.reasoning):
+        thought = self.reasoning_content or self.reasoning or thought_of(self.content)
+        if role == "assistant" and thought:
             made["reasoning_content"] = thought
         if role == "tool":
             made |= {"tool_call_id": self.tool_call_id or "", "name": self.name or ""}
@@ -144,10 +157,7 @@ class Item(Fields):
             call = ToolCall(id=self.call_id, function=called)
             return {"role": "assistant", "content": "", "tool_calls": [call.plain()]}
         if self.type == "reasoning":
-            parts = self.content if isinstance(self.content, list) else self.summary or []
-            thought = "\n".join(each.text for each in parts if each.text)
-            thought = thought or _decoded(self.encrypted_content or "")
-            return {"role": "assistant", "content": "", "reasoning_content": thought}
+            return {"role": "assistant", "content": "", "reasoning_content": self._thought}
         if self.type == "function_call_output":
             text = text_of(self.output, f"input[{number}]", "input")
             return {"role": "tool", "content": text, "tool_call_id": self.call_id or "", "name": ""}
@@ -157,13 +167,15 @@ class Item(Fields):
             raise Refusal(f"input[{number}] {kind}: send messages and calls", param="input")
         return Message(role=self.role, content=self.content).plain(number, "input")
 
-
-def _decoded(encrypted: str) -> str:
-    """The text of reasoning as it was sent in the place of an encrypted one; "" of another's."""
-    try:
-        return base64.b64decode(encrypted, validate=True).decode()
-    except ValueError:
-        return ""
+    @property
+    def _thought(self) -> str:
+        """The text of an item of reasoning; "" if it is another program's secret."""
+        parts = self.content if isinstance(self.content, list) else []
+        texts = [each.text for each in parts or self.summary or () if each.text]
+        if not texts and self.encrypted_content:
+            with suppress(ValueError):
+                texts = [base64.b64decode(self.encrypted_content, validate=True).decode()]
+        return "\n".join(texts)
 
 
 def plain_messages(messages: Sequence[Message]) -> list[Plain]:

@@ -263,7 +263,8 @@ async def _next(lines: AsyncGenerator[str], callbacks: Callbacks) -> str | None:
 
 def fields_of(settings: Settings, names: Collection[str]) -> dict[str, Any]:
     """Settings as fields of a request; raises SettingError if one cannot be said to a server."""
-    made = {to: getattr(settings, name) for name, to in FIELDS.items() if name in names}
+    said = {to: getattr(settings, name) for name, to in FIELDS.items() if name in names}
+    made = {to: value for to, value in said.items() if value is not None}
     if "model" in names:
         made["model"] = settings.model
     if settings.logit_bias:

@@ -246,6 +246,20 @@ def test_a_branch_that_cannot_be_gone_to_yet_is_not_shown_as_chosen(
     assert events.service.store("").records("third")  # found wherever it was said
 
 
+def test_an_answer_that_was_cut_may_go_on_where_there_is_room(events: ConversationEvents) -> None:
+    """Where the context is full, only if the oldest part may be forgotten."""
+    events.service.say("", A, "One.").wait()
+    view = ConversationView(events.service, events.parts, TAB, A)
+    goes_on = view.idle()[events.parts.go_on]._constructor_args[0]
+    assert goes_on["visible"]
+    cut = {"finish_reason": "length"}
+    assert view._goes_on({"ledger": cut}) and not view._goes_on({})  # of versions before
+    full = {"ledger": cut | {"limit": "context"}}
+    assert not view._goes_on(full)
+    events.service.change("", A, {"beyond_context": "compact"}).wait()
+    assert view._goes_on(full)
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("sent", [NOTHING, WorkRequest("Two.")], ids=["check", "message"])
 def test_a_check_is_not_shown_as_an_answer(events: ConversationEvents, sent: WorkRequest) -> None:

@@ -94,7 +94,8 @@ def test_where_people_log_in_only_models_of_the_list_are_taken() -> None:
         ("chunk", "many", "Tokens read together 'many' is not a whole number"),
         ("chunk", "0", "Tokens read together 0 is out of range"),
         ("temperature", 99.0, "Temperature 99.0 is out of range"),
-        ("max_new_tokens", None, "Longest answer is empty"),
+        ("max_new_tokens", "0", "Longest answer 0 is out of range"),
+        ("reserve_tokens", "3", "Answer to plan for 3 is out of range"),
         ("top_k", 1.5, "Top k 1.5 is out of range"),
     ],
 )

@@ -180,7 +180,7 @@ def test_an_account_in_a_line(metrics: GenerationMetrics) -> None:
     seen, kept = metrics.seen_tokens, metrics.kept_entries_mean
     share = round(100 * kept / seen)
     assert brief(metrics).startswith(f"from {kept:,.0f} of {seen:,} tokens ({share}%)")
-    assert brief(metrics).endswith("ended at the length limit (/set max-tokens)")
+    assert brief(metrics).endswith("cut at 6 tokens (/set max-tokens): /continue goes on")
     whole = replace(metrics, kept_entries_mean=float(seen), finish_reason="stop", recalled_bytes=0)
     assert brief(whole).startswith(f"from all {seen:,} tokens · first token")
     assert brief(whole).endswith("tokens/s")
@@ -197,7 +197,7 @@ def test_an_account_in_sentences(metrics: GenerationMetrics) -> None:
     for part in (
         f"Read {metrics.prompt_tokens:,} tokens",
         "Answered 6 tokens",
-        "/set max-tokens",
+        "allowed, 6 tokens, which /set max-tokens changes; /continue goes on.",
         f"{metrics.seen_tokens:,} tokens",
         "chosen by snapkv:window=8, with a budget of 64 a KV head",
         "stays in host memory",

@@ -54,6 +54,20 @@ def test_json(kvlite: Run, model: Path, text: Path, said: list[str]) -> None:
     assert min(answer[name] for name in kinds if name.endswith("_s")) > 0
 
 
+def test_what_limit_cut_an_answer_is_said(kvlite: Run, model: Path, tmp_path: Path) -> None:
+    """And where it may go on."""
+    text = tmp_path / "long.txt"
+    text.write_text("the cat sat on the mat " * 40)
+    flags = ("--model", model, "--method", "full")
+    cut = " ".join(kvlite("ask", text, "What?", *flags, "--max-tokens", 8).err.split())
+    assert "The answer was cut at 8 tokens: raise --max-tokens or leave it out, or ask in " in cut
+    full = " ".join(kvlite("ask", text, "What?", *flags).err.split())
+    assert "as the model's context of 512 tokens is full: ask about less, or in kvlite chat" in full
+    several = kvlite("ask", text, "What?", "Why?", *flags, "--max-tokens", 8).err
+    assert several.count("The answer was cut at 8 tokens") == 2
+    assert "cut" not in kvlite("ask", text, "What?", *flags, "--max-tokens", 8, "-q").err
+
+
 @pytest.mark.long
 def test_what_speaks_against_the_bits_is_said_once(kvlite: Run, model: Path, text: Path) -> None:
     flags = ("--model", model, "--method", "full", "--max-tokens", "6", "--kv-bits", "K8V4")
@@ -92,7 +106,9 @@ def test_answer_and_ledger_go_apart(kvlite: Run, model: Path, text: Path) -> Non
     plain = kvlite(*flags)
     assert (plain.code, plain.out) == (0, answer["answer"] + "\n")
     read = f"read {answer['prompt_tokens']:,} tokens · kept "
-    assert re.fullmatch(rf"{read}.* · stopped at the length limit\n", plain.err)
+    assert re.fullmatch(
+        rf"{read}.* · stopped at the length limit\nThe answer was cut at 12 tokens: .*\n", plain.err
+    )
     assert kvlite(*flags, "--quiet") == Done(0, plain.out, "")
 
 

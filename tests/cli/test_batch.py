@@ -75,7 +75,7 @@ def test_answers_are_those_of_each_question_alone(
     done = job.run("--json")
     summary = done.json()
     assert done.code == 0 and summary["answered"] == 9 and summary["documents"] == 3
-    assert summary["together"] == 9
+    assert summary["together"] == 9 and summary["cut"] == 9
     longest = max(row["document_tokens"] for row in job.rows)  # with the chat template
     assert longest - 20 < planned[0] < longest
     assert {row["id"] for row in job.rows} == {
@@ -183,6 +183,7 @@ def test_an_interrupt_ends_between_rows(job: Job, monkeypatch: pytest.MonkeyPatc
         patch.setattr(Writer, "add", interrupts)
         done = job.run()
     assert done.code == 130 and "3 rows answered, 6 left: the same command goes on" in done.err
+    assert "3 answers ended at a limit: --max-tokens allows longer ones" in done.err
     assert job.run("--json").json()["answered"] == 6
     assert len({row["id"] for row in job.rows}) == len(job.rows) == 9
 

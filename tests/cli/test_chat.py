@@ -113,7 +113,7 @@ def test_typing(model: Path, text: Path, tmp_path: Path) -> None:
         player.sees("kvlite ", "512 tokens of context")
         player.sees("Read text.txt: ", " tokens. Your next message is about it.", HINT)
         player.type("Who sat?")
-        player.sees("from ", " · ", "ended at the length limit")
+        player.sees("from ", " · ", "cut at 3 tokens")
         player.type('"""one')
         player.type("")
         player.type('two"""')
@@ -300,6 +300,7 @@ def test_standard_output_elsewhere(
         child.expect_exact(HINT)
         child.send("Who sat?\r")
         child.expect_exact("stopped at the length limit")
+        child.expect_exact("goes on.")
         child.send("/exit\r")
         child.expect(pexpect.EOF)
     finally:

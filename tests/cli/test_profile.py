@@ -50,7 +50,9 @@ def test_what_is_given_is_saved_and_nothing_else(
 
 
 def test_every_setting_can_be_saved_and_given_back_as_flags(kvlite: Run) -> None:
-    settings = Settings(seed=1, chunk=5, stop=("-a", "b "), logit_bias=("5:-1.5",))
+    given: dict[str, Any] = {"seed": 1, "chunk": 5, "max_new_tokens": 6, "reasoning_budget": 7}
+    given["reserve_tokens"] = 64
+    settings = Settings(**given, stop=("-a", "b "), logit_bias=("5:-1.5",))
     values = {name: getattr(settings, name) for name in OPTIONS}
     assert kvlite("profile", "save", "all", *as_flags(values)).code == 0
     shown = kvlite("profile", "show", "all", "--json").json()["settings"]

@@ -10,6 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from kvlite.config.settings import Settings
 from tests.cli.conftest import Refused, Run
 
 
@@ -41,6 +42,32 @@ def test_it_serves_until_it_is_interrupted(
         assert process.wait(300) == 0 and time.monotonic() - begun < 60
         rest = process.stderr.read()
     assert "a new conversation of" in rest and "heron" not in rest and "Traceback" not in rest
+
+
+@pytest.mark.parametrize(
+    ("args", "planned", "longest"),
+    [
+        ((), 2048, None),
+        (("--max-tokens", 300), 300, 300),
+        (("--max-tokens", 9000), 2048, 9000),
+        (("--reserve-tokens", 500), 500, None),
+    ],
+)
+def test_answers_end_where_the_model_ends_them(
+    kvlite: Run,
+    tiny_folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    args: tuple[object, ...],
+    planned: int,
+    longest: int | None,
+) -> None:
+    """Memory is planned for less."""
+    served: list[Settings] = []
+    monkeypatch.setattr(
+        "kvlite.server.serve.serve", lambda settings, config, tell: served.append(settings)
+    )
+    assert kvlite("serve", tiny_folder, *args).code == 0
+    assert (served[0].planned_tokens, served[0].max_new_tokens) == (planned, longest)
 
 
 @pytest.mark.parametrize(

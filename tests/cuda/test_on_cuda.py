@@ -252,6 +252,63 @@ def test_a_conversation_is_that_of_a_cpu(
         assert two_turns(model, tmp_path / "cuda.kv", **given) == expected
 
 
+@pytest.mark.cases(1)
+@pytest.mark.parametrize("maps", [True, False])
+@pytest.mark.parametrize("given", [WAYS[0], WAYS[3], WAYS[4]], ids=str)
+def test_an_answer_longer_than_planned_is_that_of_a_plan_that_covers_it(
+    given: dict[str, Any], maps: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the host store grows, a graph is recorded anew, and what is pinned stays so."""
+    forgo_loops(monkeypatch)
+    monkeypatch.setattr("kvlite.offload.kv.store.GROWTH", 20)
+    usual = {"budget": 60, "recall_entries": 8, "chunk": 64, "max_new_tokens": 110}
+    found, programs, recorded = [], list[int](), list[int]()
+
+    def captured(program: StepProgram) -> Replay:
+        recorded.append(program.room)
+        program.rehearse()
+        return program.run
+
+    monkeypatch.setattr(
+        "kvlite.conversation.turn.graph_decoder",
+        lambda model, sampler: GraphDecoder(model, sampler, captured),
+    )
+    with fake_cuda(maps=maps):
+        model = make_tiny("llama", "cuda", **SIZES).model
+        for planned in (64, 110):
+            talk = Runner(model, Settings(**{**usual, **given})).conversation()
+            talk.settings = talk.settings.replace({"reserve_tokens": planned})
+            answer = talk.generate(random_ids(130, 1)[0].tolist(), ignore_eos=True)
+            assert talk.store is not None and talk.store.layers[0].head_group.used == 239
+            keys = talk.store.layers[0].head_group.residual_keys
+            found.append((answer.token_ids, keys.is_pinned()))
+            graphs = answer.metrics.graph_steps or 0
+            assert (graphs > 90) == (maps and "recall_bits" not in given), answer.metrics.no_graph
+            programs.append(len(recorded))
+            recorded.clear()
+    assert found[0] == found[1]
+    assert programs[0] > programs[1] > 0 or not graphs
+
+
+def test_a_program_does_not_write_to_a_host_store_that_has_grown(cuda: FakeCuda) -> None:
+    """As plain steps in its place, such as those with other conversations, let it."""
+    reading = read(make_tiny("llama", "cuda", **SIZES).model, "spans", recall=16)
+    reading.step()
+    assert reading.recall is not None
+    sampler = Sampler(DRAWING, reading.model.device)
+    given = reading.cache, reading.policies
+    with torch.inference_mode():
+        program = StepProgram(reading.model, *given, sampler, [3], reading.recall)
+        assert program.serves(*given)
+        for index in range(LAYERS):
+            full = reading.recall.store.layers[index]
+            filled = full.head_group.used
+            full.head_group.used += full.room
+            reading.recall.store.make_room(index)
+            reading.recall.store.layers[index].head_group.used = filled
+    assert reading.recall.store.layers[0].room > 64 and not program.serves(*given)
+
+
 @pytest.mark.long
 def test_packed_weights_give_what_they_give_on_a_cpu(tmp_path: Path) -> None:
     """A token by the kernel, in four products a layer, many by weights that it unpacked; nothing

@@ -85,6 +85,15 @@ def test_what_would_lose_more_than_it_has_in_common_begins_anew(pool: Conversati
     assert Asked(pool, [*one.ids, *ids_of(80, 3)]).read <= 81
 
 
+def test_an_answer_that_comes_back_without_its_reasoning_loses_no_prompt(
+    pool: Conversations,
+) -> None:
+    first = Asked(pool, ids_of(200, 1), max_new_tokens=300)
+    assert len(first.ids) > 450
+    again = Asked(pool, [*ids_of(200, 1), *ids_of(60, 2)])
+    assert again.read < 70 and len(pool.kept) == 1
+
+
 def test_an_answer_is_that_of_the_same_request_alone(pool: Conversations, tmp_path: Path) -> None:
     prompts = [[*ids_of(200, each % 2), *ids_of(90, each)] for each in range(6)]
     for ids in prompts:

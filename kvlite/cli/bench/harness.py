@@ -72,7 +72,7 @@ def lm_eval(
         manager, names = harness.tasks_named(names, folder, include_path, tokens or (), data)
 
     def reads(tokenizer: Any, max_context: int) -> int:
-        return min(max(tokens or (TOKENS,)), max_context - settings.max_new_tokens)
+        return min(max(tokens or (TOKENS,)), max_context - settings.planned_tokens)
 
     from kvlite.bench.folder import run_folder
     from kvlite.conversation.prepared import TOKENS

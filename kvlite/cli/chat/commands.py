@@ -179,7 +179,7 @@ def _regenerate(session: Session, terminal: "ChatTerminal", argument: str) -> No
     terminal.answer(session.regenerate())
 
 
-@_command("continue", "", "goes on with an answer that was stopped, or came to --max-tokens")
+@_command("continue", "", "goes on with an answer that was stopped, or came to a limit")
 def _continue(session: Session, terminal: "ChatTerminal", argument: str) -> None:
     terminal.answer(session.continue_answer())
 

@@ -41,22 +41,19 @@ def answer_grammar(
         SettingError: a strict tool has a schema that cannot be enforced.
     """
     rules = Rules(tokenizer, trie)
-    body, first = "", f"{_SPACE} "
+    body, is_free = text, not (text or needed)
     if tools and form.calls is not None:
         calls = _Calls(form.calls, tools, rules, enforced=needed, several=several)
         if needed:
-            body = calls.rule(calls.opening)
+            body = f"{_SPACE} {calls.rule(calls.opening)}"
         elif text:
             body = rules.choice([text, calls.rule(calls.opening)])
         else:
-            body, first = calls.after_text(), ""
-    elif text:
-        body = text
-    if most_reasoning is None and not (first and body):
-        return f"start: {body}\n" + "\n".join(rules.lines) if body else ""
+            body = calls.after_text()
+    if is_free and most_reasoning is None:
+        return "\n".join([f"start: {body}", *rules.lines]) if body else ""
     thought = _reasoning(form, rules, ends, most_reasoning, opened=opened)
-    rest = f"{first}{body}" if body else "<[*]>*"
-    return "\n".join([f"start: {thought} {rest}", *rules.lines])
+    return "\n".join([f"start: {thought} {body or '<[*]>*'}", *rules.lines])
 
 
 class _Calls:
@@ -118,5 +115,5 @@ def _reasoning(
         times = "*" if most is None else f"{{0,{most}}}"
         thought = f"{rules.free([end, *ends])}{times} <[{end}]>"
     if opened:
-        return thought
-    return f"({rules.text(form.reasoning.begin)} {thought})?"
+        return f"{thought} {_SPACE}"
+    return f"({rules.text(form.reasoning.begin)} {thought} {_SPACE})?"

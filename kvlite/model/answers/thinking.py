@@ -1,6 +1,6 @@
 """Whether a model reasons: what tells its template, and whether a prompt begins reasoning."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -20,7 +20,7 @@ _SWITCH: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     }
 )
 # Tokens at the end of a prompt that may be what begins reasoning.
-_LAST = 32
+PROMPT_END = 32
 
 
 def thinking_variables(thinking: str) -> dict[str, Any]:
@@ -28,9 +28,21 @@ def thinking_variables(thinking: str) -> dict[str, Any]:
     return {**_SWITCH[thinking]}
 
 
+def spelled_in(form: AnswerForm, tokenizer: Any, ends: Collection[int]) -> dict[int, str]:
+    """Special tokens that stand around or within reasoning and calls, but for those that end an
+    answer."""
+    if not (pieces := form.pieces):
+        return {}
+    return {
+        number: each.content
+        for number, each in tokenizer.added_tokens_decoder.items()
+        if each.special and number not in ends and each.content in pieces
+    }
+
+
 def opens_reasoning(form: AnswerForm, tokenizer: Any, ids: Sequence[int]) -> bool:
     """Whether a prompt ends with what begins reasoning."""
     if form.reasoning is None:
         return False
-    end: str = tokenizer.decode([*ids[-_LAST:]], skip_special_tokens=False)
+    end: str = tokenizer.decode([*ids[-PROMPT_END:]], skip_special_tokens=False)
     return end.rstrip().endswith(form.reasoning.begin)

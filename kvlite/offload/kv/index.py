@@ -60,7 +60,7 @@ class Index:
     def extended(self, start: int, keys: Tensor, room: int) -> "Index":
         """An index of the first `start` keys and of `keys`; it shares this one's storage, and
         overwrites the rest of it, if there is room."""
-        signs, sizes, held = self.signs, self.sizes, self.sizes.shape[2]
+        signs, sizes, held = self.signs, self.sizes, self.capacity
         if (wanted := start + keys.shape[2] + room) > held:
             signs, sizes = _room(keys, wanted + held // 8)
             signs[:, :, :start] = self.signs[:, :, :start]
@@ -68,6 +68,18 @@ class Index:
         made = Index(signs, sizes, self.mean, self.balance, start)
         made.add(keys)
         return made
+
+    @property
+    def capacity(self) -> int:
+        """How many keys it has room for."""
+        return self.sizes.shape[2]
+
+    def roomier(self, more: int) -> "Index":
+        """The same with room for more keys, in storage of its own; also of those that do not count
+        yet."""
+        signs, sizes = _room(self.mean[:, :, None], self.capacity + more)
+        signs[:, :, : self.capacity], sizes[:, :, : self.capacity] = self.signs, self.sizes
+        return Index(signs, sizes, self.mean, self.balance, self.used)
 
     @property
     def nbytes(self) -> int:

@@ -18,7 +18,7 @@ def host_kv_bytes(
     """Bytes of a host store that has read `tokens` at once.
 
     Args:
-        reserve: tokens of the longest answer; their entries are exact.
+        reserve: tokens of the answer that room is kept for; their entries are exact.
         itemsize: bytes of an element of keys and values.
     """
     total = 0

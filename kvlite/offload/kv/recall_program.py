@@ -1,8 +1,8 @@
 """Recall as part of a step program: everything that changes from token to token is on the device.
 
 The device writes a token's key and value straight into the host store, and reads fetched entries
-from there: it addresses both memories alike. The storage has room for the whole answer, and its
-fill is computed from the token's position.
+from there: it addresses both memories alike. The storage has room for the answer as planned; for
+what follows, it grows between programs. Its fill is computed from the token's position.
 """
 
 from torch import Tensor
@@ -84,9 +84,9 @@ class RecallProgram:
 
     @property
     def room(self) -> int:
-        """Tokens that can still go through."""
-        held = self.source.head_group
-        return min(held.capacity, self.index.sizes.shape[2]) - held.used
+        """Tokens that can still go through: none once the layer was full and another took its
+        place."""
+        return self.source.room
 
     def tell(self, keys: Tensor, values: Tensor, queries: Tensor, scale: float) -> Tensor | None:
         """Write the token, `(1, kv heads, 1, dim)`, to the host store, where it does not count yet.

@@ -43,7 +43,7 @@ def _described(parts: LayerWriter, name: str, layer: HostKVLayer) -> Plain:
     if (index := layer.index) is not None:
         own = slice(0, layer.read)
         plain["index"] = {
-            "capacity": index.sizes.shape[2],
+            "capacity": index.capacity,
             "signs": parts.tensor(f"{name}.signs", index.signs[:, :, own]),
             "sizes": parts.tensor(f"{name}.sizes", index.sizes[:, :, own]),
             "mean": parts.tensor(f"{name}.mean", index.mean),

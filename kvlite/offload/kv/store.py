@@ -9,6 +9,9 @@ from torch import Tensor
 from kvlite.cache import KVBits, KVHeadGroup, LayerCache, Selection
 from kvlite.cache.recurrent import States, copies_of, state_tensors
 from kvlite.cache.segment import bytes_held
+from kvlite.errors import OutOfMemory, RecallError
+from kvlite.memory.device_budget import ERROR
+from kvlite.memory.free import free_bytes
 from kvlite.memory.meter import aside
 from kvlite.model.shape import ModelShape
 from kvlite.offload.kv.disk import Disk
@@ -16,6 +19,8 @@ from kvlite.offload.kv.index import Index
 from kvlite.offload.kv.transfer import KVTransfer, transfer_to
 
 HOST = torch.device("cpu")
+# Tokens by which an answer that is longer than planned makes room, at least.
+GROWTH = 256
 # Entries not in the index yet cannot be found, so that this many recent ones always stay.
 INDEXED_AT_ONCE = 16
 # Layers that grow get room for another eighth, so that they seldom have to; those in pinned memory
@@ -61,6 +66,37 @@ class HostKVLayer:
         assert self.index is not None
         known = self.index.used
         return entries if entries - known == INDEXED_AT_ONCE else known
+
+    @property
+    def room(self) -> int:
+        """Tokens of an answer that it can still take."""
+        assert self.index is not None
+        indexed = self.index.capacity - self.head_group.used
+        return min(self.head_group.room, indexed)
+
+    def grown(self, more: int, transfer: KVTransfer | None) -> LayerCache:
+        """The entries in storage with room for more of the answer. What is quantized stays so, and
+        what is exact stays exact, as the next turn goes back to what was read.
+
+        Args:
+            transfer: pins the storage, if it pins any.
+
+        Raises:
+            MemoryError: host memory has no room for another copy.
+        """
+        held, own = self.head_group, self.cache
+        if own.nbytes * (held.used + more) // held.capacity > (1 - ERROR) * free_bytes(HOST):
+            raise MemoryError("an answer grew beyond the host memory that is left")
+        cache = own.empty_like([held.used + more], segments=[held.segment])
+        if transfer is not None:
+            transfer.pin(cache)
+        (made,) = cache.head_groups
+        kept = slice(0, held.residual_len)
+        made.residual_keys[:, :, kept] = held.residual_keys[:, :, kept]
+        made.residual_values[:, :, kept] = held.residual_values[:, :, kept]
+        made.residual_positions[:, :, kept] = held.residual_positions[:, :, kept]
+        made.used = held.used
+        return cache
 
     def append(
         self,
@@ -243,6 +279,31 @@ class HostKVStore:
             and each.cached_scores.shape[2] == each.read
             for each in found
         )
+
+    def make_room(self, index: int) -> None:
+        """Let a layer grow if it is full: an answer may get longer than was planned. After an error
+        it may be called again.
+
+        Raises:
+            MemoryError: there is not enough memory.
+            OutOfMemory: the disk is full or fails.
+        """
+        layer = self.layers[index]
+        if layer.index is None or layer.room:
+            return
+        self.wait()
+        more = max(GROWTH, layer.head_group.used // SPARE)
+        exact = layer.disk is None and self.bits is None
+        transfer = self.transfers.get(layer.index.mean.device) if exact else None
+        roomier = layer.index.roomier(more)
+        with aside():
+            cache = layer.grown(more, transfer)
+        if layer.disk is not None:
+            try:
+                layer.disk.take(cache)
+            except RecallError as error:
+                raise OutOfMemory(str(error)) from None
+        self.layers[index] = replace(layer, cache=cache, index=roomier)
 
     def answer(self, index: int, keys: Tensor, values: Tensor, position: int) -> None:
         """Add the answer's token, `(batch, kv heads, 1, dim)`, to a layer that sees everything."""
