@@ -15,7 +15,7 @@ from kvlite.cache import KVCache, LayerCache
 from kvlite.errors import ModelError, Stopped, reason
 from kvlite.model.answers.derive import answer_form
 from kvlite.model.answers.form import AnswerForm
-from kvlite.model.answers.thinking import spelled_in
+from kvlite.model.answers.thinking import has_switch, spelled_in
 from kvlite.model.architectures import LANGUAGE_WEIGHTS, architecture
 from kvlite.model.attention_interface import ATTENTION, register_attention
 from kvlite.model.calibration import Calibration
@@ -108,6 +108,11 @@ class LoadedModel:
             return AnswerForm()
         ends = self.tokenizer.convert_ids_to_tokens(sorted(self.stop_ids))
         return answer_form(self.tokenizer, [each for each in ends if each])
+
+    @cached_property
+    def has_switch(self) -> bool:
+        """Whether its chat template can be told to reason or not."""
+        return source_of(self.tokenizer) is not None and has_switch(self.tokenizer)
 
     @cached_property
     def spelled(self) -> Mapping[int, str]:

@@ -74,7 +74,7 @@ class AnswerReader:
         """The rest, at the end of the answer."""
         held, self._held = self._held, ""
         if self._step == self._reasoning:
-            return _part("reasoning", held.rstrip() if self._begun else held.strip())
+            return []  # the end of reasoning, as far as it came
         if self._step == self._values and self._arguments is not None:
             return _part("arguments", self._arguments.flush())
         if self._step == self._after:
@@ -83,6 +83,11 @@ class AnswerReader:
         if self._step in (self._call, self._name):
             held = self._opening + held
         return _part("text", held if held.strip() else "")
+
+    def settle(self) -> None:
+        """Go on after an answer was cut: what `flush` showed of it is not shown again."""
+        if not self.is_reasoning and self._held.strip():
+            self._held = ""
 
     def _go(self, step: Callable[[], list[Part]], held: str) -> None:
         """Go on with what is held in another step."""
