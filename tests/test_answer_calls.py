@@ -13,12 +13,12 @@ from kvlite.model.answers.grammar import MOST_CALLS, answer_grammar
 from kvlite.model.answers.parameter_arguments import ParameterArguments
 from kvlite.model.answers.reader import AnswerReader
 from kvlite.model.grammar import Vocabulary
-from tests.test_answers import CALLS, TEMPLATES, TOOLS, forms_of, gathered, read
+from tests.test_answers import CALLS, TEMPLATES, TOOLS, all_forms, gathered, read
 
 
 @pytest.fixture(scope="module")
 def forms(smollm: Runner) -> dict[str, tuple[Any, AnswerForm, Vocabulary]]:
-    return forms_of(smollm)
+    return all_forms(smollm)
 
 
 def test_values_are_of_the_types_that_a_reference_names() -> None:

@@ -125,7 +125,12 @@ def gathered(parts: Sequence[Part]) -> tuple[str, str, list[Any]]:
     return said["text"], said["reasoning"], [(name, json.loads(text)) for name, text in calls]
 
 
-def forms_of(smollm: Runner) -> dict[str, tuple[Any, AnswerForm, Vocabulary]]:
+@pytest.fixture(scope="module")
+def forms(smollm: Runner) -> dict[str, tuple[Any, AnswerForm, Vocabulary]]:
+    return all_forms(smollm)
+
+
+def all_forms(smollm: Runner) -> dict[str, tuple[Any, AnswerForm, Vocabulary]]:
     """A tokenizer, the form that is read off its template, and its vocabulary."""
     made = {}
     for name in TEMPLATES:
@@ -134,11 +139,6 @@ def forms_of(smollm: Runner) -> dict[str, tuple[Any, AnswerForm, Vocabulary]]:
         form = answer_form(tokenizer, ["<|im_end|>"])
         made[name] = tokenizer, form, Vocabulary(tokenizer, len(tokenizer), frozenset({end}))
     return made
-
-
-@pytest.fixture(scope="module")
-def forms(smollm: Runner) -> dict[str, tuple[Any, AnswerForm, Vocabulary]]:
-    return forms_of(smollm)
 
 
 @pytest.mark.parametrize("name", TEMPLATES)

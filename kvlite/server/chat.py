@@ -64,7 +64,9 @@ async def asked(
     ask = Ask(ids, settings, request.choices, top, lent=lent)
     if not use.tools and form.reasoning is None:
         return ask, None
-    return ask, partial(AnswerReader, form, use.tools, reasoning=opened, begun=goes_on)
+    return ask, partial(
+        AnswerReader, form, use.tools, reasoning=opened, begun=goes_on, several=use.several
+    )
 
 
 class ChatAnswer:

@@ -44,11 +44,13 @@ class AnswerReader:
         *,
         reasoning: bool = False,
         begun: bool = False,
+        several: bool = True,
     ) -> None:
-        """For an answer that may call these tools; `reasoning` if the prompt begins it, `begun` if
-        the answer goes on with text."""
+        """For an answer that may call these tools, once unless `several`; `reasoning` if the prompt
+        begins it, `begun` if the answer goes on with text."""
         self._form, self._tools = form, {tool.name: tool for tool in tools}
         self._calls = form.calls if tools else None
+        self._several = several
         self._held, self._opening = "", ""
         self._begun, self._reads, self._trims = begun, True, False
         self._step: Callable[[], list[Part]] = self._reasoning if reasoning else self._text
@@ -78,7 +80,8 @@ class AnswerReader:
         if self._step == self._values and self._arguments is not None:
             return _part("arguments", self._arguments.flush())
         if self._step == self._after:
-            return []
+            ended = _match(self._called.last, held)
+            return _part("text", held[ended:].rstrip() if ended and ended > 0 else "")
         if self._step in (self._call, self._name):
             held = self._opening + held
         return _part("text", held if held.strip() else "")
@@ -98,9 +101,10 @@ class AnswerReader:
         assert form is not None
         if not self._begun:
             self._held = self._held.lstrip()
+            while self._held.startswith(form.begin):
+                self._held = self._held.removeprefix(form.begin).lstrip()
             if form.begin.startswith(self._held):
                 return []
-            self._held = self._held.removeprefix(form.begin).lstrip()
         at = self._held.find(form.end)
         marks = [form.end]
         if self._calls is not None and (trigger := self._calls.trigger):
@@ -223,22 +227,27 @@ class AnswerReader:
     def _name(self) -> list[Part]:
         """The name of a tool, and what stands before its arguments."""
         calls, held = self._called, self._held.lstrip()
-        found = _NAME.match(held)
-        names = {name for name in self._tools if held.startswith(name)}
-        # A name may begin with that of another tool, and what follows it may look like more of it.
-        for name in sorted(names | ({found[0]} if found else set()), key=len, reverse=True):
-            end = _match(calls.middle, held[len(name) :])
-            if end is None or len(held) == len(name):
-                return []
-            if end >= 0:
-                break
-        else:
-            return self._lost(self._opening) if held else []
-        after = [calls.last, calls.between] if calls.several else [calls.last]
-        parameters = self._tools[name].parameters if name in self._tools else {}
-        self._arguments = calls.arguments.reader(parameters, after)
-        self._go(self._values, held[len(name) + end :])
-        return [Part("name", name)]
+        waits = not held or any(name.startswith(held) for name in self._tools)
+        following = calls.middle + calls.arguments.opening
+        for name in () if waits else self._names(held, following.strip()[:1]):
+            rest = held[len(name) :]
+            end = _match(following, rest) if rest else None
+            waits = waits or end is None
+            if end is not None and end >= 0:
+                after = [calls.last, calls.between] if calls.several else [calls.last]
+                parameters = self._tools[name].parameters if name in self._tools else {}
+                self._arguments = calls.arguments.reader(parameters, after)
+                self._go(self._values, rest[end - len(calls.arguments.opening) :])
+                return [Part("name", name)]
+        return [] if waits else self._lost(self._opening)
+
+    def _names(self, held: str, following: str) -> list[str]:
+        """Names that a text may begin with, the longest tool's first; and any other, up to what
+        follows it."""
+        known = sorted(filter(held.startswith, self._tools), key=len, reverse=True)
+        other = held.partition(following)[0].rstrip() if following else held
+        found = _NAME.match(other)
+        return [*(known if following else ()), *([found[0]] if found else ())]
 
     def _values(self) -> list[Part]:
         assert self._arguments is not None
@@ -251,17 +260,18 @@ class AnswerReader:
     def _after(self) -> list[Part]:
         """What follows arguments: another call, or the end of calls."""
         calls = self._called
-        again = _match(calls.between, self._held) if calls.several else -1
+        again = _match(calls.between, self._held) if calls.several and self._several else -1
         ended = _match(calls.last, self._held)
         if again is not None and again >= 0:
-            self._opening = self._held[:again]
+            self._opening = self._held[max(ended or 0, 0) : again]
             self._go(self._name, self._held[again:])
         elif again is None and (not calls.last or self._held.strip() != calls.last.strip()):
             return []
-        elif ended is not None and ended >= 0:
-            self._go(self._text, self._held[ended:])
         elif ended is not None:
-            return self._lost()
+            self._calls = self._form.calls if self._several else None
+            if ended < 0:
+                return self._lost()
+            self._go(self._text, self._held[ended:])
         return []
 
     def _lost(self, opening: str = "") -> list[Part]:

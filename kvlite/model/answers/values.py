@@ -3,7 +3,6 @@
 import ast
 import json
 from collections.abc import Collection, Mapping
-from types import MappingProxyType
 from typing import Any
 
 _OF_PYTHON: dict[type, tuple[str, ...]] = {
@@ -17,55 +16,75 @@ _OF_PYTHON: dict[type, tuple[str, ...]] = {
 }
 # Keywords that only schemas of one type have.
 _OF_KEYWORDS = {"properties": "object", "additionalProperties": "object", "items": "array"}
-# Schemas within each other, and references, that are followed.
-_DEEPEST = 16
 
 
-def types_of(schema: Any, root: Mapping[str, Any] = MappingProxyType({})) -> set[str]:
-    """The types that a schema allows; none if it does not say. `root` is what it may refer to."""
-    return _types(schema, root, _DEEPEST)
+def properties_of(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """The properties of arguments; those that are required need not be described."""
+    schema = referred(schema, schema)
+    found, required = schema.get("properties"), schema.get("required")
+    made = {**found} if isinstance(found, Mapping) else {}
+    return {**dict.fromkeys(required if isinstance(required, list) else ()), **made}
 
 
-def _types(schema: Any, root: Mapping[str, Any], depth: int) -> set[str]:
-    schema = resolved(schema, root) if depth else {}
-    kind = schema.get("type")
-    if isinstance(kind, str | list):
-        return {kind} if isinstance(kind, str) else {each for each in kind if isinstance(each, str)}
-    choices = [schema["const"]] if "const" in schema else schema.get("enum")
-    if isinstance(choices, list):
-        return {_OF_PYTHON.get(type(each), ("string",))[0] for each in choices}
-    found = set[str]()
-    for key in ("anyOf", "oneOf", "allOf"):
-        for each in schema[key] if isinstance(schema.get(key), list) else ():
-            found |= _types(each, root, depth - 1)
-    if not found:
-        found = {kind for key, kind in _OF_KEYWORDS.items() if key in schema}
-    return found
-
-
-def resolved(schema: Any, root: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A schema; where it refers to one of the definitions of `root`, that one."""
-    for _ in range(_DEEPEST):
-        if not isinstance(schema, Mapping):
+def referred(schema: Any, root: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What a schema says, which may stand in another place of the whole; nothing if it is none."""
+    seen = set[str]()
+    while isinstance(schema, Mapping) and isinstance(schema.get("$ref"), str):
+        path = schema["$ref"]
+        if path in seen or not path.startswith("#"):
             return {}
-        if not isinstance(reference := schema.get("$ref"), str):
-            return schema
-        where, _, name = reference.removeprefix("#/").rpartition("/")
-        defined = root.get(where)
-        schema = defined.get(name) if isinstance(defined, Mapping) else None
-    return {}
+        seen.add(path)
+        schema = root
+        for name in filter(None, path[1:].split("/")):
+            name = name.replace("~1", "/").replace("~0", "~")
+            schema = schema.get(name) if isinstance(schema, Mapping) else None
+    return schema if isinstance(schema, Mapping) else {}
+
+
+def choices_of(schema: Mapping[str, Any]) -> list[Any]:
+    """The values that a schema lists; none if it does not."""
+    if "const" in schema:
+        return [schema["const"]]
+    return _list(schema, "enum")
+
+
+def types_of(schema: Any, root: Mapping[str, Any], depth: int = 16) -> set[str]:
+    """The types that a schema allows; none if it does not say.
+
+    Args:
+        root: the schema that it is a part of.
+    """
+    schema = referred(schema, root) if depth else {}
+    kind = schema.get("type")
+    found = {each for each in (kind if isinstance(kind, list) else [kind]) if isinstance(each, str)}
+    if not found:
+        for each in (*_list(schema, "anyOf"), *_list(schema, "oneOf"), *_list(schema, "allOf")):
+            found |= types_of(each, root, depth - 1)
+    found = found or {_OF_PYTHON.get(type(each), ("string",))[0] for each in choices_of(schema)}
+    return found or {kind for key, kind in _OF_KEYWORDS.items() if key in schema}
+
+
+def is_text(schema: Any, root: Mapping[str, Any]) -> bool:
+    """Whether a schema allows strings alone, or does not say what it allows."""
+    return types_of(schema, root) <= {"string"}
+
+
+def _list(schema: Mapping[str, Any], name: str) -> list[Any]:
+    found = schema.get(name)
+    return found if isinstance(found, list) else []
 
 
 def value_of(text: str, allowed: Collection[str]) -> Any:
     """What a text means where not strings alone are allowed: JSON, or Python's repr, if that is of
-    a type that is allowed (any, if none is named); else the text."""
+    a type that is; else the text."""
     for read in (json.loads, ast.literal_eval):
         try:
             value = read(text.strip())
-        except (ValueError, SyntaxError, RecursionError, MemoryError):
+            as_json(value)
+        except (TypeError, ValueError, SyntaxError, RecursionError, MemoryError):
             continue
         kinds = _OF_PYTHON.get(type(value), ())
-        if not isinstance(value, str) and (not allowed or not {*allowed}.isdisjoint(kinds)):
+        if not isinstance(value, str) and (not allowed or not {*kinds}.isdisjoint(allowed)):
             return value
         if isinstance(value, str) and "string" not in allowed:
             return value
@@ -73,8 +92,8 @@ def value_of(text: str, allowed: Collection[str]) -> Any:
 
 
 def as_json(value: Any) -> str:
-    """A value as JSON."""
-    return json.dumps(value, ensure_ascii=False)
+    """A value as JSON. Raises ValueError or TypeError if it has none."""
+    return json.dumps(value, ensure_ascii=False, allow_nan=False)
 
 
 def within_text(text: str) -> str:
