@@ -302,6 +302,10 @@ def test_reasoning_has_a_limit(forms: dict[str, tuple[Any, AnswerForm, Vocabular
     with pytest.raises(SettingError):
         Grammar.take(grammar, ids[3])
     end = tokenizer.convert_tokens_to_ids("</think>")
+    none = answer_grammar(form, tokenizer, vocabulary.trie, opened=True, most_reasoning=0)
+    with pytest.raises(SettingError):
+        Grammar(vocabulary, none).take(ids[0])
+    Grammar(vocabulary, none).take(end)
     grammar = Grammar(vocabulary, rules)
     for each in (*ids[:2], end, *tokenizer.encode("<b> <think> any"), *ids):
         grammar.take(each)

@@ -191,7 +191,7 @@ class Settings:
         choices=("auto", "on", "off"),
     )
     reasoning_budget: int | None = _sampling(
-        None, "the most tokens of reasoning; then the answer begins", low=1, high=LARGEST
+        None, "the most tokens of reasoning; then the answer begins", low=0, high=LARGEST
     )
     temperature: float = _sampling(
         0.0, "0 always takes the most likely token; above 0, tokens are drawn", low=0, high=10

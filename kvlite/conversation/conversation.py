@@ -24,7 +24,12 @@ from kvlite.engine.callbacks import NO_CALLBACKS, Callbacks, Progress
 from kvlite.errors import KvliteError, SettingError
 from kvlite.memory.oom import OOMPolicy
 from kvlite.methods.engine_config import EngineConfig, require_meanings
-from kvlite.model.answers.thinking import NO_REASONING, NO_SWITCH, thinking_variables
+from kvlite.model.answers.thinking import (
+    NO_REASONING,
+    NO_SWITCH,
+    ends_with_token,
+    thinking_variables,
+)
 from kvlite.model.chat_template import all_of, certain, goes_on, said_tokens, text_tokens
 from kvlite.model.load import LoadedModel
 from kvlite.model.text_limit import tokenized
@@ -412,7 +417,8 @@ class Conversation:
         unheard = list[str]()
         if thinking not in ("auto", former[0]) and not self.model.has_switch:
             unheard.append(NO_SWITCH.format(thinking))
-        if budget not in (None, former[1]) and self.model.answer_form.reasoning is None:
+        form, tokenizer = self.model.answer_form, self.model.tokenizer
+        if budget not in (None, former[1]) and not ends_with_token(form, tokenizer):
             unheard.append(NO_REASONING.format(budget))
         return (*(each.note for each in documents), *unheard)
 

@@ -57,8 +57,8 @@ def turn_grammar(
     None if nothing. Args are those of `with_reasoning`, errors those of `Grammar`."""
     text, most, form = settings.schema, settings.reasoning_budget, model.answer_form
     at = len(ids) - begun
-    if form.reasoning is not None and (is_schema(text) if text else most):
-        if begun and most:  # it may have been more before
+    if form.reasoning is not None and (is_schema(text) if text else most is not None):
+        if begun and most is not None:  # it may have been more before
             most = max(most, _read(model, ids, begun)[1])
         text = answer_grammar(
             form,

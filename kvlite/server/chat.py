@@ -48,7 +48,7 @@ async def asked(
     )
     variables = request.variables(runner.settings)
     ids = await message_ids(model, told, use.shown, variables, continues=request.continues)
-    form, most = runner.model.answer_form, request.most_reasoning or None
+    form, most = runner.model.answer_form, request.most_reasoning
     opened, goes_on = opens_reasoning(form, runner.tokenizer, ids), request.continues
     if request.continues and form.reasoning is not None:
         begun, begin = told[-1]["content"], form.reasoning.begin
@@ -56,7 +56,7 @@ async def asked(
         opened = opened or is_within
         goes_on = not opened or (is_within and not begun.rstrip().endswith(begin))
     if use.tools:
-        most = most or runner.settings.reasoning_budget
+        most = runner.settings.reasoning_budget if most is None else most
         grammar = partial(use.grammar, runner.model, settings.get("schema", ""), most)
         settings["schema"] = await asyncio.to_thread(grammar, opened=opened)
     elif most is not None:

@@ -121,7 +121,8 @@ def _reasoning(
         thought = rules.until(form.reasoning.end)
     else:
         times = "*" if most is None else f"{{0,{most}}}"
-        thought = f"{rules.free([end, *ends])}{times} <[{end}]>"
+        within = "" if most == 0 else f"{rules.free([end, *ends])}{times} "
+        thought = f"{within}<[{end}]>"
     if opened:
         return f"{thought} {_SPACE}"
     return f"({rules.text(form.reasoning.begin)} {thought} {_SPACE})?"

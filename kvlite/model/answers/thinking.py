@@ -26,8 +26,8 @@ NO_SWITCH = (
     "answering at once"
 )
 NO_REASONING = (
-    "--reasoning-budget {} changes nothing: this model's chat template has no reasoning that is "
-    "told apart from answers"
+    "--reasoning-budget {} changes nothing: this model's chat template has no reasoning that ends "
+    "with a token of its own"
 )
 # Tokens at the end of a prompt that may be what begins reasoning.
 PROMPT_END = 32
@@ -46,6 +46,12 @@ def has_switch(tokenizer: Any) -> bool:
     except ChatTemplateError:
         return False
     return on != off
+
+
+def ends_with_token(form: AnswerForm, tokenizer: Any) -> bool:
+    """Whether reasoning ends with a token of its own, so that it can be limited."""
+    added = (each.content for each in tokenizer.added_tokens_decoder.values())
+    return form.reasoning is not None and form.reasoning.end in added
 
 
 def spelled_in(form: AnswerForm, tokenizer: Any, ends: Collection[int]) -> dict[int, str]:
