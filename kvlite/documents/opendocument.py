@@ -33,7 +33,7 @@ _BRACKETED = {
     "svg-compatible:desc": "Picture",
 }
 _CHARACTERS = {"text:tab": "\t", "text:s": " "}
-# Empty cells up to the next one that is not; those at the end of a row go on to column 16,384.
+# Empty cells up to the next one that is not; more of them fill a row up to column 16,384.
 _MOST_EMPTY = 64
 
 
@@ -100,6 +100,7 @@ class _Content(Elements):
     def begin(self, name: str, attributes: Attributes) -> None:
         self.begin_style(name, attributes)
         self._names.append(name)
+        html_attributes = dict[str, str]()
         html_name, around = _HTML_NAMES.get(name, ""), self._names[-2:-1]
         if name == "drawing:page":
             self.slides += 1
@@ -109,16 +110,16 @@ class _Content(Elements):
             self._lists.append(attributes.get("text:style-name", self._lists[-1]))
             numbered = (self._lists[-1], str(len(self._lists) - 1)) in self._numbered
             html_name = "ol" if numbered else "ul"
-        elif name == "table:table-cell" and "office:value-type" not in attributes:
+        elif name == "table:table-cell":
             repeated = attributes.get("table:number-columns-repeated", "1")
-            for _ in range(min(int(repeated), _MOST_EMPTY) - 1):
-                self.enter("td", {})
-                super().end(name)
+            html_attributes["colspan"] = repeated
+            if "office:value-type" not in attributes and int(repeated) > _MOST_EMPTY:
+                html_name = ""
         elif name == "table:table" and around == ["office:spreadsheet"]:
             self.enter("h1", {})
             self.characters(attributes.get("table:name", ""))
             super().end(name)
-        self.enter(html_name, {})
+        self.enter(html_name, html_attributes)
         if name in _BRACKETED:
             self._inline += 1
             self.characters(f" [{_BRACKETED[name]}: ")

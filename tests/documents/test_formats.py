@@ -185,7 +185,7 @@ def test_opendocument_text(save: Save) -> None:
         "",
         "Growth [Note: Audited.] of 12%.",
         "Next line",
-        *("1. one", "2. two", "- inner"),
+        *("1. one", "2. two", "  - inner"),
         "a |  |  | b c",
         "",
         "[Picture: A cat]",
@@ -201,6 +201,17 @@ def test_opendocument_tables_and_slides(save: Save) -> None:
     )
     content = opendocument(f"<office:spreadsheet>{sheet}</office:spreadsheet>")
     assert read_document(save("a.ods", content)).text.split() == ["Costs", "7"]
+    again = (
+        '<table:table-cell office:value-type="float" table:number-columns-repeated="3"><text:p>0'
+        '</text:p></table:table-cell><table:table-cell table:number-columns-repeated="2"/>'
+    )
+    rows = f"<table:table-row>{cell}{again}{cell}</table:table-row>" + (
+        f'<table:table-row>{cell}<table:table-cell table:number-columns-repeated="16383"/>'
+        f"</table:table-row><table:table-row>{cell}</table:table-row>"
+    )
+    repeated = f"<office:spreadsheet><table:table>{rows}</table:table></office:spreadsheet>"
+    read = read_document(save("b.ods", opendocument(repeated)))
+    assert read.text == "7 | 0 | 0 | 0 |  |  | 7\n7 |\n7 |"
     pages = "".join(f"<draw:page><text:p>{each}</text:p></draw:page>" for each in ("one", "two"))
     read = read_document(
         save("a.odp", opendocument(f"<office:presentation>{pages}</office:presentation>"))
@@ -211,7 +222,35 @@ def test_opendocument_tables_and_slides(save: Save) -> None:
 def test_book_in_its_order(save: Save) -> None:
     read = read_document(save("a.epub", book()))
     assert read.text == "First\n\nIt begins.\n\nCaf\u00e9, the end."
-    assert read.not_read == ("1 picture",)
+    assert read.not_read == ("2 pictures",)
+
+
+def changed(markup: str, new: str) -> bytes:
+    """The book with another package."""
+    parts = parts_of(book())
+    opf = parts["in/book.opf"].decode()
+    assert markup in opf
+    return packed({**parts, "in/book.opf": opf.replace(markup, new)})
+
+
+def test_a_damaged_part_of_a_book_is_left_out_and_named(save: Save) -> None:
+    gone = changed('href="one.xhtml"', 'href="none.xhtml"')
+    content = book()
+    with zipfile.ZipFile(io.BytesIO(content)) as archive:
+        at = archive.getinfo("in/one.xhtml").header_offset + 30 + len("in/one.xhtml")
+    broken = bytearray(content)
+    broken[at + 5] ^= 0xFF
+    for data, name in ((gone, "none.xhtml"), (bytes(broken), "one.xhtml")):
+        read = read_document(save("a.epub", data))
+        assert read.text == "Caf\u00e9, the end."
+        assert f"1 damaged part ({name})" in read.not_read
+
+
+def test_lists_of_a_books_pages_are_left_out_and_notes_come_last(save: Save) -> None:
+    nav = changed('<item id="a" ', '<item id="a" properties="nav" ')
+    assert read_document(save("a.epub", nav)).text == "Caf\u00e9, the end."
+    last = changed('<itemref idref="a"/>', '<itemref idref="a" linear="no"/>')
+    assert read_document(save("b.epub", last)).text == "Caf\u00e9, the end.\n\nFirst\n\nIt begins."
 
 
 def test_slides_are_pages_in_their_order(save: Save) -> None:
@@ -219,6 +258,15 @@ def test_slides_are_pages_in_their_order(save: Save) -> None:
     assert read.text == "Opening\nwords\n\nNotes: Say hello\nx | y\n\n[Picture: A map]"
     assert read.page_starts == (0, read.text.index("x | y"))
     assert read.not_read == ("1 picture",)
+
+
+def test_a_row_of_a_slide_may_end_in_an_empty_cell(save: Save) -> None:
+    parts = parts_of(deck())
+    slide = parts["ppt/slides/slide1.xml"]
+    parts["ppt/slides/slide1.xml"] = slide.replace(b"<a:t>y", b"<a:t>").replace(
+        b"</a:tbl>", b"<a:tr><a:tc><a:p><a:t>z</a:t></a:p></a:tc></a:tr></a:tbl>"
+    )
+    assert "\nx |\nz |\n" in read_document(save("a.pptx", packed(parts))).text
 
 
 def test_workbook(save: Save) -> None:
