@@ -6,10 +6,11 @@ import shutil
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Iterable
 from importlib.util import find_spec
 
 from kvlite.config.child_process import ChildEnded, run_in_child
-from kvlite.documents.pandoc_text import PandocText
+from kvlite.documents.pandoc_text import PLAIN, PandocText
 from kvlite.documents.tracker import Tracker
 from kvlite.errors import DocumentError
 
@@ -88,3 +89,21 @@ def _tree(data: bytes, form: str, tracker: Tracker, seconds: float) -> bytes:
         raise ValueError(said.decode(errors="replace"))
     tracker.not_read["part that pandoc warns of"] += len(re.findall(rb"(?m)^\[WARNING\]", said))
     return out
+
+
+def with_lost(text: str, pieces: Iterable[str]) -> str:
+    """A text, and under a line of their own the pieces of its document that it does not contain."""
+    letters, at, lost = _letters(text), 0, list[str]()
+    for piece in pieces:
+        wanted = _letters(piece)
+        found = letters.find(wanted, at)
+        found = letters.find(wanted) if found < 0 else found
+        if found < 0:
+            lost.append(piece.strip())
+        else:
+            at = found
+    return "\n".join([text, "", "Also in this file:", *lost]) if lost else text
+
+
+def _letters(text: str) -> str:
+    return re.sub(r"[\W_]+", "", text.translate(PLAIN))

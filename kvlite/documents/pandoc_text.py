@@ -8,10 +8,12 @@ from typing import Any
 from kvlite.documents.tracker import Tracker
 
 # Marks that readers put into what pandoc is given: around an item's own number, for a paragraph
-# that is only a line, a tab, between pages.
-LABEL, LABELLED, LINE, TAB, PAGE = "\ufdd0\ufdd1\ufdd2\ufdd3\ufdd4"
+# that is only a line, a tab, a level of a list, between pages.
+LABEL, LABELLED, LINE, TAB, LEVEL, PAGE = "\ufdd0\ufdd1\ufdd2\ufdd3\ufdd4\ufdd5"
 MARKS = f"[{LABEL}-{PAGE}]"
 _LABELLED = re.compile(f"{LABEL}(.*?){LABELLED} *")
+# Ligatures as letters, and no soft hyphens.
+PLAIN = dict(enumerate(("ff", "fi", "fl", "ffi", "ffl", "st", "st"), 0xFB00)) | {0xAD: ""}
 _LISTS = frozenset(("BulletList", "OrderedList", "DefinitionList"))
 _INDENT = "  "
 _ROMANS = ((1000, "m"), (900, "cm"), (500, "d"), (400, "cd"), (100, "c"), (90, "xc"), (50, "l"),
@@ -90,7 +92,7 @@ class PandocText:
         text = self._inlines(inlines)
         self.tracker.add_characters(len(text) + 1)
         lines = "\n".join(line.strip(" ") for line in text.split("\n"))
-        return _LABELLED.sub(r"\1", lines).replace(TAB, "\t")
+        return _LABELLED.sub(r"\1", lines).replace(TAB, "\t").replace(LEVEL, _INDENT)
 
     def _items(self, items: Sequence[tuple[str, Sequence[Node]]]) -> str:
         lines = list[str]()
@@ -154,7 +156,7 @@ class PandocText:
         content: Any = inline.get("c")
         match inline["t"]:
             case "Str":
-                return str(content)
+                return str(content).translate(PLAIN)
             case "Space" | "SoftBreak":
                 return " "
             case "LineBreak":
@@ -165,8 +167,10 @@ class PandocText:
                 return _around("~~", self._inlines(content))
             case "Superscript":
                 text = self._inlines(content)
-                is_note = [each["t"] for each in content] == ["Link"]
-                return f"[{text}]" if is_note and text else _raised("^", text)
+                kinds = {each["t"] for each in content}
+                if kinds == {"Note"} or not text.strip():
+                    return text
+                return f"[{text}]" if kinds == {"Link"} else _raised("^", text)
             case "Subscript":
                 return _raised("_", self._inlines(content))
             case "Quoted":
@@ -180,7 +184,8 @@ class PandocText:
             case "Image":
                 return self._picture(content)
             case "Note":
-                return f" [Note: {' '.join(self.of(content).split())}]"
+                text = " ".join(self.of(content).split())
+                return f" [Note: {text}]" if text else ""
             case "Span":
                 return self._span(*content)
         return ""
@@ -215,8 +220,9 @@ def _raised(mark: str, text: str) -> str:
 
 def _formula(tex: str) -> str:
     """TeX, without the brackets that it needs no more when people read it."""
-    tex = re.sub(r"([\^_])\{(\w+)\}", r"\1\2", tex.strip())
-    return re.sub(r"\\frac\{(\w+)\}\{(\w+)\}", r"\1/\2", tex)
+    tex = re.sub(r"\\phantom\{[^{}]*\}", "", " ".join(tex.split()))
+    tex = re.sub(r"([\^_])\{(\w+)\}(?!\w)", r"\1\2", tex)
+    return re.sub(r"(?<![\w}])\\frac\{(\w+)\}\{(\w+)\}(?![\w({\\^])", r"\1/\2", tex)
 
 
 def _own_label(blocks: Sequence[Node]) -> bool:

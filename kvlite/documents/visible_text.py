@@ -45,9 +45,8 @@ _SHOWN_INPUTS = (
     "text search tel url email number range date time month week datetime-local submit reset "
     "button color"
 )
-# Marks and control characters; soft hyphens.
-NOT_TEXT = f"[\0-\x08\x0e-\x1f\xad]|{MARKS}"
-_LIGATURES = dict(enumerate(("ff", "fi", "fl", "ffi", "ffl", "st", "st"), 0xFB00))
+# Marks and control characters.
+NOT_TEXT = f"[\0-\x08\x0e-\x1f]|{MARKS}"
 
 Attributes = dict[str, str]
 
@@ -147,7 +146,7 @@ class VisibleText:
         self._sheet.data(text)
         if self._open[-1].hidden:
             return
-        text = re.sub(NOT_TEXT, "", text).translate(_LIGATURES)
+        text = re.sub(NOT_TEXT, "", text)
         self._tracker.add_characters(len(text.strip()))
         if self._parts[-1:] == ["<pre>"]:
             text = text.removeprefix("\n")
