@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from kvlite.documents.archive import Attributes
 from kvlite.documents.tracker import Tracker
-from kvlite.documents.visible_text import VisibleText, texts_of
+from kvlite.documents.visible_text import VisibleText
 
 _PARAGRAPHS = ("p", "div", "h1")
 
@@ -56,7 +56,3 @@ class Elements:
     def characters(self, text: str) -> None:
         """Add text."""
         self.pages[-1].data(text)
-
-    def texts(self) -> list[str]:
-        """The text of each page; errors as of `pandoc_text`."""
-        return texts_of(self.pages, self._tracker)

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from kvlite.documents.pandoc import pandoc_text
+from kvlite.documents.pandoc import pandoc_text, with_lost
 from kvlite.documents.pandoc_text import LABEL, LABELLED, LINE, MARKS, PAGE
 from kvlite.documents.style_sheet import StyleSheet
 from kvlite.documents.tracker import Tracker
@@ -63,9 +63,14 @@ class _Open:
 
 
 class VisibleText:
-    """Collects text from a parser's events, by the names of HTML's elements."""
+    """Collects text from a parser's events, by the names of HTML's elements.
+
+    Attributes:
+        pieces: the text that is shown, in order.
+    """
 
     def __init__(self, tracker: Tracker) -> None:
+        self.pieces = list[str]()
         self._parts = list[str]()
         self._tracker = tracker
         self._sheet = StyleSheet()
@@ -150,6 +155,8 @@ class VisibleText:
         self._tracker.add_characters(len(text.strip()))
         if self._parts[-1:] == ["<pre>"]:
             text = text.removeprefix("\n")
+        if not self._math:  # pandoc writes its letters as TeX
+            self.pieces.append(text)
         if not self._preformatted:
             text = re.sub(r"[ \t\r\n\f]+", " ", text)
         self._put(text)
@@ -309,6 +316,7 @@ def texts_of(pages: Sequence[VisibleText], tracker: Tracker) -> list[str]:
     """The text of each page; errors as of `pandoc_text`."""
     markup = f"<p>{PAGE}</p>".join(page.markup() for page in pages)
     text = pandoc_text(markup.encode(errors="replace"), "html", tracker)
+    text = with_lost(text, (piece for page in pages for piece in page.pieces))
     return [page.strip("\n") for page in text.split(PAGE)]
 
 

@@ -194,6 +194,64 @@ def test_opendocument_text(save: Save) -> None:
     assert read.page_starts == ()
 
 
+def test_opendocument_raised_lowered_struck_and_hidden_text(save: Save) -> None:
+    properties = {
+        "up": 'style:text-position="super 58%"',
+        "down": 'style:text-position="-33% 58%"',
+        "gone": 'style:text-line-through-style="solid"',
+        "off": 'text:display="none"',
+    }
+    styles = "".join(
+        f'<style:style style:name="{name}"><style:text-properties {each}/></style:style>'
+        for name, each in properties.items()
+    )
+    spans = {name: f'<text:span text:style-name="{name}">{{}}</text:span>' for name in properties}
+    said = (
+        f"10{spans['up'].format(6)} H{spans['down'].format(2)}O {spans['gone'].format(50)} 40"
+        f"{spans['off'].format('no')}"
+    )
+    content = opendocument(f"<office:text><text:p>{said}</text:p></office:text>", styles)
+    assert read_document(save("a.odt", content)).text == "10^6 H_(2)O ~~50~~ 40"
+
+
+def test_opendocument_cells_over_several_rows_or_columns_stand_in_each(save: Save) -> None:
+    def cell(inside: str, more: str = "") -> str:
+        return f"<table:table-cell {more}><text:p>{inside}</text:p></table:table-cell>"
+
+    covered = "<table:covered-table-cell/>"
+    rows = (
+        cell("wide", 'table:number-columns-spanned="2"') + covered + cell("x"),
+        cell("tall", 'table:number-rows-spanned="2"') + cell("1") + cell(""),
+        covered + cell("2") + cell("y"),
+    )
+    inside = "".join(f"<table:table-row>{row}</table:table-row>" for row in rows)
+    content = opendocument(f"<office:text><table:table>{inside}</table:table></office:text>")
+    assert read_document(save("a.odt", content)).text == (
+        "wide | wide | x\ntall | 1 |\ntall | 2 | y"
+    )
+
+
+def test_opendocument_headers_footers_and_formulas(save: Save) -> None:
+    master = (
+        f"<office:document-styles {_SPACES}><office:master-styles><style:header-style/>"
+        "<style:header><text:p>Secret</text:p></style:header>"
+        "<style:header-first><text:p>Secret</text:p></style:header-first>"
+        "<style:footer><text:p>Page 1</text:p></style:footer>"
+        "</office:master-styles></office:document-styles>"
+    )
+    half = (
+        '<math xmlns="http://www.w3.org/1998/Math/MathML"><semantics><mfrac><mn>1</mn><mn>2</mn>'
+        "</mfrac><annotation>1 over 2</annotation></semantics></math>"
+    )
+    body = (
+        "<office:text><text:p>Ratio <draw:frame><draw:object xmlns:x='http://www.w3.org/1999/xlink'"
+        " x:href='./Object 1'/><draw:image/></draw:frame>.</text:p></office:text>"
+    )
+    parts = {**parts_of(opendocument(body)), "styles.xml": master, "Object 1/content.xml": half}
+    read = read_document(save("a.odt", packed(parts)))
+    assert (read.text, read.not_read) == ("Secret\n\nRatio 1/2.\n\nPage 1", ())
+
+
 def test_opendocument_tables_and_slides(save: Save) -> None:
     cell = '<table:table-cell office:value-type="float"><text:p>7</text:p></table:table-cell>'
     sheet = (
@@ -267,6 +325,34 @@ def test_a_row_of_a_slide_may_end_in_an_empty_cell(save: Save) -> None:
         b"</a:tbl>", b"<a:tr><a:tc><a:p><a:t>z</a:t></a:p></a:tc></a:tr></a:tbl>"
     )
     assert "\nx |\nz |\n" in read_document(save("a.pptx", packed(parts))).text
+
+
+def test_slides_keep_raised_text_formulas_and_merged_cells_apart(save: Save) -> None:
+    def said(text: str, more: str = "") -> str:
+        return f"<a:r><a:rPr {more}/><a:t>{text}</a:t></a:r>"
+
+    def cell(text: str, more: str = "") -> str:
+        return f"<a:tc {more}><a:txBody><a:p>{said(text)}</a:p></a:txBody></a:tc>"
+
+    raised, lowered = said("6", 'baseline="30000"'), said("2", 'baseline="-25000"')
+    half = (
+        "<m:f xmlns:m='http://schemas.openxmlformats.org/officeDocument/2006/math'>"
+        "<m:num><m:t>1</m:t></m:num><m:den><m:t>2</m:t></m:den></m:f>"
+    )
+    struck = said("50", 'strike="sngStrike"')
+    rows = (
+        cell("wide", 'gridSpan="2"') + cell("", 'hMerge="1"'),
+        cell("tall", 'rowSpan="2"') + cell("1"),
+        cell("", 'vMerge="1"') + cell("2"),
+    )
+    table = "".join(f"<a:tr>{row}</a:tr>" for row in rows)
+    parts = parts_of(deck())
+    parts["ppt/slides/slide1.xml"] = _slide(
+        f"<a:p>{said('10')}{raised}{said(' H')}{lowered}{said('O ')}{struck} {half}</a:p>"
+        f"<a:tbl>{table}</a:tbl>"
+    ).encode()
+    read = read_document(save("a.pptx", packed(parts))).text
+    assert read.endswith("10^6 H_(2)O ~~50~~ (1)/(2)\nwide | wide\ntall | 1\ntall | 2")
 
 
 def test_workbook(save: Save) -> None:
