@@ -148,8 +148,8 @@ class PandocText:
         texts = [self._inline(each) for each in inlines]
         for at in range(len(texts) - 1):
             mark = _MARKED.get(inlines[at]["t"])
-            if mark and texts[at][:1] == mark != texts[at][1:2] and texts[at + 1][:1].isalnum():
-                texts[at] = f"{mark}({texts[at][1:].strip('()')})"
+            if mark and re.fullmatch(r"[\^_]\w*(\d\d|[^\W\d]{2})", texts[at] + texts[at + 1][:1]):
+                texts[at] = f"{mark}({texts[at][1:]})"
         return "".join(texts)
 
     def _inline(self, inline: Node) -> str:

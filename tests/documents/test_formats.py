@@ -211,7 +211,7 @@ def test_opendocument_raised_lowered_struck_and_hidden_text(save: Save) -> None:
         f"{spans['off'].format('no')}"
     )
     content = opendocument(f"<office:text><text:p>{said}</text:p></office:text>", styles)
-    assert read_document(save("a.odt", content)).text == "10^6 H_(2)O ~~50~~ 40"
+    assert read_document(save("a.odt", content)).text == "10^6 H_2O ~~50~~ 40"
 
 
 def test_opendocument_cells_over_several_rows_or_columns_stand_in_each(save: Save) -> None:
@@ -352,7 +352,7 @@ def test_slides_keep_raised_text_formulas_and_merged_cells_apart(save: Save) -> 
         f"<a:tbl>{table}</a:tbl>"
     ).encode()
     read = read_document(save("a.pptx", packed(parts))).text
-    assert read.endswith("10^6 H_(2)O ~~50~~ (1)/(2)\nwide | wide\ntall | 1\ntall | 2")
+    assert read.endswith("10^6 H_2O ~~50~~ (1)/(2)\nwide | wide\ntall | 1\ntall | 2")
 
 
 def test_workbook(save: Save) -> None:
@@ -362,10 +362,45 @@ def test_workbook(save: Save) -> None:
 
 def test_rich_text(save: Save) -> None:
     read = read_document(save("a.rtf", RICH_TEXT))
-    assert read.text.split("\n") == ["Caf\u00e9 \u20ac 5.", "a | b", "c | d", "end", ""]
-    assert read.not_read == ("1 picture", "1 footnote")
+    assert read.text.split("\n") == [
+        "Caf\u00e9 \u20ac 5. [Note: Small.]", "a | b", "c | d", "", "end",
+    ]  # fmt: skip
+    assert read.not_read == ("1 picture",)
     beyond = rb"{\rtf1 Otto \u-10179?\u-8704? paid.}"
     assert read_document(save("b.rtf", beyond)).text == "Otto \U0001f600 paid."
+
+
+def rich(save: Save, inside: bytes) -> str:
+    return read_document(save("a.rtf", rb"{\rtf1\ansi\ansicpg1251 " + inside + b"}")).text
+
+
+def test_rich_text_in_the_encoding_of_its_font(save: Save) -> None:
+    sets = enumerate((204, 161, 128, 0))
+    fonts = b"".join(b"{\\f%d\\fcharset%d A;}" % each for each in sets)
+    text = (
+        rb"\f0 \'cf\'f0\'e8\'e2\'e5\'f2 {\f1 \'c1\'e1}{\f2\'82\'a0\'83A} {\f3\'cf}"
+        rb" \uc2\u8364\'80\'80x"
+    )
+    assert rich(save, rb"{\fonttbl" + fonts + b"}" + text) == (
+        "\u041f\u0440\u0438\u0432\u0435\u0442 \u0391\u03b1\u3042\u30a2 \u041f \u20acx"
+    )
+
+
+def test_rich_text_raised_lowered_struck_and_hidden(save: Save) -> None:
+    text = (
+        rb"10{\super 6} H{\sub 2}O {\strike 5\'30} 40{\v no}{\deleted no} 1990{\up6 3}.\par"
+        rb"{\*\bkmkstart x}{\field{\*\fldinst HYPERLINK no}{\fldrslt link}} \{b\}\bin4 no{}!"
+    )
+    assert rich(save, text) == "10^6 H_2O ~~50~~ 40 1990^3.\nlink {b}!"
+
+
+def test_rich_text_headers_comments_lists_and_empty_cells(save: Save) -> None:
+    text = (
+        rb"{\header Head\par}{\footerf Foot}{\listtext 1.\tab}one{\*\annotation Why?\par So.}\par"
+        rb"\trowd\cellx1\cellx2\pard\intbl a\cell\cell\row\intbl c\cell d\par e\cell\row"
+        rb"\pard\par after"
+    )
+    assert rich(save, text) == ("Head\n1. one [Comment: Why? So.]\na |\nc | d e\n\nafter\nFoot")
 
 
 def test_mail(save: Save) -> None:

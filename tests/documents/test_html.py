@@ -70,7 +70,7 @@ def test_html_raised_text_keeps_its_numbers_apart(save: Save) -> None:
         "10<sup>6</sup> units, H<sub>2</sub>O, a<sub>1</sub>2, x<sup>n+1</sup>, "
         "in 1990<sup><a href='#f'>3</a></sup>."
     )
-    assert html(save, markup) == "10^6 units, H_(2)O, a_(1)2, x^(n+1), in 1990[3]."
+    assert html(save, markup) == "10^6 units, H_2O, a_(1)2, x^(n+1), in 1990[3]."
 
 
 def test_html_formulas_are_tex(save: Save) -> None:
