@@ -67,6 +67,9 @@ class PandocText:
             case "CodeBlock":
                 self.tracker.add_characters(len(content[1]))
                 return str(content[1])
+            case "RawBlock" if content[0] != "html":
+                self.tracker.add_characters(len(content[1]))
+                return str(content[1])
             case "LineBlock":
                 return "\n".join(map(self._paragraph, content))
             case "BlockQuote":

@@ -1,12 +1,15 @@
 """Books, slides, workbooks, OpenDocument, rich text and mail: what is read, and in which order."""
 
+import contextlib
 import io
+import json
 import zipfile
 from collections.abc import Mapping
 
 import pytest
 
 from kvlite.documents import read_document
+from kvlite.errors import DocumentError
 
 from .files import Save, refusal
 
@@ -401,6 +404,42 @@ def test_rich_text_headers_comments_lists_and_empty_cells(save: Save) -> None:
         rb"\pard\par after"
     )
     assert rich(save, text) == ("Head\n1. one [Comment: Why? So.]\na |\nc | d e\n\nafter\nFoot")
+
+
+def test_fictionbook(save: Save) -> None:
+    content = (
+        '<?xml version="1.0" encoding="windows-1251"?><FictionBook '
+        'xmlns="http://www.gribuser.ru/xml/fictionbook/2.0" xmlns:l="http://www.w3.org/1999/xlink">'
+        "<description>no</description><body><section><title><p>\u0420\u0435\u043a\u0430</p></title>"
+        "<p>It begins<a l:href='#n1' type='note'>1</a> 10<sup>6</sup> <strikethrough>50"
+        "</strikethrough>.</p><table><tr><td>cell</td></tr></table></section></body>"
+        "<body name='notes'><section id='n1'><p>Small.</p></section></body>"
+        "<binary id='i'>AAAA</binary></FictionBook>"
+    )
+    assert read_document(save("a.fb2", content.encode("cp1251"))).text == (
+        "\u0420\u0435\u043a\u0430\n\nIt begins [Note: Small.] 10^6 ~~50~~.\n\n"
+        "Also in this file:\ncell"
+    )
+    secret = save("secret.txt", "secret")
+    outer = f'<!DOCTYPE FictionBook [<!ENTITY x SYSTEM "file://{secret}">]>'
+    entity = outer + "<FictionBook><body><section><p>a &x; b</p></section></body></FictionBook>"
+    with contextlib.suppress(DocumentError):
+        assert "secret" not in read_document(save("b.fb2", entity)).text
+    assert "is damaged or no FictionBook" in refusal(save("c.fb2", "words"))
+
+
+def test_notebook(save: Save) -> None:
+    def cell(kind: str, source: str, **more: object) -> dict[str, object]:
+        return {"cell_type": kind, "metadata": {}, "source": [source], **more}
+
+    result = {"output_type": "stream", "name": "stdout", "text": ["hello\n"]}
+    code = cell("code", "if x:\n    print('hello')", execution_count=1, outputs=[result])
+    cells = [cell("markdown", "# Title\nwords"), code, cell("raw", "as it is")]
+    content = {"cells": cells, "metadata": {}, "nbformat": 4, "nbformat_minor": 4}
+    assert read_document(save("a.ipynb", json.dumps(content))).text == (
+        "Title\n\nwords\n\nif x:\n    print('hello')\n\nhello\n\n\nas it is"
+    )
+    assert "is damaged or no Jupyter notebook" in refusal(save("b.ipynb", "words"))
 
 
 def test_mail(save: Save) -> None:
