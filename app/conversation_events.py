@@ -27,7 +27,7 @@ from .layout import (
 )
 from .sidebar_events import listing_of
 from .tabs import Tabs, owner_of
-from .views.history import History, answered
+from .views.history import History, answering
 from .views.status import sentence_html, status_html
 
 # The temperature of another answer where the settings leave nothing to chance.
@@ -215,7 +215,7 @@ class ConversationEvents:
                 return
             if shown.title != title:
                 title, above = shown.title, view.history.messages
-            coming = [answered(shown.text)] if shown.text and work.request.answered else []
+            coming = answering(shown) if work.request.answered else []
             yield {self.parts.chat: [*above, *coming], self.parts.status: status_html(shown)}
 
     def ended(

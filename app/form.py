@@ -10,7 +10,7 @@ from kvlite.config.environment import read_text
 from kvlite.config.settings import OPTIONS, Settings, checked, flag_of
 from kvlite.errors import SettingError
 from kvlite.methods import METHODS
-from kvlite.web.openai_client import FIELDS
+from kvlite.web.openai_client import FIELDS, REASONS
 
 from .words import WORDS
 
@@ -27,11 +27,12 @@ FOLDED: dict[str, tuple[str, ...]] = {
     ),
     "Answer": (
         *("top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty"),
-        *("frequency_penalty", "logit_bias", "seed", "speculate", "stop", "schema"),
+        *("thinking", "reasoning_budget", "frequency_penalty", "logit_bias", "seed", "speculate"),
+        *("stop", "schema"),
     ),
 }
 # What a server is told.
-_SERVED = ("model", "system", "logit_bias", "schema", *FIELDS)
+_SERVED = ("model", "system", "logit_bias", "schema", *FIELDS, *REASONS)
 
 
 @dataclass(frozen=True)

@@ -93,6 +93,15 @@ WORDS: dict[str, tuple[str, str]] = {
         "Longest answer",
         "in tokens, of which a page of text has about 500; auto goes on until the model ends it",
     ),
+    "thinking": (
+        "Thinking",
+        "whether models that can do both think before they answer; auto is as the model does it by "
+        "itself",
+    ),
+    "reasoning_budget": (
+        "Longest thinking",
+        "in tokens, after which the answer begins; empty is no limit",
+    ),
     "temperature": ("Temperature", "0 always takes the likeliest token; above it, answers vary"),
     "top_k": ("Top k", "draws from so many of the likeliest tokens; 0 is all of them"),
     "top_p": ("Top p", "draws from the likeliest tokens that come to this probability together"),

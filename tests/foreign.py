@@ -13,6 +13,7 @@ class Foreign(ThreadingHTTPServer):
 
     Attributes:
         asked: bodies of requests.
+        deltas: what it says instead, if anything.
         left: set once the client that said "hold on", and got no answer, has gone.
     """
 
@@ -21,6 +22,7 @@ class Foreign(ThreadingHTTPServer):
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
         self.asked = list[dict[str, Any]]()
+        self.deltas = list[dict[str, Any]]()
         self.left = threading.Event()
 
     @property
@@ -49,7 +51,10 @@ class Handler(BaseHTTPRequestHandler):
         self._begin()
         last = said.replace("\n", " ").split(" ")[-1]
         for text in (f"{body['model']} heard ", f"{len(body['messages'])}: {last}"):
-            self._say({"choices": [{"delta": {"content": text}}]})
+            if not self.server.deltas:
+                self._say({"choices": [{"delta": {"content": text}}]})
+        for delta in self.server.deltas:
+            self._say({"choices": [{"delta": delta}]})
         self._say({"choices": [{"delta": {}, "finish_reason": "length"}]})
 
     def _begin(self) -> None:

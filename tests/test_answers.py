@@ -127,6 +127,10 @@ def gathered(parts: Sequence[Part]) -> tuple[str, str, list[Any]]:
 
 @pytest.fixture(scope="module")
 def forms(smollm: Runner) -> dict[str, tuple[Any, AnswerForm, Vocabulary]]:
+    return all_forms(smollm)
+
+
+def all_forms(smollm: Runner) -> dict[str, tuple[Any, AnswerForm, Vocabulary]]:
     """A tokenizer, the form that is read off its template, and its vocabulary."""
     made = {}
     for name in TEMPLATES:

@@ -269,8 +269,7 @@ def test_where_the_configuration_lies(
 
 
 def test_every_setting_can_be_saved(profiles: Profiles) -> None:
-    values = {
-        name: getattr(Settings(seed=1, chunk=5, max_new_tokens=6, reasoning_budget=7), name)
-        for name in OPTIONS
-    }
+    given: dict[str, Any] = {"seed": 1, "chunk": 5, "max_new_tokens": 6, "reserve_tokens": 64}
+    settings = Settings(**given, reasoning_budget=7)
+    values = {name: getattr(settings, name) for name in OPTIONS}
     assert profiles.save("all", values) == profiles.read("all")

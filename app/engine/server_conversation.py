@@ -66,7 +66,8 @@ class ServerConversation(OpenConversation[ServerTalk]):
         for answer in begin(work.callbacks):
             if not first_s:
                 first_s = time.monotonic() - started
-            work.show(title="", text=answer.text)
+            thought = {"reasoning": answer.reasoning, "reasoning_tokens": answer.reasoning_tokens}
+            work.show(title="", text=answer.text, **thought)
         if answer is None:
             return
         said = _stored(self.session.said.turns)
@@ -105,7 +106,8 @@ def _stored(turns: tuple[Turn, ...]) -> list[StoredMessage]:
     for turn in turns:
         names = tuple(document.name for document in turn.message.documents)
         found.append(StoredMessage("user", turn.message.text, names))
-        found.append(StoredMessage("assistant", turn.answer))
+        thought = turn.reasoning, turn.reasoning_tokens
+        found.append(StoredMessage("assistant", turn.answer, (), *thought))
     return found
 
 

@@ -186,7 +186,8 @@ class Service:
 
         def task(now: Opened, work: Work) -> None:
             begin = now.session.continue_answer()
-            work.show(text=now.record.said[-1].text)
+            last = now.record.said[-1]
+            work.show(text=last.text, reasoning=last.reasoning)
             now.answer(work, begin)
 
         above = max(0, len(self.record(owner, id).said) - 1)

@@ -19,11 +19,14 @@ _NAME = 48
 
 @dataclass
 class StoredMessage:
-    """A message as it was typed or answered, and the names of documents that came before it."""
+    """A message as it was typed or answered, the names of documents that came before it, and what
+    was thought before an answer."""
 
     role: str
     text: str
     documents: tuple[str, ...] = ()
+    reasoning: str = ""
+    reasoning_tokens: int = 0
 
 
 @dataclass
@@ -134,16 +137,18 @@ def first_words(text: str) -> str:
 
 
 def keys_of(said: Sequence[StoredMessage]) -> list[str]:
-    """For each message, the key of its account: a hash of the message and all before it."""
+    """For each message, the key of its account: a hash of the message and all before it. Reasoning
+    tells answers apart that have none yet."""
     found, before = [], ""
     for each in said:
-        plain = json.dumps([before, each.role, each.text, each.documents])
+        thought = [] if each.text or not each.reasoning else [each.reasoning]
+        plain = json.dumps([before, each.role, each.text, each.documents, *thought])
         before = sha256(plain.encode()).hexdigest()[:16]
         found.append(before)
     return found
 
 
-def said_in(session: Session, messages: Sequence[dict[str, str]]) -> list[StoredMessage]:
+def said_in(session: Session, messages: Sequence[dict[str, Any]]) -> list[StoredMessage]:
     """Messages of a conversation as people see them: the user's as they were typed."""
     typed, found = iter(session.typed(messages)), []
     for each in messages:
@@ -152,7 +157,8 @@ def said_in(session: Session, messages: Sequence[dict[str, str]]) -> list[Stored
             names = tuple(document.name for document in message.documents)
             found.append(StoredMessage("user", message.text, names))
         else:
-            found.append(StoredMessage("assistant", each["content"]))
+            thought = each.get("reasoning_content", ""), each.get("reasoning_tokens", 0)
+            found.append(StoredMessage("assistant", each["content"], (), *thought))
     return found
 
 

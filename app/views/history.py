@@ -4,6 +4,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from kvlite.conversation.message import counted_tokens, thought_for
+from kvlite.web.work import Shown
+
 from ..storage.record import Record, StoredMessage, keys_of
 from ..storage.store import ConversationStore
 from .markdown import formulas, sanitized
@@ -52,7 +55,7 @@ def history(
             number += 1
             shown.add(_question(said.text, said.documents), number)
         else:
-            shown.add(_answer(said.text, store.account(record.id, key)), number, key)
+            shown.add(_answer(said, store.account(record.id, key)), number, key)
     if record.draft:
         shown.add(_question(record.draft, record.waiting), number + 1)
         return shown
@@ -80,15 +83,34 @@ def _question(text: str, documents: Sequence[str]) -> list[Message]:
     return [*about, {"role": "user", "content": sanitized(text)}]
 
 
-def _answer(text: str, account: Mapping[str, Any]) -> list[Message]:
+def _answer(said: StoredMessage, account: Mapping[str, Any]) -> list[Message]:
+    shown = thoughts(said.reasoning, said.reasoning_tokens)
+    if said.text or not shown:  # it may have been cut while it was thought
+        shown.append(answered(said.text))
     if not account:
-        return [answered(text)]
+        return shown
     sources = [
         sanitized(f"{each['document']}, {each['where']}: \u201c{each['text']}\u201d")
         for each in account.get("sources", ())
     ]
     facts = [f"{name}: {value}" for name, value in account.get("facts", ())] or account["told"]
-    return [answered(text), _notice(account["brief"], "\n\n".join([*sources, "  \n".join(facts)]))]
+    return [*shown, _notice(account["brief"], "\n\n".join([*sources, "  \n".join(facts)]))]
+
+
+def thoughts(reasoning: str, tokens: int, *, lasts: bool = False) -> list[Message]:
+    """What was thought before an answer, folded, while it `lasts` or afterwards; nothing if nothing
+    was."""
+    if not reasoning:
+        return []
+    title = f"Thinking\u2026 {counted_tokens(tokens)}" if lasts else thought_for(tokens)
+    return [_notice(title, sanitized(formulas(reasoning)))]
+
+
+def answering(shown: Shown) -> list[Message]:
+    """What there is of an answer that comes."""
+    lasts = not shown.text
+    thought = thoughts(shown.reasoning, shown.reasoning_tokens, lasts=lasts)
+    return [*thought, answered(shown.text)] if shown.text else thought
 
 
 def answered(text: str) -> Message:

@@ -41,7 +41,8 @@ def _doing(shown: Shown) -> str:
         speed = shown.metrics.decode_tokens_per_s
         count = shown.metrics.generated_tokens
         told = f"{count:,} token{'s' * (count != 1)}"
-        return f'<p class="doing">Answering: {told}{f", {speed:.1f} a second" if speed else ""}</p>'
+        doing = "Answering" if shown.text or not shown.reasoning else "Thinking"
+        return f'<p class="doing">{doing}: {told}{f", {speed:.1f} a second" if speed else ""}</p>'
     told = escape(shown.title)
     if shown.total:
         told += f" · {shown.done / shown.total:.0%}"

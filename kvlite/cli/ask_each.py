@@ -10,9 +10,10 @@ from rich.console import Console
 
 from kvlite.cli import BAD_INPUT, INTERRUPTED
 from kvlite.cli.console import print_json, write
-from kvlite.cli.screen import print_account, reading, sources_json
+from kvlite.cli.screen import answer_json, print_account, reading, sources_json
 from kvlite.cli.word_wrap import word_wrapped
 from kvlite.config.resolve import Resolved
+from kvlite.conversation.message import thought_for
 from kvlite.documents.names import is_written_like_a_file, may_be_file
 from kvlite.errors import KvliteError, SettingError, sentence
 from kvlite.model.chat_template import asked_of, question_about
@@ -76,6 +77,7 @@ class _Answer:
 
     question: str
     text: str = ""
+    reasoning: str = ""
     last: "Piece | None" = None
     error: str = ""
 
@@ -92,6 +94,9 @@ class _Answer:
         if self.error:
             how.screen.print(f"kvlite: {self.error}")
         elif self.last is not None:
+            if self.reasoning:
+                thought = thought_for(self.last.metrics.reasoning_tokens)
+                how.screen.print(thought, style="dim")
             _write(self.text)
             print_account(self.last, how.screen, sources=how.sources)
 
@@ -99,7 +104,8 @@ class _Answer:
         made: dict[str, Any] = {"question": self.question}
         if self.last is not None:
             metrics = self.last.metrics.to_json()
-            made |= {"answer": self.text, **sources_json(self.last), **metrics}
+            said = answer_json(self.text, self.reasoning)
+            made |= {**said, **sources_json(self.last), **metrics}
         return made | ({"error": self.error} if self.error else {})
 
 
@@ -130,6 +136,7 @@ def answer_each(talk: "Conversation", questions: Sequence[str], how: Printing) -
                     bar.close()
                     status.start()
                     answer.text, answer.last = answer.text + heard.text, heard
+                    answer.reasoning += heard.reasoning
                 show()
         finally:
             status.stop()

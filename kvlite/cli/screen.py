@@ -16,6 +16,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 
 from kvlite.cli import TERMINATED
 from kvlite.cli.console import Screen, print_json, write
+from kvlite.cli.thinking import ThinkingLine
 from kvlite.cli.word_wrap import WordWrap, part_wrapped
 from kvlite.conversation.endings import cut
 from kvlite.engine.callbacks import Callbacks
@@ -107,22 +108,24 @@ def reading(screen: Console, title: str = "Reading") -> Iterator[tuple[ReadingBa
 def print_answer(
     begin: "Begin", screen: Console, as_json: bool, *, account: bool = True, sources: bool = False
 ) -> "GenerationMetrics":
-    """Print an answer as it comes; after text, a line on the screen says what it was made from,
-    unless `account` is False, and others which passages it came from: the best one, or if `sources`
-    all that are known."""
+    """Print an answer as it comes; unless `account` is False, a line on the screen stands for its
+    reasoning, and after text another says what it was made from, and others which passages it came
+    from: the best one, or if `sources` all that are known."""
     pieces, wrap = [], WordWrap() if sys.stdout.isatty() else None
-    with reading(screen) as (bar, callbacks):
+    folds = account and not as_json
+    with reading(screen) as (bar, callbacks), ThinkingLine(screen, folds=folds) as thinking:
         for piece in begin(callbacks):
             bar.close()
             pieces.append(piece)
+            thinking.hear(piece.reasoning, piece.text, piece.metrics.reasoning_tokens)
             if not as_json:
                 write(piece.text if wrap is None else wrap.push(piece.text))
     metrics = pieces[-1].metrics
     if as_json:
-        answer = "".join(piece.text for piece in pieces)
-        print_json(
-            {"answer": answer, **sources_json(pieces[-1]), **metrics.to_json()}, readable=True
+        said = answer_json(
+            "".join(piece.text for piece in pieces), "".join(piece.reasoning for piece in pieces)
         )
+        print_json({**said, **sources_json(pieces[-1]), **metrics.to_json()}, readable=True)
         return metrics
     write(f"{'' if wrap is None else wrap.flush()}\n")
     if account:
@@ -145,6 +148,11 @@ def source_lines(sources: "Sequence[Source]", *, whole: bool) -> list[str]:
     if whole:
         return [f"{number}. {each.line()}" for number, each in enumerate(sources, 1)]
     return [f"From {each.line(QUOTED)}" for each in sources[:1]]
+
+
+def answer_json(text: str, reasoning: str) -> dict[str, Any]:
+    """An answer, and what was thought before it, if anything was."""
+    return {"answer": text} | ({"reasoning": reasoning} if reasoning else {})
 
 
 def sources_json(last: "Piece") -> dict[str, Any]:

@@ -8,7 +8,8 @@ from rich.console import Console
 
 from kvlite.cli import BAD_INPUT, INTERRUPTED
 from kvlite.cli.console import print_json, write
-from kvlite.cli.screen import reading
+from kvlite.cli.screen import answer_json, reading
+from kvlite.cli.thinking import ThinkingLine
 from kvlite.config.resolve import Resolved
 from kvlite.config.settings import flag_of
 from kvlite.documents import Document
@@ -81,11 +82,12 @@ def _require_heard(client: OpenAIClient, resolved: Resolved) -> None:
 
 def print_served(begin: Begin, screen: Console, *, as_json: bool) -> ServerAnswer:
     """Print an answer as it comes, and what it cost; say so if it was stopped before it came."""
-    answer, shown = ServerAnswer(), 0
+    answer, shown, thinking = ServerAnswer(), 0, ThinkingLine(screen, folds=not as_json)
     try:
-        with reading(screen) as (bar, callbacks):
+        with reading(screen) as (bar, callbacks), thinking:
             for answer in begin(callbacks):
                 bar.close()
+                thinking.hear(answer.reasoning, answer.text, answer.reasoning_tokens)
                 if not as_json:
                     write(answer.text[shown:])
                     shown = len(answer.text)
@@ -93,7 +95,8 @@ def print_served(begin: Begin, screen: Console, *, as_json: bool) -> ServerAnswe
         screen.print("Stopped; nothing was answered.")
         return ServerAnswer(finish_reason="interrupted")
     if as_json:
-        print_json({"answer": answer.text, **_plain(answer)}, readable=True)
+        said = answer_json(answer.text, answer.reasoning)
+        print_json({**said, **_plain(answer)}, readable=True)
     else:
         write("\n")
         screen.print(answer.line(), style="dim")

@@ -150,7 +150,7 @@ class AnswerBatch:
         for index, (text, settings) in enumerate(questions, first):
             try:
                 own = talk.config.after_load(settings)
-                ids = talk.message_ids(text, self.callbacks.cancel)
+                ids = talk.message_ids(text, own.settings, self.callbacks.cancel)
             except Stopped:
                 raise
             except KvliteError as error:
@@ -210,7 +210,7 @@ class AnswerBatch:
         with held(talk.busy):
             own = source.branched()
         turn = own.next_turn(question.ids, config, plan=source.plans.get(length))
-        turn.note(talk.not_read(question.text))
+        turn.note(talk.notes_on(question.text, config.settings))
         own.cache.queries = watched(talk.model.shape) if talk.documents else {}
         own.read(turn, self.callbacks)
         taken = own.cache.nbytes + (0 if turn.store is None else turn.store.index_bytes)

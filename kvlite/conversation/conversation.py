@@ -24,7 +24,7 @@ from kvlite.engine.callbacks import NO_CALLBACKS, Callbacks, Progress
 from kvlite.errors import KvliteError, SettingError
 from kvlite.memory.oom import OOMPolicy
 from kvlite.methods.engine_config import EngineConfig, require_meanings
-from kvlite.model.answers.thinking import thinking_variables
+from kvlite.model.answers.thinking import NO_SWITCH, thinking_variables
 from kvlite.model.chat_template import all_of, certain, goes_on, said_tokens, text_tokens
 from kvlite.model.load import LoadedModel
 from kvlite.model.text_limit import tokenized
@@ -60,6 +60,7 @@ class Conversation:
         self.context = Context(model)
         self.documents: tuple[Document, ...] = ()
         self.history = History(self.context)
+        self._thinking = "auto"
 
     @property
     def settings(self) -> Settings:
@@ -150,7 +151,7 @@ class Conversation:
         if self._branch.prefilled_ids:
             raise SettingError("something was read ahead already: say what goes on from it")
         self.context.end_step(self.config)
-        ahead = certain(partial(self._said, cancel=callbacks.cancel), text)
+        ahead = certain(partial(self._said, self.settings, cancel=callbacks.cancel), text)
         if not ahead:
             return False
         turn = self.history.next_turn([*self._unread, *ahead], self.config, answers=False)
@@ -281,7 +282,7 @@ class Conversation:
         require_text(text)
         number = self._branch.require(number)
         start = self._branch.nodes[number - 1].start
-        ids = self._said(text, at=start, cancel=callbacks.cancel)
+        ids = self._said(chosen.settings, text, at=start, cancel=callbacks.cancel)
         if start.prefill_start is not None and not goes_on(ids, start.prefilled_ids):
             start = start.prefill_start
         self.history.seek(number - 1, start, chosen, callbacks)
@@ -346,8 +347,9 @@ class Conversation:
     def _stream(self, text: str, callbacks: Callbacks, chosen: EngineConfig) -> Iterator[Piece]:
         require_text(text)
         self.context.end_step(chosen)
-        turn = self.history.next_turn(self.message_ids(text, callbacks.cancel), chosen)
-        turn.note(self.not_read(text))
+        ids = self.message_ids(text, chosen.settings, callbacks.cancel)
+        turn = self.history.next_turn(ids, chosen)
+        turn.note(self.notes_on(text, chosen.settings))
         self.cache.queries = watched(self.model.shape) if self.documents else {}
         start = self.history.next_start(chosen)
         self.history.read(turn, callbacks, start)
@@ -355,12 +357,13 @@ class Conversation:
         yield from self._answered(self.history.say(start, text), turn, callbacks.cancel)
 
     def _answered(self, node: Node, turn: Turn, cancel: Event | None) -> Iterator[Piece]:
-        said, opened = self.history.said, bool(node.reasoning and not node.answer)
+        said = self.history.said
         pieces = self.context.answer(turn, ignore_eos=False, cancel=cancel)
-        for piece in turn.in_words(pieces, opened=opened):
+        for piece in turn.in_words(pieces):
             node.answer += piece.text
             node.reasoning += piece.reasoning
-            yield with_sources(piece, self.context, said, self.documents, self.settings)
+            node.reasoning_tokens = piece.metrics.reasoning_tokens
+            yield with_sources(piece, self.context, said, self.documents, turn.settings)
 
     @property
     def _unread(self) -> list[int]:
@@ -371,7 +374,12 @@ class Conversation:
         return [token for token in pending if not templated or token not in ends]
 
     def _said(
-        self, text: str, *, at: Checkpoint | None = None, cancel: Event | None = None
+        self,
+        settings: Settings,
+        text: str,
+        *,
+        at: Checkpoint | None = None,
+        cancel: Event | None = None,
     ) -> list[int]:
         """The tokens of a user message, said at a checkpoint or (None) now."""
         branch = self._branch
@@ -385,8 +393,8 @@ class Conversation:
             text,
             opening=opening,
             first=first,
-            system=self.settings.system,
-            variables=thinking_variables(self.settings.thinking),
+            system=settings.system,
+            variables=thinking_variables(settings.thinking),
         )
         return self._tokenized(encode, text, cancel)
 
@@ -395,14 +403,19 @@ class Conversation:
     ) -> list[int]:
         return tokenized(encode, self.model.tokenizer, text, self.model.shape.max_context, cancel)
 
-    def not_read(self, text: str) -> tuple[str, ...]:
-        """Notes on the documents in a message that could not be read whole."""
-        return tuple(each.note for each in self.documents if each.note and all_of([each]) in text)
+    def notes_on(self, text: str, settings: Settings) -> tuple[str, ...]:
+        """Notes on the documents in a message that could not be read whole; and once on `thinking`
+        where it changes nothing."""
+        documents = (each for each in self.documents if each.note and all_of([each]) in text)
+        thinking, former = settings.thinking, self._thinking
+        self._thinking = thinking
+        unheard = thinking not in ("auto", former) and not self.model.has_switch
+        return (*(each.note for each in documents), *([NO_SWITCH.format(thinking)] * unheard))
 
-    def message_ids(self, text: str, cancel: Event | None) -> list[int]:
+    def message_ids(self, text: str, settings: Settings, cancel: Event | None) -> list[int]:
         """The tokens to read if `text` is said now: what is pending of the last answer, and of the
         message what has not been read ahead. Errors are those of `stream`."""
-        ids, ahead = self._said(text, cancel=cancel), self._branch.prefilled_ids
+        ids, ahead = self._said(settings, text, cancel=cancel), self._branch.prefilled_ids
         if not ids:
             raise SettingError("there is nothing to answer: say something")
         if not goes_on(ids, ahead):

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from kvlite.config.arguments import whole_number
 from kvlite.conversation.checkpoint import Checkpoint
@@ -11,7 +12,7 @@ from kvlite.engine.callbacks import Callbacks
 from kvlite.errors import SettingError
 from kvlite.methods.engine_config import EngineConfig
 
-Message = dict[str, str]
+Message = dict[str, Any]
 
 
 @dataclass(eq=False)
@@ -29,6 +30,7 @@ class Node:
     prompt_end: int
     answer: str = ""
     reasoning: str = ""
+    reasoning_tokens: int = 0
 
 
 @dataclass
@@ -67,9 +69,10 @@ class Branch:
         """Role and content of messages and answers, in order."""
         made = list[Message]()
         for node in self.nodes:
-            answer = {"role": "assistant", "content": node.answer}
+            answer: Message = {"role": "assistant", "content": node.answer}
             if node.reasoning:
                 answer["reasoning_content"] = node.reasoning
+                answer["reasoning_tokens"] = node.reasoning_tokens
             made += [{"role": "user", "content": node.text}, answer]
         return made
 
@@ -250,7 +253,9 @@ class History:
                 "an answer by a schema cannot go on where it was cut: answer it again, with more "
                 "tokens"
             )
+        said = len(self.context.token_ids) + len(pending)
         turn = self.next_turn(pending, config)
+        turn.go_on(max(0, said - self.branch.nodes[-1].prompt_end))
         self.read(turn, callbacks)
         return turn
 

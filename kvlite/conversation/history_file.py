@@ -125,13 +125,16 @@ def _branch_from(plain: Plain, starts: list[Checkpoint]) -> Branch:
     if [role for role, _ in said] != ["user", "assistant"] * len(plain["said"]):
         raise ValueError("messages come in pairs")
     texts, tip = [text for _, text in said], None
-    reasoning = [str(each.get("reasoning_content", "")) for each in plain["messages"][1::2]]
-    ends = zip(plain["said"], _ids(plain["read"]), texts[::2], texts[1::2], reasoning, strict=True)
+    thoughts = [
+        (str(each.get("reasoning_content", "")), _whole(each.get("reasoning_tokens", 0)))
+        for each in plain["messages"][1::2]
+    ]
+    ends = zip(plain["said"], _ids(plain["read"]), texts[::2], texts[1::2], thoughts, strict=True)
     for number, (index, end, text, answer, thought) in enumerate(ends):
         start = starts[_whole(index)]
         if start.number != number:
             raise ValueError(index)
-        tip = Node(tip, start, text, end, answer, thought)
+        tip = Node(tip, start, text, end, answer, *thought)
     return Branch(
         tip,
         _whole(plain["sealed"]),

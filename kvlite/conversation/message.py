@@ -33,3 +33,13 @@ def numbered(messages: Sequence[Message], number: int | None) -> tuple[int, Mess
     if not 1 <= number <= len(messages):
         raise SettingError(f"there is no message {number}: give 1 to {len(messages)}")
     return number, messages[number - 1]
+
+
+def counted_tokens(count: int) -> str:
+    """So many tokens, in words."""
+    return f"{count:,} token{'s' * (count != 1)}"
+
+
+def thought_for(tokens: int) -> str:
+    """What stands for the reasoning before an answer."""
+    return f"Thought for {counted_tokens(tokens)}"

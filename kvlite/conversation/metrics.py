@@ -47,7 +47,8 @@ class GenerationMetrics:
         recalled_bytes: entries brought back into the cache for this answer.
         recall_hit_rate: the share of wanted entries that were in the cache already; None if no
             token looked for any.
-        reasoning_tokens: tokens of the answer that are reasoning; known when it has ended.
+        reasoning_tokens: tokens of the answer that are reasoning, those before it was continued
+            included.
         decode_steps: passes through the model for what was generated, of one token or several.
         proposed_tokens, accepted_tokens: tokens that went through ahead, and those that then came.
         no_speculation: why none were proposed, or none any more; empty if they may be.

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from kvlite.config.settings import Settings
 from kvlite.conversation.metrics import Piece
+from kvlite.engine.detokenizer import AnswerText
 from kvlite.engine.grammar import Grammar
 from kvlite.model.answers.grammar import answer_grammar
 from kvlite.model.answers.reader import AnswerReader
@@ -14,44 +15,63 @@ from kvlite.model.load import LoadedModel
 
 
 def with_reasoning(
-    pieces: Iterable[Piece], model: LoadedModel, ids: Sequence[int], *, opened: bool = False
+    pieces: Iterable[Piece], model: LoadedModel, ids: Sequence[int], begun: int = 0
 ) -> Iterator[Piece]:
     """Pieces of one answer, with what is reasoning in its own place.
 
     Args:
-        ids: the prompt, which may begin reasoning.
-        opened: the answer goes on within reasoning.
+        ids: the prompt, which may begin reasoning, and what there is of the answer.
+        begun: how many of them are the answer's, which goes on.
     """
-    form = model.answer_form
-    if form.reasoning is None:
+    if model.answer_form.reasoning is None:
         yield from pieces
         return
-    opened = opened or opens_reasoning(form, model.tokenizer, ids)
-    reader, count = AnswerReader(form, reasoning=opened), 0
+    reader, count = _read(model, ids, begun)
     for piece in pieces:
         count += reader.is_reasoning
         parts = reader.push(piece.raw)
-        metrics = piece.metrics
-        if metrics.finish_reason is not None:
+        if piece.metrics.finish_reason is not None:
             parts += reader.flush()
-            metrics = replace(metrics, reasoning_tokens=count)
         text = "".join(part.text for part in parts if part.kind == "text")
         reasoning = "".join(part.text for part in parts if part.kind == "reasoning")
+        metrics = replace(piece.metrics, reasoning_tokens=count)
         yield replace(piece, text=text, reasoning=reasoning, metrics=metrics)
 
 
-def turn_grammar(model: LoadedModel, settings: Settings, ids: Sequence[int]) -> Grammar | None:
-    """What an answer to a prompt must follow: a schema once its reasoning has ended, and a limit of
-    reasoning; None if nothing. Errors are those of `Grammar`."""
+def _read(model: LoadedModel, ids: Sequence[int], begun: int) -> tuple[AnswerReader, int]:
+    """What reads the rest of an answer, and how many tokens of it were reasoning."""
+    form, at, count = model.answer_form, len(ids) - begun, 0
+    reader = AnswerReader(form, reasoning=opens_reasoning(form, model.tokenizer, ids[:at]))
+    text = AnswerText(model.tokenizer, (), model.spelled)
+    for token in ids[at:]:
+        count += reader.is_reasoning
+        reader.push(text.push(token)[1])
+    reader.settle()
+    return reader, count
+
+
+def turn_grammar(
+    model: LoadedModel, settings: Settings, ids: Sequence[int], begun: int = 0
+) -> Grammar | None:
+    """What an answer must follow: a schema once its reasoning has ended, and a limit of reasoning;
+    None if nothing. Args are those of `with_reasoning`, errors those of `Grammar`."""
     text, most, form = settings.schema, settings.reasoning_budget, model.answer_form
+    at = len(ids) - begun
     if form.reasoning is not None and (is_schema(text) if text else most):
+        if begun and most:  # it may have been more before
+            most = max(most, _read(model, ids, begun)[1])
         text = answer_grammar(
             form,
             model.tokenizer,
             model.vocabulary.trie,
             text=text and whole_schema_rule(text),
-            opened=opens_reasoning(form, model.tokenizer, ids),
+            opened=opens_reasoning(form, model.tokenizer, ids[:at]),
             most_reasoning=most,
             ends=model.stop_ids,
         )
-    return Grammar(model.vocabulary, text) if text else None
+    if not text:
+        return None
+    grammar = Grammar(model.vocabulary, text)
+    for token in ids[at:]:
+        grammar.take(token)
+    return grammar

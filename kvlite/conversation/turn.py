@@ -39,7 +39,6 @@ from kvlite.memory.oom import CHUNK, T
 from kvlite.methods.engine_config import EngineConfig
 from kvlite.methods.layer_policy import LayerPolicy, layer_policies
 from kvlite.methods.placement import ON_DEVICE
-from kvlite.model.answers.thinking import PROMPT_END
 from kvlite.offload import HostKVStore, Recall, host_scoring_backend
 from kvlite.offload.kv.compile_ahead import begin_compiling
 from kvlite.planner.cards import require_on_cards
@@ -71,6 +70,7 @@ class Turn:
         step: its decode step, if memory ran out in the middle of it.
         together: the most turns that took a decode step together, this one included.
         ahead: tokens that were read for it before, and in how many seconds.
+        begun: how many of the tokens that were read last are of the answer, which goes on.
         failure: as of `GenerationMetrics`.
     """
 
@@ -100,12 +100,12 @@ class Turn:
         started, settings, model = perf_counter(), config.settings, context.model
         self.model, self.cache, self.token_ids = model, context.cache, context.token_ids
         self.oom_policy, self.ids, self.config = context.oom_policy, ids, config
-        self.prompt_end = [*context.token_ids[-PROMPT_END:], *ids][-PROMPT_END:]
         if model.cards:
             require_on_cards(config)
         self.turn_config = TurnConfig.of(context, ids, config, answers=answers)
         self.answers = answers
-        self.grammar = self._grammar()
+        self.begun = 0
+        self.grammar = self._grammar([*self.token_ids, *ids])
         self.pending_ids: list[int] = []
         self.prompt: PromptState | None = None
         self.step: Step | None = None
@@ -280,20 +280,23 @@ class Turn:
         self.logits = self.prompt.logits.to(self.model.device, copy=True)
         self.policies = [*self.prompt.policies]
         self.notes, self.config = self.prompt.notes, config
-        self.grammar = self._grammar()
+        self.grammar = self._grammar(self.token_ids)
         if self.store is not None:
             self.recall = Recall(self.store, config.settings.recall_entries)
         self.pending_ids, self.step, self.failure = [], None, ""
         self.run_stats.begin_again()
 
-    def in_words(self, pieces: Iterable[Piece], *, opened: bool = False) -> Iterator[Piece]:
-        """An answer with reasoning told apart; `opened` if it goes on within reasoning."""
-        return with_reasoning(pieces, self.model, self.prompt_end, opened=opened)
+    def go_on(self, begun: int) -> None:
+        """Go on with an answer, of which it reads the last of so many tokens."""
+        self.begun = begun
+        self.grammar = self._grammar([*self.token_ids, *self.ids])
 
-    def _grammar(self) -> Grammar | None:
-        if not self.answers:
-            return None
-        return turn_grammar(self.model, self.settings, self.prompt_end)
+    def in_words(self, pieces: Iterable[Piece]) -> Iterator[Piece]:
+        """An answer with reasoning told apart, once all that is before it was read."""
+        return with_reasoning(pieces, self.model, self.token_ids, self.begun)
+
+    def _grammar(self, ids: list[int]) -> Grammar | None:
+        return turn_grammar(self.model, self.settings, ids, self.begun) if self.answers else None
 
     def _speculation(self, ends: Collection[int]) -> Speculation:
         off = "" if self.recall is None else "recall fetches anew for every token"

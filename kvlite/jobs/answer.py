@@ -28,6 +28,7 @@ class BatchAnswer:
             once for all. 0 if the document was read with each question.
         sources: the passages of the document that it came from, with their pages, best first, as
             `Source.to_json` says them.
+        reasoning: what was thought before the answer.
     """
 
     id: str
@@ -39,11 +40,15 @@ class BatchAnswer:
     error: str | None = None
     document_tokens: int = 0
     sources: tuple[dict[str, Any], ...] = ()
+    reasoning: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        """All fields, as JSON can hold them."""
+        """All fields, as JSON can hold them; `reasoning` only where there is some."""
         metrics = None if self.metrics is None else self.metrics.to_json()
-        return {**vars(self), "document": printable(self.document), "metrics": metrics}
+        made = {**vars(self), "document": printable(self.document), "metrics": metrics}
+        if not self.reasoning:
+            del made["reasoning"]
+        return made
 
 
 def failed(task: Task, error: KvliteError) -> BatchAnswer:

@@ -201,8 +201,9 @@ def publish(record: Path, out: Path) -> None:
         for row in rows:
             for name in ("metrics", "sources"):
                 row[name] = json.dumps(row.get(name))
+        columns = dict.fromkeys(name for row in rows for name in row)
         with replaced(out) as file:
-            parquet.write_table(arrow.Table.from_pylist(rows), file)
+            parquet.write_table(arrow.Table.from_pylist([columns | row for row in rows]), file)
     except (arrow.ArrowException, OSError) as error:
         raise _unwritable(out, error) from error
 

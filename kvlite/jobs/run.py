@@ -182,6 +182,7 @@ class _Asked:
 
     task: Task
     said: str = ""
+    reasoning: str = ""
     document_tokens: int = 0
 
     def hear(self, heard: Piece | KvliteError) -> BatchAnswer | None:
@@ -189,12 +190,14 @@ class _Asked:
         if isinstance(heard, KvliteError):
             return failed(self.task, heard)
         self.said += heard.text
+        self.reasoning += heard.reasoning
         metrics, reason = heard.metrics, heard.metrics.finish_reason
         if reason is None or reason == "interrupted":
             return None
         own = self.task.id, self.task.document, self.task.question
         made = *own, self.said, reason, metrics, metrics.failure or None, self.document_tokens
-        return BatchAnswer(*made, tuple(each.to_json() for each in heard.sources))
+        sources = tuple(each.to_json() for each in heard.sources)
+        return BatchAnswer(*made, sources, self.reasoning)
 
 
 class Engine:

@@ -1,4 +1,4 @@
-"""The token that ends an assistant's turn, by the model's own chat template.
+"""The tokens that end an answer, one of them by the model's own chat template.
 
 Files often name another token as the end, such as the one that ends a document.
 """
@@ -32,3 +32,15 @@ def end_of_turn(tokenizer: Any) -> int | None:
     except ChatTemplateError:
         return None
     return None
+
+
+def stop_ids(module: Any, tokenizer: Any) -> frozenset[int]:
+    """All tokens that end an answer: those that the generation config and the tokenizer name, and
+    the chat template's."""
+    ids: set[int] = set()
+    for source in (module.generation_config.eos_token_id, tokenizer.eos_token_id):
+        if source is not None:
+            ids.update(source if isinstance(source, list) else [source])
+    if (ends := end_of_turn(tokenizer)) is not None:
+        ids.add(ends)
+    return frozenset(ids)

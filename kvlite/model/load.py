@@ -15,11 +15,12 @@ from kvlite.cache import KVCache, LayerCache
 from kvlite.errors import ModelError, Stopped, reason
 from kvlite.model.answers.derive import answer_form
 from kvlite.model.answers.form import AnswerForm
+from kvlite.model.answers.thinking import has_switch, spelled_in
 from kvlite.model.architectures import LANGUAGE_WEIGHTS, architecture
 from kvlite.model.attention_interface import ATTENTION, register_attention
 from kvlite.model.calibration import Calibration
 from kvlite.model.cpu import split_linears
-from kvlite.model.end_of_turn import end_of_turn
+from kvlite.model.end_of_turn import stop_ids
 from kvlite.model.experts import take_few_in_place
 from kvlite.model.gemma import Carried
 from kvlite.model.grammar import Vocabulary
@@ -109,16 +110,14 @@ class LoadedModel:
         return answer_form(self.tokenizer, [each for each in ends if each])
 
     @cached_property
+    def has_switch(self) -> bool:
+        """Whether its chat template can be told to reason or not."""
+        return source_of(self.tokenizer) is not None and has_switch(self.tokenizer)
+
+    @cached_property
     def spelled(self) -> Mapping[int, str]:
         """Special tokens that stand around or within reasoning and calls."""
-        if not (pieces := self.answer_form.pieces):
-            return {}
-        added = self.tokenizer.added_tokens_decoder.items()
-        return {
-            number: each.content
-            for number, each in added
-            if each.special and number not in self.stop_ids and each.content in pieces
-        }
+        return spelled_in(self.answer_form, self.tokenizer, self.stop_ids)
 
     @property
     def device(self) -> torch.device:
@@ -319,7 +318,7 @@ def load_model(
     require_whole(found, str(folder), exactly=weights.stored)
     if device.type == "cpu":
         split_linears(module)
-    ends = _stop_ids(module, tokenizer)
+    ends = stop_ids(module, tokenizer)
     model = LoadedModel(
         module, tokenizer, shape, folder, weights, ends, calibration, cards=tuple(cards)
     )
@@ -418,14 +417,4 @@ def use_chat_template(model: LoadedModel, source: str) -> None:
     """Speak in another chat template, which may end answers with another token."""
     if source:
         model.tokenizer.chat_template = source
-        model.stop_ids |= _stop_ids(model.module, model.tokenizer)
-
-
-def _stop_ids(module: Any, tokenizer: Any) -> frozenset[int]:
-    ids: set[int] = set()
-    for source in (module.generation_config.eos_token_id, tokenizer.eos_token_id):
-        if source is not None:
-            ids.update(source if isinstance(source, list) else [source])
-    if (ends := end_of_turn(tokenizer)) is not None:
-        ids.add(ends)
-    return frozenset(ids)
+        model.stop_ids |= stop_ids(model.module, model.tokenizer)

@@ -64,8 +64,11 @@ def answer_line(answer: BatchAnswer, model: str) -> dict[str, Any]:
     if answer.error is not None or metrics is None:
         return {**line, "error": {"code": None, "message": answer.error}}
     prompt, completion = metrics.prompt_tokens, metrics.generated_tokens
-    usage = {"prompt_tokens": prompt, "completion_tokens": completion}
+    usage: dict[str, Any] = {"prompt_tokens": prompt, "completion_tokens": completion}
     message = {"role": "assistant", "content": answer.answer, "refusal": None}
+    if answer.reasoning:
+        message["reasoning_content"] = answer.reasoning
+        usage["completion_tokens_details"] = {"reasoning_tokens": metrics.reasoning_tokens}
     choice = {"index": 0, "message": message, "logprobs": None}
     body = {
         "id": f"chatcmpl-{answer.id}",

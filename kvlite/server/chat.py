@@ -63,7 +63,9 @@ async def asked(
     if not use.tools and form.reasoning is None:
         return ask, None
     goes_on = request.continues and not opened
-    return ask, partial(AnswerReader, form, use.tools, reasoning=opened, begun=goes_on)
+    return ask, partial(
+        AnswerReader, form, use.tools, reasoning=opened, begun=goes_on, several=use.several
+    )
 
 
 class ChatAnswer:

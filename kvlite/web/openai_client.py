@@ -36,8 +36,10 @@ TAKEN = (
     *("method", "budget", "kv_bits", "recall", "recall_bits", "recall_entries", "speculate"),
     "never_lossy",
 )
+# Of reasoning, by the names of kvlite, vLLM, SGLang and llama.cpp; others may refuse them.
+REASONS = ("thinking", "reasoning_budget")
 # All that a server can be told, or that is done before it is.
-SAID = {*FIELDS, *TAKEN, "model", "system", "logit_bias", "schema", "ocr"}
+SAID = {*FIELDS, *TAKEN, *REASONS, "model", "system", "logit_bias", "schema", "ocr"}
 _READING = re.compile(r": reading, ([0-9]+)%")
 # Seconds between two looks at whether nobody wants the answer any more.
 _BEAT = 0.05
@@ -49,12 +51,25 @@ Message = dict[str, str]
 
 @dataclass
 class ServerAnswer:
-    """An answer, as far as it has come; `usage` is its cost, if the server says so."""
+    """An answer, as far as it has come.
+
+    Attributes:
+        usage: its cost, if the server says so.
+        thoughts: in how many parts its reasoning came.
+    """
 
     text: str = ""
+    reasoning: str = ""
+    thoughts: int = 0
     finish_reason: str | None = None
     model: str = ""
     usage: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def reasoning_tokens(self) -> int:
+        """Tokens of its reasoning; until the server says so, the parts in which it came."""
+        details = self.usage.get("completion_tokens_details")
+        return _count(details, "reasoning_tokens") or self.thoughts
 
     def line(self) -> str:
         """What it cost, in words."""
@@ -153,19 +168,24 @@ class OpenAIClient:
         yield answer
 
     def _took(self, answer: ServerAnswer, data: str) -> bool:
-        """Take a chunk of the stream; whether it has text."""
+        """Take a chunk of the stream; whether it has text or reasoning."""
         try:
             chunk = json.loads(data)
             if "error" in chunk:
                 raise self._refused(str(chunk["error"].get("message")))
             answer.usage |= chunk.get("usage") or {}
             choice = (chunk.get("choices") or [{}])[0]
-            text = (choice.get("delta") or {}).get("content") or ""
+            delta = choice.get("delta") or {}
+            text = delta.get("content") or ""
+            thought = delta.get("reasoning_content") or delta.get("reasoning")
+            thought = thought if isinstance(thought, str) else ""
             answer.finish_reason = choice.get("finish_reason") or answer.finish_reason
             answer.text += text
+            answer.reasoning += thought
+            answer.thoughts += bool(thought)
         except (ValueError, LookupError, AttributeError, TypeError) as error:
             raise self._refused(f"it sends no OpenAI chunks ({reason(error)})") from None
-        return bool(text)
+        return bool(text or thought)
 
     def _lines(self, path: str, body: dict[str, Any], callbacks: Callbacks) -> Generator[str]:
         """The lines of a stream, until it has ended or is cancelled."""
@@ -267,6 +287,11 @@ def fields_of(settings: Settings, names: Collection[str]) -> dict[str, Any]:
     made = {to: value for to, value in said.items() if value is not None}
     if "model" in names:
         made["model"] = settings.model
+    if settings.thinking != "auto":
+        switch = ("enable_thinking", "thinking")
+        made["chat_template_kwargs"] = dict.fromkeys(switch, settings.thinking == "on")
+    if settings.reasoning_budget is not None:
+        made["thinking_token_budget"] = settings.reasoning_budget
     if settings.logit_bias:
         pairs = (each.partition(":") for each in settings.logit_bias)
         made["logit_bias"] = {token: float(bias) for token, _, bias in pairs}

@@ -20,10 +20,12 @@ Begin = Callable[[Callbacks], Iterator[ServerAnswer]]
 
 @dataclass(frozen=True)
 class Turn:
-    """A message and its answer."""
+    """A message and its answer, with what was thought before it."""
 
     message: Message
     answer: str
+    reasoning: str = ""
+    reasoning_tokens: int = 0
 
 
 @dataclass
@@ -156,9 +158,10 @@ class ServerTalk:
                 self.said.waiting = ()
             try:
                 for answer in self._upstream.client.answer(self._fields(chosen), told, callbacks):
-                    if callbacks.cancelled and not answer.text:
+                    if callbacks.cancelled and not (answer.text or answer.reasoning):
                         raise Stopped
-                    self._put((*before, Turn(message, answer.text)))
+                    thought = answer.reasoning, answer.reasoning_tokens
+                    self._put((*before, Turn(message, answer.text, *thought)))
                     yield answer
             except BaseException:
                 self.said = former
@@ -178,5 +181,6 @@ def _told(settings: Settings, before: Sequence[Turn], message: Message) -> Itera
         yield {"role": "system", "content": whole_characters(settings.system)}
     for turn in before:
         yield {"role": "user", "content": whole_characters(turn.message.said)}
-        yield {"role": "assistant", "content": turn.answer}
+        thought = {"reasoning_content": turn.reasoning} if turn.reasoning else {}
+        yield {"role": "assistant", "content": turn.answer, **thought}
     yield {"role": "user", "content": whole_characters(message.said)}

@@ -63,6 +63,7 @@ class Shown:
         reading: what a reading holds that is under way.
         notes: sentences for the user.
         text: the answer so far.
+        reasoning, reasoning_tokens: what was thought before it.
         error: a sentence, if it failed.
     """
 
@@ -75,6 +76,8 @@ class Shown:
     reading: ReadingBytes | None = None
     notes: tuple[str, ...] = ()
     text: str = ""
+    reasoning: str = ""
+    reasoning_tokens: int = 0
     metrics: GenerationMetrics | None = None
     ended: bool = False
     error: str = ""
@@ -156,8 +159,14 @@ class Work:
 
     def hear(self, piece: Piece) -> None:
         """Show one more piece of the answer."""
-        text = self.shown.text + piece.text
-        self.show(title="", reading=None, text=text, metrics=piece.metrics)
+        self.show(
+            title="",
+            reading=None,
+            text=self.shown.text + piece.text,
+            reasoning=self.shown.reasoning + piece.reasoning,
+            reasoning_tokens=piece.metrics.reasoning_tokens,
+            metrics=piece.metrics,
+        )
 
     def prepare(self, first: "Task") -> bool:
         """Do something before it; whether that went well. If not, the work has ended."""

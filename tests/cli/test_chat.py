@@ -268,7 +268,7 @@ def test_terminals_that_want_less(
         player.sees(PROMPT)
         player.type("Who sat?")
         player.sees("from all ")
-        player.sees("limit")
+        player.sees("cut at 12 tokens")
         player.type("/help")
         player.sees("/exit", "Ctrl-D")
         if rule == "no colour":  # the other one has its lines from the terminal

@@ -65,7 +65,7 @@ def chat(
     where memory is. Ctrl-C ends an answer where it stands, and its part is kept; Ctrl-D quits.
 
     Without a terminal, every line of standard input is a message, and only answers go to standard
-    output. With --server, /undo and /edit are the commands at a terminal.
+    output. With --server, /undo, /edit and /thinking are the commands at a terminal.
 
     Examples:
 
@@ -127,10 +127,15 @@ def _entered(talk: ServerTalk, screen: Console, line: str) -> Begin | None:
         talk.undo(NO_CALLBACKS)
         screen.print(f"Forgotten: {message.text}", style="dim")
         return None
+    if name == "thinking" and not argument:
+        talk.message(None)
+        thought = talk.said.turns[-1].reasoning
+        screen.print(thought or "There was no reasoning before the last answer.", style="dim")
+        return None
     if name != "edit":
         raise SettingError(
-            f"there is no command {line.strip()} with --server: /undo and /edit [N] are there (a "
-            "space before the slash makes it a message)"
+            f"there is no command {line.strip()} with --server: /undo, /edit [N] and /thinking are "
+            "there (a space before the slash makes it a message)"
         )
     at, message = talk.message(number(argument))
     text = (line_typed(message.text) or "").strip()

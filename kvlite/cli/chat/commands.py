@@ -179,6 +179,16 @@ def _regenerate(session: Session, terminal: "ChatTerminal", argument: str) -> No
     terminal.answer(session.regenerate())
 
 
+@_command("thinking", "[on|off|auto]", "shows what led to the last answer, or switches reasoning")
+def _thinking(session: Session, terminal: "ChatTerminal", argument: str) -> None:
+    if argument:
+        _set(session, terminal, f"thinking {argument}")
+        return
+    session.message(None)
+    thought = session.talk.messages[-1].get("reasoning_content")
+    terminal.say(thought or "There was no reasoning before the last answer.")
+
+
 @_command("continue", "", "goes on with an answer that was stopped, or came to a limit")
 def _continue(session: Session, terminal: "ChatTerminal", argument: str) -> None:
     terminal.answer(session.continue_answer())

@@ -13,6 +13,7 @@ from kvlite.cli.chat.prompt import LinePrompt, Prompt
 from kvlite.cli.chat.stream import MarkdownStream
 from kvlite.cli.chat.views import Gauge
 from kvlite.cli.screen import on_interrupt, print_answer, reading, reading_bar, unechoed
+from kvlite.cli.thinking import ThinkingLine
 from kvlite.cli.word_wrap import part_wrapped
 from kvlite.conversation.metrics import GenerationMetrics, brief
 from kvlite.conversation.session import Begin
@@ -117,17 +118,23 @@ class ChatTerminal:
 
     def _rendered(self, begin: Begin) -> GenerationMetrics:
         stream: MarkdownStream | None = None
-        with unechoed(), reading(self.screen) as (bar, callbacks):
+        with (
+            unechoed(),
+            reading(self.screen) as (bar, callbacks),
+            ThinkingLine(self.screen, folds=not self.quiet) as thinking,
+        ):
 
             def note(text: str) -> None:
                 (bar if stream is None else stream).note(text)
 
             try:
                 for piece in begin(Callbacks(bar.update, note, callbacks.cancel)):
-                    if stream is None:
-                        bar.close()
+                    bar.close()
+                    thinking.hear(piece.reasoning, piece.text, piece.metrics.reasoning_tokens)
+                    if stream is None and piece.text:
                         stream = MarkdownStream(self.screen, self.gauge.line)
-                    stream.push(piece.text)
+                    if stream is not None:
+                        stream.push(piece.text)
             finally:
                 if stream is not None:
                     stream.close()

@@ -54,6 +54,11 @@ class Arguments(Protocol):
     """How the arguments of a call are written."""
 
     @property
+    def opening(self) -> str:
+        """What they always begin with."""
+        ...
+
+    @property
     def marks(self) -> Sequence[str]:
         """What stands around names and values."""
         ...

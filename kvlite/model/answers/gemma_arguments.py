@@ -7,17 +7,28 @@ from typing import Any
 from kvlite.model.answers.form import Tool
 from kvlite.model.answers.rules import Rules
 from kvlite.model.answers.schemas import followed
-from kvlite.model.answers.values import as_json, types_of, within_text
+from kvlite.model.answers.values import (
+    as_json,
+    choices_of,
+    properties_of,
+    referred,
+    types_of,
+    value_of,
+    within_text,
+)
 
 QUOTE = '<|"|>'
+# References within what is referred to; what is deeper is any.
+_DEEPEST = 2
 _KEY = '/[^:,{}\\[\\]<>"\\n]{1,200}/'
-_NUMBER = "/-?[0-9]+(\\.[0-9]+)?([eE][+-]?[0-9]+)?/"
+_CLOSING = {"{": "}", "[": "]"}
+_NUMBER = "/-?(0|[1-9][0-9]*)(\\.[0-9]+)?([eE][+-]?[0-9]+)?/"
 
 
 class GemmaArguments:
     """An object."""
 
-    marks = (QUOTE,)
+    opening, marks = "{", (QUOTE,)
 
     def written(self, arguments: Mapping[str, Any]) -> str:
         """As of `form.Arguments`."""
@@ -26,7 +37,8 @@ class GemmaArguments:
     def rule(self, tool: Tool, rules: Rules, *, enforced: bool) -> str:
         """As of `form.Arguments`. What a schema says of strings and numbers is left to the model,
         but for their choices."""
-        return _object(followed(tool) if enforced or tool.strict else {}, rules)
+        schema = followed(tool, rules.spelled) if enforced or tool.strict else {}
+        return _object(schema, schema, rules)
 
     def reader(self, parameters: Mapping[str, Any], after: Sequence[str]) -> "GemmaReader":
         """As of `form.Arguments`."""
@@ -86,12 +98,18 @@ class GemmaReader:
             if self._held.startswith(QUOTE):
                 self._held, self._in_text = self._held[len(QUOTE) :], True
                 return '"'
+        if first not in "{}[], \n":
+            end = next((at for at, each in enumerate(self._held) if each in "{}[],"), None)
+            if end is None:
+                return None
+            word, self._held = self._held[:end], self._held[end:]
+            return as_json(value_of(word.strip(), ()))
         self._held = self._held[1:]
         if first in "{[":
-            self._open.append(first)
+            self._open.append(_CLOSING[first])
         elif first in "}]" and self._open:
-            self._open.pop()
-        self._wants_key = first in "{," and self._open[-1:] == ["{"]
+            first = self._open.pop()
+        self._wants_key = first in "{," and self._open[-1:] == ["}"]
         return ", " if first == "," else first
 
 
@@ -117,15 +135,16 @@ def _any(rules: Rules) -> str:
     return "gemma_value"
 
 
-def _object(schema: Mapping[str, Any], rules: Rules) -> str:
+def _object(schema: Mapping[str, Any], root: Mapping[str, Any], rules: Rules, deep: int = 0) -> str:
     """A rule of an object: its keys in order, each with a comma but the last."""
-    properties = schema.get("properties")
-    if not isinstance(properties, Mapping) or not properties:
+    schema = referred(schema, root)
+    properties = properties_of(schema)
+    if not properties:
         _any(rules)
-        return "gemma_map"
+        return '"{}"' if schema.get("additionalProperties") is False else "gemma_map"
     required = {*schema.get("required", ())}
     pairs = [
-        (key, f"{as_json(f'{key}:')} {_value(properties[key], rules)}")
+        (key, f"{as_json(f'{key}:')} {_value(properties[key], root, rules, deep)}")
         for key in sorted(properties)
     ]
     # What may follow, with and without a pair before it, from the last key to the first.
@@ -139,24 +158,34 @@ def _object(schema: Mapping[str, Any], rules: Rules) -> str:
     return f'"{{" {first}'
 
 
-def _value(schema: Any, rules: Rules) -> str:
-    kinds = types_of(schema)
-    choices = schema.get("enum") if isinstance(schema, Mapping) else None
-    if isinstance(choices, list) and choices:
-        return rules.choice(rules.text(_written(each)) for each in choices)
-    if len(kinds) != 1:
-        return _any(rules)
+def _value(schema: Any, root: Mapping[str, Any], rules: Rules, deep: int) -> str:
+    if isinstance(schema, Mapping) and "$ref" in schema:
+        if deep == _DEEPEST:
+            return _any(rules)
+        schema, deep = referred(schema, root), deep + 1
+    text = rules.text(QUOTE)
+    if choices := choices_of(referred(schema, root)):
+        return rules.choice(
+            f"{text} {rules.said(each)} {text}"
+            if isinstance(each, str)
+            else rules.said(_written(each))
+            for each in choices
+        )
+    kinds, value = types_of(schema, root), _any(rules)
+    if kinds == {"object"}:
+        return _object(schema, root, rules, deep)
+    if kinds == {"array"}:
+        item = rules.named(_value(schema.get("items"), root, rules, deep), "gemma")
+        least = referred(schema, root).get("minItems") or 0
+        return f'"[" ({item} ("," {item})*){"" if least else "?"} "]"'
     made = {
-        "string": f"{rules.text(QUOTE)} {rules.until(QUOTE)}",
-        "integer": "/-?[0-9]{1,18}/",
+        "string": f"{text} {rules.until(QUOTE)}",
+        "integer": "/-?(0|[1-9][0-9]{0,17})/",
         "number": _NUMBER,
         "boolean": '("true" | "false")',
         "null": '"null"',
+        "array": "gemma_list",
+        "object": "gemma_map",
     }
-    kind = next(iter(kinds))
-    if kind == "object":
-        return _object(schema, rules)
-    if kind == "array":
-        item = rules.named(_value(schema.get("items"), rules), "gemma")
-        return f'"[" ({item} ("," {item})*)? "]"'
-    return made.get(kind) or _any(rules)
+    is_known = kinds and kinds <= made.keys()
+    return rules.choice(made[each] for each in sorted(kinds)) if is_known else value

@@ -68,13 +68,13 @@ class _Calls:
         self.opening = rules.text(form.first.lstrip())
         if enforced or self._strict:
             made = (
-                f"{rules.text(tool.name + form.middle)} "
+                f"{rules.said(tool.name)} {rules.text(form.middle)} "
                 + form.arguments.rule(tool, rules, enforced=enforced)
                 for tool in tools
             )
             self._call = rules.named(" | ".join(made), "call")
         else:
-            names = rules.choice(rules.text(tool.name) for tool in tools)
+            names = rules.choice(rules.said(tool.name) for tool in tools)
             arguments = form.arguments.rule(tools[0], rules, enforced=False)
             self._call = rules.named(f"{names} {rules.text(form.middle)} {arguments}", "call")
 

@@ -13,7 +13,7 @@ from kvlite.model.grammar import schema_rule
 class JSONArguments:
     """A JSON object."""
 
-    marks = ()
+    opening, marks = "{", ()
 
     def written(self, arguments: Mapping[str, Any]) -> str:
         """As most templates write it."""
@@ -21,7 +21,7 @@ class JSONArguments:
 
     def rule(self, tool: Tool, rules: Rules, *, enforced: bool) -> str:
         """As of `form.Arguments`."""
-        schema = followed(tool) if enforced or tool.strict else {"type": "object"}
+        schema = followed(tool, rules.spelled) if enforced or tool.strict else {"type": "object"}
         return schema_rule(schema, lenient=not tool.strict)
 
     def reader(self, parameters: Mapping[str, Any], after: Sequence[str]) -> "JSONReader":

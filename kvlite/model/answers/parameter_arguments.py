@@ -1,17 +1,29 @@
 """Arguments one after the other, each with its name: strings as they are, other values as JSON."""
 
+import logging
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import lru_cache
+from typing import Any, ClassVar
 
 from kvlite.errors import SettingError
 from kvlite.model.answers.form import Tool
 from kvlite.model.answers.rules import Rules
-from kvlite.model.answers.schemas import defined_in, followed
-from kvlite.model.answers.values import as_json, is_text, value_of, within_text
+from kvlite.model.answers.schemas import followed, standing
+from kvlite.model.answers.values import (
+    as_json,
+    choices_of,
+    is_text,
+    properties_of,
+    referred,
+    types_of,
+    value_of,
+    within_text,
+)
 from kvlite.model.grammar import schema_rule
 
+_LOG = logging.getLogger("kvlite.tools")
 # What cannot be held to in a string that is written without quotes.
 _OF_STRINGS = ("pattern", "format", "minLength", "maxLength")
 # The first part of what may follow arguments.
@@ -31,6 +43,7 @@ class ParameterArguments:
     middle: str
     before_json: str
     end: str
+    opening: ClassVar[str] = ""
 
     def written(self, arguments: Mapping[str, Any]) -> str:
         """As of `form.Arguments`."""
@@ -47,12 +60,12 @@ class ParameterArguments:
             any_of = rules.choice(map(rules.text, self.middles))
             one = f"{rules.text(self.begin)} {_KEY} {any_of} {rules.until(self.end)}"
             return f"{rules.named(one, 'parameter')}*"
-        schema = followed(tool)
-        properties, required = schema.get("properties", {}), schema.get("required", ())
-        defined = defined_in(schema)
+        schema = followed(tool, rules.spelled)
+        required = referred(schema, schema).get("required", ())
         written = list[str]()
-        for key, each in properties.items():
-            one = f"{rules.text(self.begin + key)} {self._value(tool, key, each, defined, rules)}"
+        for key, each in properties_of(schema).items():
+            value = self._value(tool, key, each, schema, rules)
+            one = f"{rules.text(self.begin)} {rules.said(key)} {value}"
             written.append(rules.named(one, "parameter") + ("" if key in required else "?"))
         return " ".join(written)
 
@@ -71,23 +84,35 @@ class ParameterArguments:
         return ParameterReader(self, parameters, after)
 
     def _value(
-        self, tool: Tool, key: str, schema: Any, defined: dict[str, Any], rules: Rules
+        self, tool: Tool, key: str, schema: Any, root: Mapping[str, Any], rules: Rules
     ) -> str:
-        """A rule of what follows a parameter's name."""
-        if not is_text(schema):
-            value = schema_rule({**schema, **defined}, lenient=not tool.strict)
+        """A rule of what follows a parameter's name; where strings may, any text does."""
+        if (kinds := types_of(schema, root)) and "string" not in kinds:
+            value = schema_rule(standing(schema, root), lenient=not tool.strict)
             return f"{rules.text(self.before_json)} {value} {rules.text(self.end)}"
-        said = schema if isinstance(schema, Mapping) else {}
-        if tool.strict and (hard := next((each for each in _OF_STRINGS if each in said), None)):
-            raise SettingError(
-                f"tool {tool.name!r}: property {key!r} cannot be enforced ({hard} of a string, "
-                "which this model writes without quotes): leave strict or it out"
+        said = referred(schema, root)
+        if hard := next((each for each in _OF_STRINGS if each in said), None):
+            _leave(tool.name, key, hard, strict=tool.strict)
+        if choices := choices_of(said):
+            either = rules.choice(
+                f"{rules.text(self.middle)} {rules.said(each)}"
+                if isinstance(each, str)
+                else f"{rules.text(self.before_json)} {rules.said(as_json(each))}"
+                for each in choices
             )
-        texts = [said["const"]] if "const" in said else said.get("enum", ())
-        if texts and all(isinstance(each, str) for each in texts):
-            either = rules.choice(rules.text(each + self.end) for each in texts)
-            return f"{rules.text(self.middle)} {either}"
+            return f"{either} {rules.text(self.end)}"
         return f"{rules.text(self.middle)} {rules.until(self.end)}"
+
+
+@lru_cache(maxsize=512)
+def _leave(tool: str, key: str, hard: str, *, strict: bool) -> None:
+    """Log once that a part of a schema is left to the model; raises SettingError if strict."""
+    why = f"{hard} of a string, which this model writes without quotes"
+    if strict:
+        raise SettingError(
+            f"tool {tool!r}: property {key!r} cannot be enforced ({why}): leave strict or it out"
+        )
+    _LOG.info("tool %r: property %r is not enforced (%s)", tool, key, why)
 
 
 class ParameterReader:
@@ -96,10 +121,9 @@ class ParameterReader:
     def __init__(
         self, form: ParameterArguments, parameters: Mapping[str, Any], after: Sequence[str]
     ) -> None:
-        properties = parameters.get("properties")
         found = (_TAG.match(each.strip()) for each in after)
         self._form, self._after = form, [each[0] for each in found if each]
-        self._schemas = properties if isinstance(properties, Mapping) else {}
+        self._root, self._schemas = parameters, properties_of(parameters)
         self._held, self._written, self._key = "", 0, ""
         self._step = self._between
 
@@ -134,7 +158,9 @@ class ParameterReader:
         return ("}" if self._written else "{}"), held
 
     def _name(self) -> tuple[str, str | None]:
-        found = [(self._held.find(each.rstrip()), each) for each in self._form.middles]
+        keys = [key for key in self._schemas if self._held.lstrip().startswith(key)]
+        known = len(self._held) - len(self._held.lstrip()) + len(max(keys, key=len, default=""))
+        found = [(self._held.find(each.rstrip(), known), each) for each in self._form.middles]
         found = [each for each in found if each[0] >= 0]
         if not found:
             return "", None
@@ -146,7 +172,11 @@ class ParameterReader:
         self._key = self._held[:at].strip()
         self._held = rest.removeprefix(space)
         told = len(self._form.middles) > 1
-        text = middle == self._form.middle if told else is_text(self._schemas.get(self._key))
+        text = (
+            middle == self._form.middle
+            if told
+            else is_text(self._schemas.get(self._key), self._root)
+        )
         self._step = self._text if text else self._other
         made = (
             f"{', ' if self._written else '{'}{as_json(self._key)}: {'' if not text else chr(34)}"
@@ -168,7 +198,8 @@ class ParameterReader:
             return "", None
         text, self._held = self._held[:certain], self._held[rest:]
         self._step = self._between
-        return as_json(value_of(text, self._schemas.get(self._key))), None
+        allowed = types_of(self._schemas.get(self._key), self._root)
+        return as_json(value_of(text, allowed)), None
 
     def _certain(self) -> tuple[int, int | None]:
         """How much of what is held is certainly the value's, and where what follows it begins, if
@@ -186,7 +217,6 @@ class ParameterReader:
             if any(each.startswith(rest) for each in following):
                 return value, None
             at = self._held.find(mark, at + 1)
-        end = space + mark
-        longest = min(len(self._held), len(end) - 1)
-        overlap = next((n for n in range(longest, 0, -1) if self._held.endswith(end[:n])), 0)
+        ends = (end[:size] for end in (space + mark, mark) for size in range(len(end) - 1, 0, -1))
+        overlap = len(next(filter(self._held.endswith, ends), ""))
         return len(self._held) - overlap, None

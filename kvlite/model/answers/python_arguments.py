@@ -1,22 +1,31 @@
 """Arguments as Python calls have them: `key="text", number=3`."""
 
-import ast
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kvlite.model.answers.form import Tool
 from kvlite.model.answers.rules import Rules
 from kvlite.model.answers.schemas import followed
-from kvlite.model.answers.values import as_json, types_of
+from kvlite.model.answers.values import (
+    as_json,
+    choices_of,
+    properties_of,
+    referred,
+    types_of,
+    value_of,
+)
 
 _KEY = "/[A-Za-z_][A-Za-z0-9_]{0,199}/"
-_TEXT = "/\"([^\"\\\\\\n]|\\\\.)*\"|'([^'\\\\\\n]|\\\\.)*'/"
+_ESCAPED = "\\\\[\\\\\"'nrt]"
+_TEXT = f"/\"([^\"\\\\\\n]|{_ESCAPED})*\"|'([^'\\\\\\n]|{_ESCAPED})*'/"
 _KINDS = {
     "string": _TEXT,
-    "integer": "/-?[0-9]{1,18}/",
-    "number": "/-?[0-9]+(\\.[0-9]+)?([eE][+-]?[0-9]+)?/",
+    "integer": "/-?(0|[1-9][0-9]{0,17})/",
+    "number": "/-?(0|[1-9][0-9]*)(\\.[0-9]+)?([eE][+-]?[0-9]+)?/",
     "boolean": '("True" | "False")',
     "null": '"None"',
+    "array": "python_list",
+    "object": "python_dict",
 }
 _CLOSING = {"(": ")", "[": "]", "{": "}"}
 
@@ -24,7 +33,7 @@ _CLOSING = {"(": ")", "[": "]", "{": "}"}
 class PythonArguments:
     """Arguments by name, up to the closing parenthesis, which is no part of them."""
 
-    marks = ()
+    opening, marks = "", ()
 
     def written(self, arguments: Mapping[str, Any]) -> str:
         """As of `form.Arguments`."""
@@ -36,12 +45,12 @@ class PythonArguments:
         if not (enforced or tool.strict):
             pair = rules.named(f'{_KEY} "=" {_any(rules)}', "python")
             return f'({pair} ("," " "? {pair})*)?'
-        schema = followed(tool)
-        required = {*schema.get("required", ())}
+        schema = followed(tool, rules.spelled)
+        required = {*referred(schema, schema).get("required", ())}
         # What may follow, with and without an argument before it, from the last to the first.
         first = later = '""'
-        for key, each in reversed(schema.get("properties", {}).items()):
-            head = rules.named(f"{as_json(f'{key}=')} {_value(each, rules)}", "python")
+        for key, each in reversed(properties_of(schema).items()):
+            head = rules.named(f"{as_json(f'{key}=')} {_value(each, schema, rules)}", "python")
             begun, going = f"{head} {later}", f'", " {head} {later}'
             if key not in required:
                 begun, going = f"({begun} | {first})", f"({going} | {later})"
@@ -84,12 +93,9 @@ class PythonReader:
         key, found, value = text.partition("=")
         if not found:
             return ""
-        try:
-            parsed = ast.literal_eval(value.strip())
-        except (ValueError, SyntaxError, RecursionError, MemoryError):
-            parsed = value.strip()
         self._count += 1
-        return f"{'{' if self._count == 1 else ', '}{as_json(key.strip())}: {_json(parsed)}"
+        read = as_json(value_of(value.strip(), ()))
+        return f"{'{' if self._count == 1 else ', '}{as_json(key.strip())}: {read}"
 
     def _take(self, character: str) -> None:
         if self._escaped:
@@ -105,13 +111,6 @@ class PythonReader:
             self._open.pop()
 
 
-def _json(value: Any) -> str:
-    try:
-        return as_json(value)
-    except (TypeError, ValueError):
-        return as_json(str(value))
-
-
 def _any(rules: Rules) -> str:
     """A rule of any value."""
     if "python_value" not in "".join(rules.lines):
@@ -125,10 +124,10 @@ def _any(rules: Rules) -> str:
     return "python_value"
 
 
-def _value(schema: Any, rules: Rules) -> str:
-    choices = schema.get("enum") if isinstance(schema, Mapping) else None
-    if isinstance(choices, list) and choices:
+def _value(schema: Any, root: Mapping[str, Any], rules: Rules) -> str:
+    if choices := choices_of(referred(schema, root)):
         return rules.choice(f"{as_json(repr(each))} | {as_json(as_json(each))}" for each in choices)
-    kinds = types_of(schema)
-    kind = next(iter(kinds)) if len(kinds) == 1 else ""
-    return _KINDS.get(kind) or _any(rules)
+    value, kinds = _any(rules), types_of(schema, root)
+    if not kinds <= _KINDS.keys():
+        return value
+    return rules.choice(_KINDS[each] for each in sorted(kinds)) if kinds else value

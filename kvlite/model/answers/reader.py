@@ -44,11 +44,13 @@ class AnswerReader:
         *,
         reasoning: bool = False,
         begun: bool = False,
+        several: bool = True,
     ) -> None:
-        """For an answer that may call these tools; `reasoning` if the prompt begins it, `begun` if
-        the answer goes on with text."""
+        """For an answer that may call these tools, once unless `several`; `reasoning` if the prompt
+        begins it, `begun` if the answer goes on with text."""
         self._form, self._tools = form, {tool.name: tool for tool in tools}
         self._calls = form.calls if tools else None
+        self._several = several
         self._held, self._opening = "", ""
         self._begun, self._reads, self._trims = begun, True, False
         self._step: Callable[[], list[Part]] = self._reasoning if reasoning else self._text
@@ -72,14 +74,20 @@ class AnswerReader:
         """The rest, at the end of the answer."""
         held, self._held = self._held, ""
         if self._step == self._reasoning:
-            return _part("reasoning", held.rstrip() if self._begun else held.strip())
+            return []  # the end of reasoning, as far as it came
         if self._step == self._values and self._arguments is not None:
             return _part("arguments", self._arguments.flush())
         if self._step == self._after:
-            return []
+            ended = _match(self._called.last, held)
+            return _part("text", held[ended:].rstrip() if ended and ended > 0 else "")
         if self._step in (self._call, self._name):
             held = self._opening + held
         return _part("text", held if held.strip() else "")
+
+    def settle(self) -> None:
+        """Go on after an answer was cut: what `flush` showed of it is not shown again."""
+        if not self.is_reasoning and self._held.strip():
+            self._held = ""
 
     def _go(self, step: Callable[[], list[Part]], held: str) -> None:
         """Go on with what is held in another step."""
@@ -91,9 +99,10 @@ class AnswerReader:
         assert form is not None
         if not self._begun:
             self._held = self._held.lstrip()
+            while self._held.startswith(form.begin):
+                self._held = self._held.removeprefix(form.begin).lstrip()
             if form.begin.startswith(self._held):
                 return []
-            self._held = self._held.removeprefix(form.begin).lstrip()
         at = self._held.find(form.end)
         if at < 0:
             return self._certain("reasoning", [form.end])
@@ -189,21 +198,27 @@ class AnswerReader:
     def _name(self) -> list[Part]:
         """The name of a tool, and what stands before its arguments."""
         calls, held = self._called, self._held.lstrip()
-        known = [name for name in self._tools if held.startswith(name)]
-        found = _NAME.match(held)
-        name = max(known, key=len, default="") or (found[0] if found else "")
-        if len(held) == len(name):
-            return []
-        end = _match(calls.middle, held[len(name) :])
-        if end is None:
-            return []
-        if end < 0:
-            return self._lost(self._opening)
-        after = [calls.last, calls.between] if calls.several else [calls.last]
-        parameters = self._tools[name].parameters if name in self._tools else {}
-        self._arguments = calls.arguments.reader(parameters, after)
-        self._go(self._values, held[len(name) + end :])
-        return [Part("name", name)]
+        waits = not held or any(name.startswith(held) for name in self._tools)
+        following = calls.middle + calls.arguments.opening
+        for name in () if waits else self._names(held, following.strip()[:1]):
+            rest = held[len(name) :]
+            end = _match(following, rest) if rest else None
+            waits = waits or end is None
+            if end is not None and end >= 0:
+                after = [calls.last, calls.between] if calls.several else [calls.last]
+                parameters = self._tools[name].parameters if name in self._tools else {}
+                self._arguments = calls.arguments.reader(parameters, after)
+                self._go(self._values, rest[end - len(calls.arguments.opening) :])
+                return [Part("name", name)]
+        return [] if waits else self._lost(self._opening)
+
+    def _names(self, held: str, following: str) -> list[str]:
+        """Names that a text may begin with, the longest tool's first; and any other, up to what
+        follows it."""
+        known = sorted(filter(held.startswith, self._tools), key=len, reverse=True)
+        other = held.partition(following)[0].rstrip() if following else held
+        found = _NAME.match(other)
+        return [*(known if following else ()), *([found[0]] if found else ())]
 
     def _values(self) -> list[Part]:
         assert self._arguments is not None
@@ -216,17 +231,18 @@ class AnswerReader:
     def _after(self) -> list[Part]:
         """What follows arguments: another call, or the end of calls."""
         calls = self._called
-        again = _match(calls.between, self._held) if calls.several else -1
+        again = _match(calls.between, self._held) if calls.several and self._several else -1
         ended = _match(calls.last, self._held)
         if again is not None and again >= 0:
-            self._opening = self._held[:again]
+            self._opening = self._held[max(ended or 0, 0) : again]
             self._go(self._name, self._held[again:])
         elif again is None and (not calls.last or self._held.strip() != calls.last.strip()):
             return []
-        elif ended is not None and ended >= 0:
-            self._go(self._text, self._held[ended:])
         elif ended is not None:
-            return self._lost()
+            self._calls = self._form.calls if self._several else None
+            if ended < 0:
+                return self._lost()
+            self._go(self._text, self._held[ended:])
         return []
 
     def _lost(self, opening: str = "") -> list[Part]:

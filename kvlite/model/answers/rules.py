@@ -34,6 +34,11 @@ class Rules:
         """The control token that a text is; None if it is none."""
         return self._controls.get(text)
 
+    @property
+    def spelled(self) -> frozenset[str]:
+        """The control tokens."""
+        return frozenset(self._controls)
+
     def named(self, rule: str, prefix: str = "r", attributes: str = "") -> str:
         """The name of a rule, which is added if it is not there."""
         key = f"{attributes} {rule}"
@@ -41,6 +46,11 @@ class Rules:
             self._named[key] = name = f"{prefix}{len(self._named)}"
             self.lines.append(f"{name}{attributes}: {rule}")
         return self._named[key]
+
+    @staticmethod
+    def said(text: str) -> str:
+        """A text in Lark that comes from outside, in which nothing is a control token."""
+        return json.dumps(text, ensure_ascii=False)
 
     def text(self, text: str) -> str:
         """A text in Lark, control tokens as such."""

@@ -2,8 +2,8 @@
 
 import json
 import logging
-from collections.abc import Mapping
-from functools import lru_cache
+from collections.abc import Callable, Iterator, Mapping
+from functools import lru_cache, partial
 from typing import Any
 
 from kvlite.errors import SettingError
@@ -15,28 +15,32 @@ _LOG = logging.getLogger("kvlite.tools")
 # Keywords whose values no grammar may be able to express.
 _HARD = ("pattern", "format", "patternProperties", "propertyNames", "multipleOf")
 # Keywords whose values have names for keys, and those whose values are no schemas.
+_VALUES = ("enum", "const")
 _MAPS, _DATA = ("properties", "$defs", "definitions"), ("enum", "const", "default", "examples")
+_Flaw = Callable[[dict[str, Any]], str | None]
 _TYPES = frozenset({"string", "number", "integer", "boolean", "object", "array", "null"})
 
 
-def followed(tool: Tool) -> dict[str, Any]:
+def followed(tool: Tool, controls: frozenset[str] = frozenset()) -> dict[str, Any]:
     """The schema of a tool's arguments as far as it can be enforced. What cannot be is left to the
-    model, and logged once.
+    model, and logged once. Names and choices with one of `controls` are none that can be: where
+    nothing else may come, llguidance takes the text for the control token.
 
     Raises:
         SettingError: the tool is strict, and something cannot be; names the tool and the property.
     """
-    return dict(_followed(tool.name, json.dumps({**tool.parameters}), tool.strict))
+    return dict(_followed(tool.name, json.dumps({**tool.parameters}), tool.strict, controls))
 
 
 @lru_cache(maxsize=512)
-def _followed(name: str, written: str, strict: bool) -> Mapping[str, Any]:
+def _followed(name: str, written: str, strict: bool, controls: frozenset[str]) -> Mapping[str, Any]:
     schema: dict[str, Any] = {"type": "object", **json.loads(written)}
-    why = _flaw(schema, strict)
+    flaw = partial(_flaw, strict=strict, controls=controls)
+    why = flaw(schema)
     if why is None:
         return schema
     properties = schema.get("properties")
-    flaws = _flaws(schema, strict)
+    flaws = _flaws(schema, flaw)
     where = f" property {', '.join(map(repr, flaws))}" if flaws else ""
     if strict:
         why = next(iter(flaws.values()), why)
@@ -46,38 +50,57 @@ def _followed(name: str, written: str, strict: bool) -> Mapping[str, Any]:
         )
     _LOG.info("tool %r:%s is not enforced (%s)", name, where or " a part of it", why)
     if isinstance(properties, dict):
-        kept = {key: _kept(schema, key) if key in flaws else properties[key] for key in properties}
+        kept = {
+            key: _kept(schema, key, flaw) if key in flaws else properties[key] for key in properties
+        }
         schema = {**schema, "properties": kept}
-    for less in (schema, _without(schema)):
-        if _flaw(less, strict) is None:
+    unnamed = {key: schema[key] for key in schema if key not in ("$schema", "$id")}
+    for less in (schema, unnamed, _without(unnamed)):
+        if flaw(less) is None:
             return less
     return {"type": "object"}
 
 
-def _flaws(schema: dict[str, Any], strict: bool) -> dict[str, str]:
+def _flaws(schema: dict[str, Any], flaw: _Flaw) -> dict[str, str]:
     """Properties that cannot be enforced, and why."""
     properties = schema.get("properties")
     if not isinstance(properties, dict):
         return {}
-    found = {key: _flaw(_alone(schema, key), strict) for key in properties}
+    found = {key: flaw(_alone(schema, key)) for key in properties}
     return {key: why for key, why in found.items() if why is not None}
 
 
-def _kept(schema: dict[str, Any], key: str) -> Any:
+def _kept(schema: dict[str, Any], key: str, flaw: _Flaw) -> Any:
     """What can be enforced of a property."""
     less = _without(schema["properties"][key])
     trial = {**schema, "properties": {key: less}}
-    return less if _flaw(_alone(trial, key), False) is None else {}
+    return less if flaw(_alone(trial, key)) is None else {}
 
 
 def _alone(schema: dict[str, Any], key: str) -> dict[str, Any]:
     """A schema with one property."""
-    return {"type": "object", **defined_in(schema), "properties": {key: schema["properties"][key]}}
+    return standing({"type": "object", "properties": {key: schema["properties"][key]}}, schema)
 
 
-def defined_in(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """What a part of a schema may refer to."""
-    return {name: schema[name] for name in ("$defs", "definitions") if name in schema}
+def standing(schema: Mapping[str, Any], root: Mapping[str, Any]) -> dict[str, Any]:
+    """A part of a schema as one of its own, which can refer to all of it."""
+    if '"$ref"' not in json.dumps(schema):
+        return {**schema}
+    return {**_moved(schema), "$defs": {"root": _moved(root)}}
+
+
+def _moved(schema: Any) -> Any:
+    """A schema that refers to what it is a part of under another name."""
+    if isinstance(schema, list):
+        return [_moved(each) for each in schema]
+    if not isinstance(schema, Mapping):
+        return schema
+    return {
+        key: f"#/$defs/root{each[1:]}"
+        if key == "$ref" and isinstance(each, str) and each.startswith("#")
+        else _moved(each)
+        for key, each in schema.items()
+    }
 
 
 def _without(schema: Any, *, names: bool = False) -> Any:
@@ -102,10 +125,25 @@ def _known(kind: Any) -> bool:
     return _TYPES.issuperset(each for each in kinds if isinstance(each, str))
 
 
-def _flaw(schema: dict[str, Any], strict: bool) -> str | None:
+def _said(schema: Any) -> Iterator[str]:
+    """The names of properties, and the values, that a schema lists."""
+    parts = schema if isinstance(schema, list) else ()
+    if isinstance(schema, dict):
+        yield from (json.dumps(schema[key], ensure_ascii=False) for key in _VALUES if key in schema)
+        maps = [schema[key] for key in _MAPS if isinstance(schema.get(key), dict)]
+        yield from (name for each in maps for name in each)
+        rest = (each for key, each in schema.items() if key not in (*_MAPS, *_DATA))
+        parts = [*rest, *(part for each in maps for part in each.values())]
+    for each in parts:
+        yield from _said(each)
+
+
+def _flaw(schema: dict[str, Any], *, strict: bool, controls: frozenset[str]) -> str | None:
     """Why a schema cannot be enforced; None if it can."""
     from llguidance import LLMatcher
 
+    if controls and (found := next(filter("\n".join(_said(schema)).__contains__, controls), "")):
+        return f"{found} is a control token"
     try:
         lark = f"start: {schema_rule(schema, lenient=not strict)}"
         grammar = LLMatcher.grammar_from_lark(lark)

@@ -1,10 +1,12 @@
 """Whether a model reasons: what tells its template, and whether a prompt begins reasoning."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
+from kvlite.errors import ChatTemplateError
 from kvlite.model.answers.form import AnswerForm
+from kvlite.model.jinja_template import render
 
 # Variables of templates, all of which are given: a template looks at its own.
 _SWITCH: Mapping[str, Mapping[str, Any]] = MappingProxyType(
@@ -19,6 +21,10 @@ _SWITCH: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         },
     }
 )
+NO_SWITCH = (
+    "--thinking {} changes nothing: this model's chat template has no switch between reasoning and "
+    "answering at once"
+)
 # Tokens at the end of a prompt that may be what begins reasoning.
 PROMPT_END = 32
 
@@ -26,6 +32,28 @@ PROMPT_END = 32
 def thinking_variables(thinking: str) -> dict[str, Any]:
     """What a template is given for the setting `thinking`."""
     return {**_SWITCH[thinking]}
+
+
+def has_switch(tokenizer: Any) -> bool:
+    """Whether a chat template makes anything of the setting `thinking`."""
+    asked = [{"role": "user", "content": "?"}]
+    try:
+        on, off = (render(tokenizer, asked, (), _SWITCH[each]) for each in ("on", "off"))
+    except ChatTemplateError:
+        return False
+    return on != off
+
+
+def spelled_in(form: AnswerForm, tokenizer: Any, ends: Collection[int]) -> dict[int, str]:
+    """Special tokens that stand around or within reasoning and calls, but for those that end an
+    answer."""
+    if not (pieces := form.pieces):
+        return {}
+    return {
+        number: each.content
+        for number, each in tokenizer.added_tokens_decoder.items()
+        if each.special and number not in ends and each.content in pieces
+    }
 
 
 def opens_reasoning(form: AnswerForm, tokenizer: Any, ids: Sequence[int]) -> bool:

@@ -2,7 +2,7 @@
 
 import ast
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 _OF_PYTHON: dict[type, tuple[str, ...]] = {
@@ -16,36 +16,72 @@ _OF_PYTHON: dict[type, tuple[str, ...]] = {
 }
 
 
-def types_of(schema: Any) -> set[str]:
-    """The types that a schema allows; none if it does not say."""
-    if not isinstance(schema, Mapping):
-        return set()
+def properties_of(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """The properties of arguments; those that are required need not be described."""
+    schema = referred(schema, schema)
+    found, required = schema.get("properties"), schema.get("required")
+    made = {**found} if isinstance(found, Mapping) else {}
+    return {**dict.fromkeys(required if isinstance(required, list) else ()), **made}
+
+
+def referred(schema: Any, root: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What a schema says, which may stand in another place of the whole; nothing if it is none."""
+    seen = set[str]()
+    while isinstance(schema, Mapping) and isinstance(schema.get("$ref"), str):
+        path = schema["$ref"]
+        if path in seen or not path.startswith("#"):
+            return {}
+        seen.add(path)
+        schema = root
+        for name in filter(None, path[1:].split("/")):
+            name = name.replace("~1", "/").replace("~0", "~")
+            schema = schema.get(name) if isinstance(schema, Mapping) else None
+    return schema if isinstance(schema, Mapping) else {}
+
+
+def choices_of(schema: Mapping[str, Any]) -> list[Any]:
+    """The values that a schema lists; none if it does not."""
+    if "const" in schema:
+        return [schema["const"]]
+    return _list(schema, "enum")
+
+
+def types_of(schema: Any, root: Mapping[str, Any], depth: int = 16) -> set[str]:
+    """The types that a schema allows; none if it does not say.
+
+    Args:
+        root: the schema that it is a part of.
+    """
+    schema = referred(schema, root) if depth else {}
     kind = schema.get("type")
-    found = {kind} if isinstance(kind, str) else {*kind} if isinstance(kind, list) else set()
+    found = {each for each in (kind if isinstance(kind, list) else [kind]) if isinstance(each, str)}
     if not found:
-        for each in (*schema.get("anyOf", ()), *schema.get("oneOf", ())):
-            found |= types_of(each)
-    if not found and isinstance(schema.get("enum"), list):
-        found = {_OF_PYTHON.get(type(each), ("string",))[0] for each in schema["enum"]}
-    return found
+        for each in (*_list(schema, "anyOf"), *_list(schema, "oneOf"), *_list(schema, "allOf")):
+            found |= types_of(each, root, depth - 1)
+    return found or {_OF_PYTHON.get(type(each), ("string",))[0] for each in choices_of(schema)}
 
 
-def is_text(schema: Any) -> bool:
+def is_text(schema: Any, root: Mapping[str, Any]) -> bool:
     """Whether a schema allows strings alone, or does not say what it allows."""
-    return types_of(schema) <= {"string"}
+    return types_of(schema, root) <= {"string"}
 
 
-def value_of(text: str, schema: Any) -> Any:
-    """What a text means where a schema does not allow strings alone: JSON, or Python's repr, if
-    that is of a type that it allows; else the text."""
-    allowed = types_of(schema)
+def _list(schema: Mapping[str, Any], name: str) -> list[Any]:
+    found = schema.get(name)
+    return found if isinstance(found, list) else []
+
+
+def value_of(text: str, allowed: Collection[str]) -> Any:
+    """What a text means where not strings alone are allowed: JSON, or Python's repr, if that is of
+    a type that is; else the text."""
     for read in (json.loads, ast.literal_eval):
         try:
             value = read(text.strip())
-        except (ValueError, SyntaxError, RecursionError, MemoryError):
+            as_json(value)
+        except (TypeError, ValueError, SyntaxError, RecursionError, MemoryError):
             continue
         kinds = _OF_PYTHON.get(type(value), ())
-        if not isinstance(value, str) and (not allowed or allowed.intersection(kinds)):
+        if not isinstance(value, str) and (not allowed or not {*kinds}.isdisjoint(allowed)):
             return value
         if isinstance(value, str) and "string" not in allowed:
             return value
@@ -53,8 +89,8 @@ def value_of(text: str, schema: Any) -> Any:
 
 
 def as_json(value: Any) -> str:
-    """A value as JSON."""
-    return json.dumps(value, ensure_ascii=False)
+    """A value as JSON. Raises ValueError or TypeError if it has none."""
+    return json.dumps(value, ensure_ascii=False, allow_nan=False)
 
 
 def within_text(text: str) -> str:
