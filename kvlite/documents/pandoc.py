@@ -22,6 +22,8 @@ _MEMORY = 3 * 2**30
 # Objects in objects; pandoc nests three for each element.
 _DEEPEST = 10_000
 _HEAP_EXHAUSTED = 251
+# What is longer than this in a formula is a word, and no sign that TeX has a name for.
+LETTERS = 3
 
 
 def pandoc_text(data: bytes, form: str, tracker: Tracker, *, gap: str = "\n\n") -> str:

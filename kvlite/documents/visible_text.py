@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from kvlite.documents.pandoc import pandoc_text, with_lost
+from kvlite.documents.pandoc import LETTERS, pandoc_text, with_lost
 from kvlite.documents.pandoc_text import LABEL, LABELLED, LINE, MARKS, PAGE
 from kvlite.documents.style_sheet import StyleSheet
 from kvlite.documents.tracker import Tracker
@@ -155,7 +155,7 @@ class VisibleText:
         self._tracker.add_characters(len(text.strip()))
         if self._parts[-1:] == ["<pre>"]:
             text = text.removeprefix("\n")
-        if not self._math:  # pandoc writes its letters as TeX
+        if not self._math or len(text.strip()) > LETTERS:
             self.pieces.append(text)
         if not self._preformatted:
             text = re.sub(r"[ \t\r\n\f]+", " ", text)
@@ -261,6 +261,8 @@ class VisibleText:
             self._label = f"{LABEL}{next(around.numbers)}. {LABELLED}"
 
     def _begin_inline(self, name: str, opened: _Open) -> None:
+        if self._preformatted:
+            self._put({"sup": "^", "sub": "_"}.get(name, ""))
         if self._preformatted or self._math or len(self._inline) >= _MOST_INLINE:
             return
         self._begin_paragraph()

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from html import escape
 
 from kvlite.documents.archive import Attributes
+from kvlite.documents.pandoc import LETTERS
 from kvlite.documents.pandoc_text import LABEL, LABELLED, LEVEL, MARKS, TAB
 from kvlite.documents.tracker import Tracker
 from kvlite.documents.word_lists import Lists
@@ -76,7 +77,7 @@ class WordCopy:
         """Add text, if it is shown."""
         if self._in_text and not (self._skipped or self._hidden or any(self._controls)):
             text = re.sub(_NOT_TEXT, "", text)
-            if not self._math:  # pandoc writes its letters as TeX
+            if not self._math or len(text.strip()) > LETTERS:
                 self.pieces.append(text)
             self.tracker.add_characters(len(text))
             self._parts.append(escape(text, quote=False))

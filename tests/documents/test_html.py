@@ -79,6 +79,8 @@ def test_html_formulas_are_tex(save: Save) -> None:
         "<mn>6</mn></msup></math>, root <math><msqrt><mn>16</mn></msqrt></math>."
     )
     assert html(save, markup) == "Ratio 1/2, power 10^6, root \\sqrt{16}."
+    unclosed = "<p>a <math><mrow>" + "<mrow>" * 70 + "<sup>x</sup></math> after"
+    assert "after" in html(save, unclosed)
 
 
 def test_html_struck_text_is_marked(save: Save) -> None:
@@ -87,8 +89,8 @@ def test_html_struck_text_is_marked(save: Save) -> None:
 
 
 def test_html_code_keeps_blank_lines_and_tabs(save: Save) -> None:
-    markup = "<p>Code:<pre><code>if x:\n\treturn 1\n\n\nreturn   2\n</code></pre>after"
-    assert html(save, markup) == "Code:\n\nif x:\n\treturn 1\n\n\nreturn   2\n\nafter"
+    markup = "<p>Code:<pre><code>if x<sup>2</sup>:\n\treturn 1\n\n\nreturn   2\n</code></pre>after"
+    assert html(save, markup) == "Code:\n\nif x^2:\n\treturn 1\n\n\nreturn   2\n\nafter"
 
 
 def test_html_soft_hyphens_and_ligatures_are_no_letters(save: Save) -> None:
