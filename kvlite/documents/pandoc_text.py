@@ -8,14 +8,15 @@ from typing import Any
 from kvlite.documents.tracker import Tracker
 
 # Marks that readers put into what pandoc is given: around an item's own number, for a paragraph
-# that is only a line, a tab, a level of a list, between pages.
-LABEL, LABELLED, LINE, TAB, LEVEL, PAGE = "\ufdd0\ufdd1\ufdd2\ufdd3\ufdd4\ufdd5"
+# that is only a line, a tab, a level of a list, a space to keep, between pages.
+LABEL, LABELLED, LINE, TAB, LEVEL, SPACE, PAGE = "\ufdd0\ufdd1\ufdd2\ufdd3\ufdd4\ufdd5\ufdd6"
 MARKS = f"[{LABEL}-{PAGE}]"
 _LABELLED = re.compile(f"{LABEL}(.*?){LABELLED} *")
+_INDENT = "  "
+_KEPT = str.maketrans({TAB: "\t", LEVEL: _INDENT, SPACE: " "})
 # Ligatures as letters, and no soft hyphens.
 PLAIN = dict(enumerate(("ff", "fi", "fl", "ffi", "ffl", "st", "st"), 0xFB00)) | {0xAD: ""}
 _LISTS = frozenset(("BulletList", "OrderedList", "DefinitionList"))
-_INDENT = "  "
 _ROMANS = ((1000, "m"), (900, "cm"), (500, "d"), (400, "cd"), (100, "c"), (90, "xc"), (50, "l"),
            (40, "xl"), (10, "x"), (9, "ix"), (5, "v"), (4, "iv"), (1, "i"))  # fmt: skip
 # Cells are repeated up to this length, as labels are, and over so many columns.
@@ -95,7 +96,7 @@ class PandocText:
         text = self._inlines(inlines)
         self.tracker.add_characters(len(text) + 1)
         lines = "\n".join(line.strip(" ") for line in text.split("\n"))
-        return _LABELLED.sub(r"\1", lines).replace(TAB, "\t").replace(LEVEL, _INDENT)
+        return _LABELLED.sub(r"\1", lines).translate(_KEPT)
 
     def _items(self, items: Sequence[tuple[str, Sequence[Node]]]) -> str:
         lines = list[str]()

@@ -24,7 +24,7 @@ _SKIPPED = frozenset((
     "colortbl", "stylesheet", "info", "fldinst", "pict", "objdata", "nonshppict", "sp", "filetbl",
     "revtbl", "listtable", "xe", "tc", "template",
 ))  # fmt: skip
-_SHOWN = frozenset(("shppict", "shpinst", "annotation", "ud"))
+_SHOWN = frozenset(("shppict", "shpinst", "footnote", "annotation", "ud"))
 _BRACKETED = {"footnote": "Note", "annotation": "Comment"}
 _NOT_READ = {"pict": "picture", "objdata": "embedded object"}
 _BESIDE = {each + which: each for each in ("header", "footer") for which in ("", "l", "r", "f")}

@@ -60,6 +60,7 @@ class _Open:
     depth: int = 0
     inside: int = 0
     inline: bool = False
+    note: bool = False
 
 
 class VisibleText:
@@ -80,6 +81,7 @@ class VisibleText:
         self._in_paragraph = False
         self._only_line = False
         self._label = ""
+        self._in_note = False
         self._preformatted = self._math = 0
 
     def start(self, name: str, attributes: Attributes) -> None:
@@ -109,6 +111,9 @@ class VisibleText:
             self._break(_ONLY_LINE[name])
         if name in _CONTAINERS and not self._preformatted:
             self._begin_container(name, attributes, around, opened)
+        elif name == "a" and _is_note(attributes) and "sup" not in self._inline:
+            self._put("[")
+            opened.note = self._in_note = True
         elif name in _INLINE or (name == "a" and self._inline[-1:] == ["sup"]):
             self._begin_inline(_INLINE.get(name, name), opened)
         elif name == "br":
@@ -139,6 +144,9 @@ class VisibleText:
             self._end_code()
         elif closed.inline:
             self._end_inline()
+        elif closed.note:
+            self._in_note = False
+            self._put("]")
         elif name == "q":
             self._put("\u201d")
         elif name in _CONTAINERS and not self._preformatted:
@@ -263,7 +271,7 @@ class VisibleText:
     def _begin_inline(self, name: str, opened: _Open) -> None:
         if self._preformatted:
             self._put({"sup": "^", "sub": "_"}.get(name, ""))
-        if self._preformatted or self._math or len(self._inline) >= _MOST_INLINE:
+        if self._preformatted or self._math or self._in_note or len(self._inline) >= _MOST_INLINE:
             return
         self._begin_paragraph()
         opened.inline = True
@@ -320,6 +328,11 @@ def texts_of(pages: Sequence[VisibleText], tracker: Tracker) -> list[str]:
     text = pandoc_text(markup.encode(errors="replace"), "html", tracker)
     text = with_lost(text, (piece for page in pages for piece in page.pieces))
     return [page.strip("\n") for page in text.split(PAGE)]
+
+
+def _is_note(attributes: Attributes) -> bool:
+    """Whether a link leads to a note."""
+    return "noteref" in attributes.get("epub:type", "") + attributes.get("role", "")
 
 
 def _whole(text: str) -> int | None:

@@ -7,7 +7,7 @@ from html import escape
 
 from kvlite.documents.archive import Attributes
 from kvlite.documents.pandoc import LETTERS
-from kvlite.documents.pandoc_text import LABEL, LABELLED, LEVEL, MARKS, TAB
+from kvlite.documents.pandoc_text import LABEL, LABELLED, LEVEL, MARKS, SPACE, TAB
 from kvlite.documents.tracker import Tracker
 from kvlite.documents.word_lists import Lists
 
@@ -80,7 +80,7 @@ class WordCopy:
             if not self._math or len(text.strip()) > LETTERS:
                 self.pieces.append(text)
             self.tracker.add_characters(len(text))
-            self._parts.append(escape(text, quote=False))
+            self._parts.append(escape(text, quote=False).replace("  ", SPACE * 2))
 
     def begin(self, tag: str, attributes: Attributes) -> None:
         """Enter an element."""

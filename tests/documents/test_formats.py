@@ -399,11 +399,14 @@ def test_rich_text_raised_lowered_struck_and_hidden(save: Save) -> None:
 
 def test_rich_text_headers_comments_lists_and_empty_cells(save: Save) -> None:
     text = (
-        rb"{\header Head\par}{\footerf Foot}{\listtext 1.\tab}one{\*\annotation Why?\par So.}\par"
+        rb"{\header Head\par}{\footerf Foot}{\listtext 1.\tab}one{\*\annotation Why?\par So.}"
+        rb"{\*\footnote F.}\par"
         rb"\trowd\cellx1\cellx2\pard\intbl a\cell\cell\row\intbl c\cell d\par e\cell\row"
         rb"\pard\par after"
     )
-    assert rich(save, text) == ("Head\n1. one [Comment: Why? So.]\na |\nc | d e\n\nafter\nFoot")
+    assert rich(save, text) == (
+        "Head\n1. one [Comment: Why? So.] [Note: F.]\na |\nc | d e\n\nafter\nFoot"
+    )
 
 
 def test_fictionbook(save: Save) -> None:

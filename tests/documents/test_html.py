@@ -68,9 +68,10 @@ def test_html_a_cell_is_in_one_line(save: Save) -> None:
 def test_html_raised_text_keeps_its_numbers_apart(save: Save) -> None:
     markup = (
         "10<sup>6</sup> units, H<sub>2</sub>O, a<sub>1</sub>2, x<sup>n+1</sup>, "
-        "in 1990<sup><a href='#f'>3</a></sup>."
+        "in 1990<sup><a href='#f'>3</a></sup>, so<a epub:type=noteref>4</a> "
+        "it<a role=doc-noteref><sup>5</sup></a>."
     )
-    assert html(save, markup) == "10^6 units, H_2O, a_(1)2, x^(n+1), in 1990[3]."
+    assert html(save, markup) == "10^6 units, H_2O, a_(1)2, x^(n+1), in 1990[3], so[4] it[5]."
 
 
 def test_html_formulas_are_tex(save: Save) -> None:

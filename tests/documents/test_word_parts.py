@@ -169,8 +169,9 @@ def test_raised_lowered_and_struck_text_is_marked_and_hidden_text_is_not_read(sa
         styled('<w:vanish w:val="0"/>', "!"),
     )  # fmt: skip
     ends = f"<w:pPr><w:rPr><w:vanish/>{raised}</w:rPr></w:pPr>"
+    body += paragraph(run("  if x:"))
     body += paragraph(ends, run("of\xadfice \ufb03"))
-    assert text(save, body) == "10^6 H_2O, ~~50~~ 40!\noffice ffi"
+    assert text(save, body) == "10^6 H_2O, ~~50~~ 40!\n  if x:\noffice ffi"
 
 
 def test_what_was_filled_in_is_read_and_placeholders_are_not(save: Save) -> None:
