@@ -1,6 +1,7 @@
 """Pandoc's tree of a document as text: a line for each row of a table, list levels indented, notes
 in brackets at their place."""
 
+import html
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -68,9 +69,9 @@ class PandocText:
             case "CodeBlock":
                 self.tracker.add_characters(len(content[1]))
                 return str(content[1])
-            case "RawBlock" if content[0] != "html":
+            case "RawBlock":
                 self.tracker.add_characters(len(content[1]))
-                return str(content[1])
+                return _raw(*content).strip("\n")
             case "LineBlock":
                 return "\n".join(map(self._paragraph, content))
             case "BlockQuote":
@@ -183,6 +184,8 @@ class PandocText:
                 return self._inlines(content[1])
             case "Code":
                 return str(content[1])
+            case "RawInline":
+                return _raw(*content)
             case "Math":
                 return _formula(content[1])
             case "Image":
@@ -227,6 +230,15 @@ def _formula(tex: str) -> str:
     tex = re.sub(r"\\phantom\{[^{}]*\}", "", " ".join(tex.split()))
     tex = re.sub(r"([\^_])\{(\w+)\}(?!\w)", r"\1\2", tex)
     return re.sub(r"(?<![\w}])\\frac\{(\w+)\}\{(\w+)\}(?![\w({\\^])", r"\1/\2", tex)
+
+
+def _raw(form: str, text: str) -> str:
+    """What stands in a format of its own, of HTML without its tags."""
+    if form != "html":
+        return text
+    for tag, written in (("sup", "^"), ("sub", "_"), ("br", "\n")):
+        text = re.sub(rf"(?i)<{tag}\b[^<>]*>", written, text)
+    return html.unescape(re.sub(r"</?[a-zA-Z!][^<>]*>", "", text))
 
 
 def _own_label(blocks: Sequence[Node]) -> bool:

@@ -437,10 +437,14 @@ def test_notebook(save: Save) -> None:
 
     result = {"output_type": "stream", "name": "stdout", "text": ["hello\n"]}
     code = cell("code", "if x:\n    print('hello')", execution_count=1, outputs=[result])
-    cells = [cell("markdown", "# Title\nwords"), code, cell("raw", "as it is")]
+    cells = [
+        cell("markdown", "# Title\n10<sup>6</sup> words\n\n<div>a &amp; b</div>"),
+        code,
+        cell("raw", "as it is"),
+    ]
     content = {"cells": cells, "metadata": {}, "nbformat": 4, "nbformat_minor": 4}
     assert read_document(save("a.ipynb", json.dumps(content))).text == (
-        "Title\n\nwords\n\nif x:\n    print('hello')\n\nhello\n\n\nas it is"
+        "Title\n\n10^6 words\n\na & b\n\nif x:\n    print('hello')\n\nhello\n\n\nas it is"
     )
     assert "is damaged or no Jupyter notebook" in refusal(save("b.ipynb", "words"))
 
