@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import kvlite
-from kvlite.engine.detokenizer import TextStream
+from kvlite.engine.detokenizer import AnswerText, TextStream
 
 
 class Bytes:
@@ -57,3 +57,16 @@ def test_a_real_tokenizer_streams_what_it_would_decode_at_once(smollm: kvlite.Ru
     pieces = [state.push(i) for i in ids] + [state.flush()]
     assert "".join(pieces) == smollm.tokenizer.decode(ids) == text
     assert all("\ufffd" not in piece for piece in pieces)
+
+
+def test_a_stop_string_with_a_token_that_is_spelled_out_ends_an_answer() -> None:
+    class Flagged(Bytes):
+        """A tokenizer whose token 1 is special."""
+
+        def decode(self, ids: list[int], **options: object) -> str:
+            return super().decode([each for each in ids if each != 1])
+
+    text = AnswerText(Flagged(), ("<t>",), {1: "<t>"})
+    assert text.push(ord("a")) == ("a", "a") and not text.stopped
+    text.push(1)
+    assert text.stopped

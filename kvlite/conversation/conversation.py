@@ -24,7 +24,7 @@ from kvlite.engine.callbacks import NO_CALLBACKS, Callbacks, Progress
 from kvlite.errors import KvliteError, SettingError
 from kvlite.memory.oom import OOMPolicy
 from kvlite.methods.engine_config import EngineConfig, require_meanings
-from kvlite.model.answers.thinking import NO_SWITCH, thinking_variables
+from kvlite.model.answers.thinking import NO_REASONING, NO_SWITCH, thinking_variables
 from kvlite.model.chat_template import all_of, certain, goes_on, said_tokens, text_tokens
 from kvlite.model.load import LoadedModel
 from kvlite.model.text_limit import tokenized
@@ -60,7 +60,7 @@ class Conversation:
         self.context = Context(model)
         self.documents: tuple[Document, ...] = ()
         self.history = History(self.context)
-        self._thinking = "auto"
+        self._told_of: tuple[str, int | None] = ("auto", None)
 
     @property
     def settings(self) -> Settings:
@@ -404,13 +404,17 @@ class Conversation:
         return tokenized(encode, self.model.tokenizer, text, self.model.shape.max_context, cancel)
 
     def notes_on(self, text: str, settings: Settings) -> tuple[str, ...]:
-        """Notes on the documents in a message that could not be read whole; and once on `thinking`
-        where it changes nothing."""
+        """Notes on the documents in a message that could not be read whole; and once on settings of
+        reasoning where they change nothing."""
         documents = (each for each in self.documents if each.note and all_of([each]) in text)
-        thinking, former = settings.thinking, self._thinking
-        self._thinking = thinking
-        unheard = thinking not in ("auto", former) and not self.model.has_switch
-        return (*(each.note for each in documents), *([NO_SWITCH.format(thinking)] * unheard))
+        thinking, budget = settings.thinking, settings.reasoning_budget
+        former, self._told_of = self._told_of, (thinking, budget)
+        unheard = list[str]()
+        if thinking not in ("auto", former[0]) and not self.model.has_switch:
+            unheard.append(NO_SWITCH.format(thinking))
+        if budget not in (None, former[1]) and self.model.answer_form.reasoning is None:
+            unheard.append(NO_REASONING.format(budget))
+        return (*(each.note for each in documents), *unheard)
 
     def message_ids(self, text: str, settings: Settings, cancel: Event | None) -> list[int]:
         """The tokens to read if `text` is said now: what is pending of the last answer, and of the

@@ -80,8 +80,8 @@ class AnswerText:
 
     @property
     def stopped(self) -> bool:
-        """Whether a stop string came."""
-        return self._text.stopped
+        """Whether a stop string came; it may have a token that is spelled out."""
+        return self._text.stopped or (self._raw is not None and self._raw.stopped)
 
     def push(self, token_id: int) -> tuple[str, str]:
         """What is certain with one more token, of both."""

@@ -49,10 +49,12 @@ async def asked(
     variables = request.variables(runner.settings)
     ids = await message_ids(model, told, use.shown, variables, continues=request.continues)
     form, most = runner.model.answer_form, request.most_reasoning or None
-    opened = opens_reasoning(form, runner.tokenizer, ids)
+    opened, goes_on = opens_reasoning(form, runner.tokenizer, ids), request.continues
     if request.continues and form.reasoning is not None:
-        begun = told[-1]["content"]
-        opened = opened or begun.rfind(form.reasoning.begin) > begun.rfind(form.reasoning.end)
+        begun, begin = told[-1]["content"], form.reasoning.begin
+        is_within = begun.rfind(begin) > begun.rfind(form.reasoning.end)
+        opened = opened or is_within
+        goes_on = not opened or (is_within and not begun.rstrip().endswith(begin))
     if use.tools:
         most = most or runner.settings.reasoning_budget
         grammar = partial(use.grammar, runner.model, settings.get("schema", ""), most)
@@ -62,7 +64,6 @@ async def asked(
     ask = Ask(ids, settings, request.choices, top, lent=lent)
     if not use.tools and form.reasoning is None:
         return ask, None
-    goes_on = request.continues and not opened
     return ask, partial(
         AnswerReader, form, use.tools, reasoning=opened, begun=goes_on, several=use.several
     )
@@ -122,6 +123,7 @@ class ChatAnswer:
                     made[index] += part.kind == "name"
                     chances = found if part.kind == "text" else None
                     yield self._chunk(index, _delta(part, made[index] - 1), logprobs=chances)
+                    found = None if part.kind == "text" else found
                 if heard.reason is not None:
                     yield self._chunk(index, {}, _reason(heard.reason, made[index]))
         if self.request.with_usage:

@@ -2,23 +2,24 @@
 
 import base64
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from typing import Any
 from uuid import uuid4
 
 from kvlite.model.answers.reader import Part
-from kvlite.server.usage import Call, Choice
+from kvlite.server.usage import Call
 
 Item = dict[str, Any]
 Event = tuple[str, dict[str, Any]]
 _KINDS = {"text": "message", "reasoning": "reasoning", "name": "function_call"}
 
 
-def items_of(choice: Choice) -> list[Item]:
-    """The items of an answer, which has a message if it has nothing else."""
-    made = [_reasoning_item(choice.reasoning)] if choice.reasoning else []
-    if choice.text or not choice.calls:
-        made.append(_message([_text_part(choice.text)]))
-    return made + [_call_item(each) for each in choice.calls]
+def items_of(parts: Sequence[Part]) -> list[Item]:
+    """The items of a whole answer, which are those of its stream."""
+    stream = ItemStream()
+    for _ in chain(stream.push(parts), stream.flush()):
+        pass
+    return stream.items
 
 
 class ItemStream:

@@ -86,7 +86,7 @@ class ResponseAnswer:
     async def whole(self) -> dict[str, Any]:
         """The response object."""
         (choice,), usage = await gathered(self.model, self.ask, self._new_reader)
-        items = items_of(choice)
+        items = items_of(choice.parts)
         self._keep(items)
         return self._response(_ended(choice.reason), items, usage)
 
@@ -180,4 +180,5 @@ def _counted(usage: Usage) -> dict[str, Any]:
 
 
 def _length(messages: Messages) -> int:
-    return sum(len(each["content"]) + len(str(each.get("tool_calls", ""))) for each in messages)
+    parts = ("content", "reasoning_content", "tool_calls")
+    return sum(len(str(each.get(part, ""))) for each in messages for part in parts)

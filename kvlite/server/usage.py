@@ -30,17 +30,23 @@ class Call:
 
 @dataclass
 class Choice:
-    """One of the answers."""
+    """One of the answers.
+
+    Attributes:
+        parts: as they came.
+    """
 
     text: str = ""
     reasoning: str = ""
     calls: list[Call] = field(default_factory=list)
     reason: str = "stop"
     tokens: list[Token] = field(default_factory=list)
+    parts: list[Part] = field(default_factory=list)
     prompt: tuple[Chances, ...] = ()
 
     def add(self, part: Part) -> None:
         """Take what came."""
+        self.parts.append(part)
         if part.kind == "text":
             self.text += part.text
         elif part.kind == "reasoning":

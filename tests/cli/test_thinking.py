@@ -106,6 +106,10 @@ def test_a_switch_that_is_not_there_is_named(
     done = kvlite("ask", text, "Two?", "And two?", *flags, model)
     assert done.err.count("Note: --thinking off changes nothing: this model's chat") == 1
     assert "changes nothing" not in kvlite("ask", text, "Two?", *flags, thinker).err
+    flags = ("--max-tokens", 3, "--reasoning-budget", 5, "--model")
+    done = kvlite("ask", text, "Two?", "And two?", *flags, tiny_folder)
+    assert done.err.count("Note: --reasoning-budget 5 changes nothing: this model's chat") == 1
+    assert "changes nothing" not in kvlite("ask", text, "Two?", *flags, thinker).err
 
 
 def test_a_chat_folds_it_and_shows_it_when_asked(thinker: Path, tmp_path: Path) -> None:

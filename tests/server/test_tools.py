@@ -4,11 +4,13 @@ import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from kvlite.config.settings import Settings
+from kvlite.model.answers.reader import Part
 from kvlite.server.config import ServerConfig
 from kvlite.server.messages import Item
 from tests.server.conftest import Server, said, serving
@@ -114,6 +116,23 @@ def test_responses_have_calls_as_items(tooled: Server) -> None:
     assert whole.output_text == second.output_text
 
 
+def test_a_stream_has_the_chances_of_a_token_once(
+    tooled: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also those of a last one, with which text comes that was held back."""
+    reader = SimpleNamespace(is_reasoning=False)
+    reader.push = lambda text: [Part("text", text)]
+    reader.flush = lambda: [Part("text", ".")]
+    monkeypatch.setattr("kvlite.server.chat.AnswerReader", lambda *_, **__: reader)
+    given: dict[str, Any] = {"model": tooled.model.names[0], "messages": said("Hi"), "tools": TOOLS}
+    chunks = tooled.client.chat.completions.create(
+        **given, stream=True, logprobs=True, max_tokens=3
+    )
+    found = [each.choices[0] for each in chunks if each.choices]
+    assert "".join(each.delta.content or "" for each in found).endswith(".")
+    assert sum(len(each.logprobs.content or []) for each in found if each.logprobs) == 3
+
+
 def test_tools_that_cannot_be_used_are_refused(tooled: Server) -> None:
     wrong = {**PARAMETERS, "not": {}}
     for tools, choice, words in (
@@ -127,7 +146,7 @@ def test_tools_that_cannot_be_used_are_refused(tooled: Server) -> None:
         (
             [{"type": "function", "function": {**WEATHER, "parameters": wrong, "strict": True}}],
             "auto",
-            'Unimplemented keys: ["not"]',
+            '(Unimplemented keys: ["not"]): leave strict out',
         ),
     ):
         body = {"messages": said("Hi"), "tools": tools, "tool_choice": choice}

@@ -6,6 +6,8 @@ from typing import Any
 from kvlite.model.answers.form import AnswerForm, CallForm, Tool
 from kvlite.model.answers.rules import ANY, Rules
 
+# Calls of an answer: small models that must call would go on as long as the context lasts.
+MOST_CALLS = 32
 _SPACE = "/[ \\n]{0,4}/"
 
 
@@ -35,7 +37,7 @@ def answer_grammar(
         several: whether there may be more than one, where the form has that.
         opened: whether the prompt begins reasoning.
         most_reasoning: tokens of it.
-        ends: tokens that end an answer.
+        ends: tokens that end an answer, which reasoning has none of.
 
     Raises:
         SettingError: a strict tool has a schema that cannot be enforced.
@@ -52,6 +54,8 @@ def answer_grammar(
             body = calls.after_text()
     if is_free and most_reasoning is None:
         return "\n".join([f"start: {body}", *rules.lines]) if body else ""
+    if tools and form.calls is not None and (call := rules.control(form.calls.trigger)) is not None:
+        ends = [*ends, call]  # it would end reasoning
     thought = _reasoning(form, rules, ends, most_reasoning, opened=opened)
     return "\n".join([f"start: {thought} {body or '<[*]>*'}", *rules.lines])
 
@@ -80,7 +84,11 @@ class _Calls:
 
     def rule(self, opening: str) -> str:
         """A rule of calls that begin with this rule."""
-        more = f"({self.rules.text(self.form.between)} {self._call})*" if self._several else ""
+        more = (
+            f"({self.rules.text(self.form.between)} {self._call}){{0,{MOST_CALLS - 1}}}"
+            if self._several
+            else ""
+        )
         last = self.form.last.rstrip()
         space = self.rules.text(self.form.last[len(last) :])
         parts = (opening, self._call, more, self.rules.text(last), space and f"{space}?")

@@ -74,7 +74,9 @@ class AnswerReader:
         """The rest, at the end of the answer."""
         held, self._held = self._held, ""
         if self._step == self._reasoning:
-            return []  # the end of reasoning, as far as it came
+            assert self._form.reasoning is not None
+            ends = self._form.reasoning.end.startswith(held.strip())
+            return [] if ends else _part("reasoning", held.rstrip())
         if self._step == self._values and self._arguments is not None:
             return _part("arguments", self._arguments.flush())
         if self._step == self._after:
@@ -104,12 +106,40 @@ class AnswerReader:
             if form.begin.startswith(self._held):
                 return []
         at = self._held.find(form.end)
+        marks = [form.end]
+        if self._calls is not None and (trigger := self._calls.trigger):
+            marks.append(trigger)
+            end = len(self._held) if at < 0 else at
+            call = self._held.find(trigger, 0, end)
+            while call >= 0:
+                if (is_call := self._is_call(self._calls, self._held[call:])) is not False:
+                    return self._thought_until(call, waits=is_call is None)
+                call = self._held.find(trigger, call + 1, end)
         if at < 0:
-            return self._certain("reasoning", [form.end])
+            return self._certain("reasoning", marks)
         thought = self._held[:at].rstrip()
         self._go(self._text, self._held[at + len(form.end) :])
         self._begun = False
         return _part("reasoning", thought)
+
+    def _thought_until(self, call: int, *, waits: bool) -> list[Part]:
+        """Reasoning up to a call, which ends it; `waits` if that may be one or not."""
+        thought = self._held[:call].rstrip()
+        if waits:
+            self._held = self._held[len(thought) :]
+            self._begun = self._begun or bool(thought)
+        else:
+            self._opening = self._held[len(thought) : call]
+            self._go(self._call, self._held[call:])
+            self._begun = False
+        return _part("reasoning", thought)
+
+    def _is_call(self, form: CallForm, text: str) -> bool | None:
+        """Whether a text begins with a call of one of the tools; None if it is not known yet."""
+        ends = [_match(form.first.strip() + name + form.middle, text) for name in self._tools]
+        if any(end is not None and end >= 0 for end in ends):
+            return True
+        return None if None in ends else False
 
     def _text(self) -> list[Part]:
         if not self._begun and (beginning := self._beginning()) is not None:
@@ -150,13 +180,12 @@ class AnswerReader:
             forms += LOOSE if isinstance(calls.arguments, JSONArguments) else ()
         waits = any(start.startswith(held) for start, _, _ in starts)
         for form in forms:
-            for name in self._tools:
-                end = _match(form.first.strip() + name + form.middle, held)
-                waits = waits or end is None
-                if end is not None and end >= 0:
-                    self._calls, self._opening = form, ""
-                    self._go(self._call, held)
-                    return []
+            is_call = self._is_call(form, held)
+            waits = waits or is_call is None
+            if is_call:
+                self._calls, self._opening = form, ""
+                self._go(self._call, held)
+                return []
         return [] if waits else None
 
     def _shown(self, text: str) -> list[Part]:

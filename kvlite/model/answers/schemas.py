@@ -2,6 +2,7 @@
 
 import json
 import logging
+import re
 from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache, partial
 from typing import Any
@@ -17,6 +18,8 @@ _HARD = ("pattern", "format", "patternProperties", "propertyNames", "multipleOf"
 # Keywords whose values have names for keys, and those whose values are no schemas.
 _VALUES = ("enum", "const")
 _MAPS, _DATA = ("properties", "$defs", "definitions"), ("enum", "const", "default", "examples")
+# Where in a grammar llguidance found something wrong, before and after what that is.
+_WHERE = re.compile(r"^at \d+\(\d+\): (failed to compile JSON schema: )?|\s+\d+ \| start: .*", re.S)
 _Flaw = Callable[[dict[str, Any]], str | None]
 _TYPES = frozenset({"string", "number", "integer", "boolean", "object", "array", "null"})
 
@@ -149,5 +152,10 @@ def _flaw(schema: dict[str, Any], *, strict: bool, controls: frozenset[str]) -> 
         grammar = LLMatcher.grammar_from_lark(lark)
         is_wrong, said = with_deep_stack(lambda: LLMatcher.validate_grammar_with_warnings(grammar))
     except ValueError as error:
-        return in_a_line(str(error))
-    return in_a_line(said[0]) if is_wrong else None
+        return _why(str(error))
+    return _why(said[0]) if is_wrong else None
+
+
+def _why(said: str) -> str:
+    """What llguidance says is wrong, without the grammar that it was found in."""
+    return in_a_line(_WHERE.sub("", said))

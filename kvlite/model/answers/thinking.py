@@ -25,6 +25,10 @@ NO_SWITCH = (
     "--thinking {} changes nothing: this model's chat template has no switch between reasoning and "
     "answering at once"
 )
+NO_REASONING = (
+    "--reasoning-budget {} changes nothing: this model's chat template has no reasoning that is "
+    "told apart from answers"
+)
 # Tokens at the end of a prompt that may be what begins reasoning.
 PROMPT_END = 32
 

@@ -14,6 +14,8 @@ _OF_PYTHON: dict[type, tuple[str, ...]] = {
     dict: ("object",),
     type(None): ("null",),
 }
+# Keywords that only schemas of one type have.
+_OF_KEYWORDS = {"properties": "object", "additionalProperties": "object", "items": "array"}
 
 
 def properties_of(schema: Mapping[str, Any]) -> dict[str, Any]:
@@ -58,7 +60,8 @@ def types_of(schema: Any, root: Mapping[str, Any], depth: int = 16) -> set[str]:
     if not found:
         for each in (*_list(schema, "anyOf"), *_list(schema, "oneOf"), *_list(schema, "allOf")):
             found |= types_of(each, root, depth - 1)
-    return found or {_OF_PYTHON.get(type(each), ("string",))[0] for each in choices_of(schema)}
+    found = found or {_OF_PYTHON.get(type(each), ("string",))[0] for each in choices_of(schema)}
+    return found or {kind for key, kind in _OF_KEYWORDS.items() if key in schema}
 
 
 def is_text(schema: Any, root: Mapping[str, Any]) -> bool:
