@@ -1,7 +1,8 @@
 """Work in a child process, which can be stopped at once and has a memory limit.
 
 The child is another Python that runs this module: unlike `multiprocessing` it never imports the
-caller's own script. It ends with its parent, however that ends.
+caller's own script. It ends with its parent, however that ends, and programs that it began end with
+it: they are a process group.
 """
 
 import os
@@ -104,6 +105,7 @@ class Child:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             env={**os.environ, "PYTHONPATH": path, **environment},
+            process_group=None if sys.platform == "win32" else 0,
         )
         self._hear = hear
         threading.Thread(target=self._listen, daemon=True).start()
@@ -123,8 +125,8 @@ class Child:
             self._process.stdin.flush()
 
     def end(self) -> None:
-        """Kill it, if it has not ended."""
-        self._process.kill()
+        """Kill it and what it began, if they have not ended."""
+        _kill(self._process)
         self._process.wait()
         for stream in (self._process.stdin, self._process.stdout):
             assert stream is not None
@@ -166,7 +168,17 @@ class Parent:
         with suppress(EOFError, OSError):
             while True:
                 self._came.put(pickle.load(self._hears))
+        if sys.platform != "win32" and os.getpgrp() == os.getpid():
+            os.killpg(os.getpid(), signal.SIGKILL)
         os._exit(1)
+
+
+def _kill(process: "subprocess.Popen[bytes]") -> None:
+    if sys.platform == "win32":
+        process.kill()
+        return
+    with suppress(ProcessLookupError, PermissionError):  # all of them have ended
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 def _ended(code: int) -> Exception:

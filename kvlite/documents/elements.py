@@ -1,11 +1,10 @@
 """Markup of office documents as a browser would show it: its elements by the names of HTML's."""
 
-import re
 from collections.abc import Mapping
 
 from kvlite.documents.archive import Attributes
 from kvlite.documents.tracker import Tracker
-from kvlite.documents.visible_text import MARKS, VisibleText
+from kvlite.documents.visible_text import VisibleText
 
 _PARAGRAPHS = ("p", "div", "h1")
 
@@ -56,8 +55,4 @@ class Elements:
 
     def characters(self, text: str) -> None:
         """Add text."""
-        self.pages[-1].data(re.sub(MARKS, "", text))
-
-    def texts(self) -> list[str]:
-        """The text of each page."""
-        return [page.text() for page in self.pages]
+        self.pages[-1].data(text)

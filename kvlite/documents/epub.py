@@ -5,8 +5,10 @@ import re
 from urllib.parse import unquote
 
 from kvlite.documents.archive import Archive, Attributes
-from kvlite.documents.html import html_page
-from kvlite.documents.tracker import Tracker
+from kvlite.documents.html import html_events
+from kvlite.documents.plain_text import decoded
+from kvlite.documents.tracker import PARSER_ERRORS, Tracker
+from kvlite.documents.visible_text import VisibleText, texts_of
 from kvlite.errors import DocumentError
 
 CONTAINER = "META-INF/container.xml"
@@ -14,7 +16,8 @@ _PAGES = ("application/xhtml+xml", "text/html")
 
 
 def epub_text(data: bytes, tracker: Tracker) -> str:
-    """The text of a book's files, in the order in which they are read.
+    """The text of a book's files, in the order in which they are read; what stands outside that
+    order comes last. A damaged file is left out and named.
 
     Raises:
         DocumentError: it is encrypted, or unpacks to too much.
@@ -29,15 +32,38 @@ def epub_text(data: bytes, tracker: Tracker) -> str:
         )
     archive.parse(CONTAINER, found.begin)
     archive.parse(found.path, found.begin)
-    files = [found.items[each] for each in found.order if found.items[each][1] in _PAGES]
-    folder, texts = posixpath.dirname(found.path), list[str]()
-    for number, (name, _) in enumerate(files):
-        tracker.report(number, len(files))
-        path = posixpath.normpath(posixpath.join(folder, unquote(name)))
-        # The title of a file is that of the book again, or the file's name.
-        markup = re.sub(rb"(?s)<title\b.*?</title>", b"", archive.unpacked(path), count=1)
-        texts.append(html_page(markup, tracker))
-    return "\n\n".join(filter(None, texts))
+    pages, order = list[VisibleText](), found.order + found.beside
+    for number, id in enumerate(order):
+        tracker.report(number, len(order))
+        name, kind, properties = found.items.get(id, (id, _PAGES[0], ""))
+        if kind.startswith("image/"):
+            tracker.not_read["picture"] += 1
+        elif kind not in _PAGES:
+            tracker.not_read[f"part ({name})"] += 1
+        elif "nav" not in properties.split():
+            path = posixpath.join(posixpath.dirname(found.path), unquote(name))
+            page = _page(archive, posixpath.normpath(path), tracker)
+            if page is None:
+                tracker.not_read[f"damaged part ({name})"] += 1
+            else:
+                pages.append(page)
+    if not pages:
+        raise ValueError("none of its parts can be read")
+    return "\n\n".join(filter(None, texts_of(pages, tracker)))
+
+
+def _page(archive: Archive, path: str, tracker: Tracker) -> VisibleText | None:
+    """What is visible of one file; None if it is damaged."""
+    try:
+        data = archive.unpacked(path)
+    except PARSER_ERRORS:
+        return None
+    # The title of a file is that of the book again, or the file's name.
+    markup = re.sub(rb"(?s)<title\b.*?</title>", b"", data, count=1)
+    try:
+        return html_events(decoded(markup, tracker, html=True), tracker)
+    except DocumentError:
+        return None
 
 
 class _Package:
@@ -45,20 +71,24 @@ class _Package:
 
     Attributes:
         path: of the package itself.
-        items: name and type of each file, by its id.
+        items: name, type and properties of each file, by its id.
         order: ids in the order of reading.
+        beside: ids outside that order, such as those of notes.
     """
 
     def __init__(self) -> None:
         self.path = ""
-        self.items = dict[str, tuple[str, str]]()
-        self.order = list[str]()
+        self.items = dict[str, tuple[str, str, str]]()
+        self.order, self.beside = list[str](), list[str]()
 
     def begin(self, name: str, attributes: Attributes) -> None:
         """Look at an element of the container or the package."""
         if name == "rootfile":
             self.path = self.path or attributes["full-path"]
         elif name == "item":
-            self.items[attributes["id"]] = attributes["href"], attributes["media-type"]
+            about = attributes["href"], attributes["media-type"], attributes.get("properties", "")
+            self.items[attributes["id"]] = about
         elif name == "itemref":
-            self.order.append(attributes["idref"])
+            (self.beside if attributes.get("linear") == "no" else self.order).append(
+                attributes["idref"]
+            )

@@ -5,7 +5,7 @@ import re
 
 from kvlite.documents.plain_text import decoded
 from kvlite.documents.tracker import PARSER_ERRORS, Tracker
-from kvlite.documents.visible_text import MARKS, VisibleText
+from kvlite.documents.visible_text import NOT_TEXT, VisibleText, texts_of
 from kvlite.errors import DocumentError
 
 _PIECE = 2**16
@@ -24,16 +24,21 @@ def html_text(markup: str, tracker: Tracker) -> str:
         ContextError: it is longer than could fit.
         Stopped: someone cancelled.
     """
+    return texts_of([html_events(markup, tracker)], tracker)[0]
+
+
+def html_events(markup: str, tracker: Tracker) -> VisibleText:
+    """What is visible of a page; errors as of `html_text`."""
     from lxml.etree import LxmlError
 
     page = VisibleText(tracker)
     try:
-        _parse(re.sub(MARKS, "", _without_cdata(markup)), page, tracker)
+        _parse(re.sub(NOT_TEXT, "", _without_cdata(markup)), page, tracker)
     except (LxmlError, *PARSER_ERRORS) as error:
         raise DocumentError(
             f"{tracker.label} cannot be read as HTML: open it in a browser and save it as text."
         ) from error
-    return page.text()
+    return page
 
 
 def _parse(markup: str, page: VisibleText, tracker: Tracker) -> None:

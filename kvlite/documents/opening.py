@@ -13,8 +13,8 @@ from kvlite.documents.tracker import Tracker
 from kvlite.errors import DocumentError
 
 Kind = Literal[
-    "text", "html", "pdf", "zip", "docx", "opendocument", "slides", "sheets", "epub", "rtf", "mail",
-    "other",
+    "text", "html", "pdf", "zip", "docx", "opendocument", "slides", "sheets", "epub", "fb2",
+    "notebook", "rtf", "mail", "other",
 ]  # fmt: skip
 
 # More than the longest trained context, of ten million tokens, takes.
@@ -46,6 +46,8 @@ _KINDS: dict[str, Kind] = {
     ".xlsb": "sheets",
     ".xls": "sheets",
     ".epub": "epub",
+    ".fb2": "fb2",
+    ".ipynb": "notebook",
     ".rtf": "rtf",
     ".eml": "mail",
     ".html": "html",

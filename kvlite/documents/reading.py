@@ -41,6 +41,8 @@ _READERS: dict[Kind, tuple[Reader, str]] = {
     "slides": (_reader("slides", "slides"), "PowerPoint file"),
     "sheets": (_reader("sheets", "sheets_text"), "Excel workbook"),
     "epub": (_reader("epub", "epub_text"), "EPUB book"),
+    "fb2": (_reader("direct", "fb2_text"), "FictionBook"),
+    "notebook": (_reader("direct", "notebook_text"), "Jupyter notebook"),
     "rtf": (_reader("rtf", "rtf_text"), "RTF text"),
     "mail": (_reader("mail", "mail_text"), "message"),
 }
@@ -55,8 +57,8 @@ def read_document(
     ocr: bool = False,
     apart: bool = False,
 ) -> Document:
-    """Read a text, PDF, HTML, Word, OpenDocument, PowerPoint, Excel, EPUB, RTF or mail file; "-"
-    reads standard input.
+    """Read a text, PDF, HTML, Word, OpenDocument, PowerPoint, Excel, EPUB, FictionBook, RTF or
+    mail file, or a Jupyter notebook; "-" reads standard input.
 
     The file's first bytes count for more than its suffix.
 

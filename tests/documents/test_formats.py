@@ -1,12 +1,15 @@
 """Books, slides, workbooks, OpenDocument, rich text and mail: what is read, and in which order."""
 
+import contextlib
 import io
+import json
 import zipfile
 from collections.abc import Mapping
 
 import pytest
 
 from kvlite.documents import read_document
+from kvlite.errors import DocumentError
 
 from .files import Save, refusal
 
@@ -185,13 +188,71 @@ def test_opendocument_text(save: Save) -> None:
         "",
         "Growth [Note: Audited.] of 12%.",
         "Next line",
-        *("1. one", "2. two", "- inner"),
+        *("1. one", "2. two", "  - inner"),
         "a |  |  | b c",
         "",
         "[Picture: A cat]",
     ]
     assert read.not_read == ("1 picture",)
     assert read.page_starts == ()
+
+
+def test_opendocument_raised_lowered_struck_and_hidden_text(save: Save) -> None:
+    properties = {
+        "up": 'style:text-position="super 58%"',
+        "down": 'style:text-position="-33% 58%"',
+        "gone": 'style:text-line-through-style="solid"',
+        "off": 'text:display="none"',
+    }
+    styles = "".join(
+        f'<style:style style:name="{name}"><style:text-properties {each}/></style:style>'
+        for name, each in properties.items()
+    )
+    spans = {name: f'<text:span text:style-name="{name}">{{}}</text:span>' for name in properties}
+    said = (
+        f"10{spans['up'].format(6)} H{spans['down'].format(2)}O {spans['gone'].format(50)} 40"
+        f"{spans['off'].format('no')}"
+    )
+    content = opendocument(f"<office:text><text:p>{said}</text:p></office:text>", styles)
+    assert read_document(save("a.odt", content)).text == "10^6 H_2O ~~50~~ 40"
+
+
+def test_opendocument_cells_over_several_rows_or_columns_stand_in_each(save: Save) -> None:
+    def cell(inside: str, more: str = "") -> str:
+        return f"<table:table-cell {more}><text:p>{inside}</text:p></table:table-cell>"
+
+    covered = "<table:covered-table-cell/>"
+    rows = (
+        cell("wide", 'table:number-columns-spanned="2"') + covered + cell("x"),
+        cell("tall", 'table:number-rows-spanned="2"') + cell("1") + cell(""),
+        covered + cell("2") + cell("y"),
+    )
+    inside = "".join(f"<table:table-row>{row}</table:table-row>" for row in rows)
+    content = opendocument(f"<office:text><table:table>{inside}</table:table></office:text>")
+    assert read_document(save("a.odt", content)).text == (
+        "wide | wide | x\ntall | 1 |\ntall | 2 | y"
+    )
+
+
+def test_opendocument_headers_footers_and_formulas(save: Save) -> None:
+    master = (
+        f"<office:document-styles {_SPACES}><office:master-styles><style:header-style/>"
+        "<style:header><text:p>Secret</text:p></style:header>"
+        "<style:header-first><text:p>Secret</text:p></style:header-first>"
+        "<style:footer><text:p>Page 1</text:p></style:footer>"
+        "</office:master-styles></office:document-styles>"
+    )
+    half = (
+        '<math xmlns="http://www.w3.org/1998/Math/MathML"><semantics><mfrac><mn>1</mn><mn>2</mn>'
+        "</mfrac><annotation>1 over 2</annotation></semantics></math>"
+    )
+    body = (
+        "<office:text><text:p>Ratio <draw:frame><draw:object xmlns:x='http://www.w3.org/1999/xlink'"
+        " x:href='./Object 1'/><draw:image/></draw:frame>.</text:p></office:text>"
+    )
+    parts = {**parts_of(opendocument(body)), "styles.xml": master, "Object 1/content.xml": half}
+    read = read_document(save("a.odt", packed(parts)))
+    assert (read.text, read.not_read) == ("Secret\n\nRatio 1/2.\n\nPage 1", ())
 
 
 def test_opendocument_tables_and_slides(save: Save) -> None:
@@ -201,6 +262,17 @@ def test_opendocument_tables_and_slides(save: Save) -> None:
     )
     content = opendocument(f"<office:spreadsheet>{sheet}</office:spreadsheet>")
     assert read_document(save("a.ods", content)).text.split() == ["Costs", "7"]
+    again = (
+        '<table:table-cell office:value-type="float" table:number-columns-repeated="3"><text:p>0'
+        '</text:p></table:table-cell><table:table-cell table:number-columns-repeated="2"/>'
+    )
+    rows = f"<table:table-row>{cell}{again}{cell}</table:table-row>" + (
+        f'<table:table-row>{cell}<table:table-cell table:number-columns-repeated="16383"/>'
+        f"</table:table-row><table:table-row>{cell}</table:table-row>"
+    )
+    repeated = f"<office:spreadsheet><table:table>{rows}</table:table></office:spreadsheet>"
+    read = read_document(save("b.ods", opendocument(repeated)))
+    assert read.text == "7 | 0 | 0 | 0 |  |  | 7\n7 |\n7 |"
     pages = "".join(f"<draw:page><text:p>{each}</text:p></draw:page>" for each in ("one", "two"))
     read = read_document(
         save("a.odp", opendocument(f"<office:presentation>{pages}</office:presentation>"))
@@ -211,7 +283,35 @@ def test_opendocument_tables_and_slides(save: Save) -> None:
 def test_book_in_its_order(save: Save) -> None:
     read = read_document(save("a.epub", book()))
     assert read.text == "First\n\nIt begins.\n\nCaf\u00e9, the end."
-    assert read.not_read == ("1 picture",)
+    assert read.not_read == ("2 pictures",)
+
+
+def changed(markup: str, new: str) -> bytes:
+    """The book with another package."""
+    parts = parts_of(book())
+    opf = parts["in/book.opf"].decode()
+    assert markup in opf
+    return packed({**parts, "in/book.opf": opf.replace(markup, new)})
+
+
+def test_a_damaged_part_of_a_book_is_left_out_and_named(save: Save) -> None:
+    gone = changed('href="one.xhtml"', 'href="none.xhtml"')
+    content = book()
+    with zipfile.ZipFile(io.BytesIO(content)) as archive:
+        at = archive.getinfo("in/one.xhtml").header_offset + 30 + len("in/one.xhtml")
+    broken = bytearray(content)
+    broken[at + 5] ^= 0xFF
+    for data, name in ((gone, "none.xhtml"), (bytes(broken), "one.xhtml")):
+        read = read_document(save("a.epub", data))
+        assert read.text == "Caf\u00e9, the end."
+        assert f"1 damaged part ({name})" in read.not_read
+
+
+def test_lists_of_a_books_pages_are_left_out_and_notes_come_last(save: Save) -> None:
+    nav = changed('<item id="a" ', '<item id="a" properties="nav" ')
+    assert read_document(save("a.epub", nav)).text == "Caf\u00e9, the end."
+    last = changed('<itemref idref="a"/>', '<itemref idref="a" linear="no"/>')
+    assert read_document(save("b.epub", last)).text == "Caf\u00e9, the end.\n\nFirst\n\nIt begins."
 
 
 def test_slides_are_pages_in_their_order(save: Save) -> None:
@@ -221,6 +321,43 @@ def test_slides_are_pages_in_their_order(save: Save) -> None:
     assert read.not_read == ("1 picture",)
 
 
+def test_a_row_of_a_slide_may_end_in_an_empty_cell(save: Save) -> None:
+    parts = parts_of(deck())
+    slide = parts["ppt/slides/slide1.xml"]
+    parts["ppt/slides/slide1.xml"] = slide.replace(b"<a:t>y", b"<a:t>").replace(
+        b"</a:tbl>", b"<a:tr><a:tc><a:p><a:t>z</a:t></a:p></a:tc></a:tr></a:tbl>"
+    )
+    assert "\nx |\nz |\n" in read_document(save("a.pptx", packed(parts))).text
+
+
+def test_slides_keep_raised_text_formulas_and_merged_cells_apart(save: Save) -> None:
+    def said(text: str, more: str = "") -> str:
+        return f"<a:r><a:rPr {more}/><a:t>{text}</a:t></a:r>"
+
+    def cell(text: str, more: str = "") -> str:
+        return f"<a:tc {more}><a:txBody><a:p>{said(text)}</a:p></a:txBody></a:tc>"
+
+    raised, lowered = said("6", 'baseline="30000"'), said("2", 'baseline="-25000"')
+    half = (
+        "<m:f xmlns:m='http://schemas.openxmlformats.org/officeDocument/2006/math'>"
+        "<m:num><m:t>1</m:t></m:num><m:den><m:t>2</m:t></m:den></m:f>"
+    )
+    struck = said("50", 'strike="sngStrike"')
+    rows = (
+        cell("wide", 'gridSpan="2"') + cell("", 'hMerge="1"'),
+        cell("tall", 'rowSpan="2"') + cell("1"),
+        cell("", 'vMerge="1"') + cell("2"),
+    )
+    table = "".join(f"<a:tr>{row}</a:tr>" for row in rows)
+    parts = parts_of(deck())
+    parts["ppt/slides/slide1.xml"] = _slide(
+        f"<a:p>{said('10')}{raised}{said(' H')}{lowered}{said('O ')}{struck} {half}</a:p>"
+        f"<a:tbl>{table}</a:tbl>"
+    ).encode()
+    read = read_document(save("a.pptx", packed(parts))).text
+    assert read.endswith("10^6 H_2O ~~50~~ (1)/(2)\nwide | wide\ntall | 1\ntall | 2")
+
+
 def test_workbook(save: Save) -> None:
     read = read_document(save("a.xlsx", workbook()))
     assert read.text == "Sales\nNorth |  | 12 | 0.5\n2025-03-01"
@@ -228,10 +365,88 @@ def test_workbook(save: Save) -> None:
 
 def test_rich_text(save: Save) -> None:
     read = read_document(save("a.rtf", RICH_TEXT))
-    assert read.text.split("\n") == ["Caf\u00e9 \u20ac 5.", "a | b", "c | d", "end", ""]
-    assert read.not_read == ("1 picture", "1 footnote")
+    assert read.text.split("\n") == [
+        "Caf\u00e9 \u20ac 5. [Note: Small.]", "a | b", "c | d", "", "end",
+    ]  # fmt: skip
+    assert read.not_read == ("1 picture",)
     beyond = rb"{\rtf1 Otto \u-10179?\u-8704? paid.}"
     assert read_document(save("b.rtf", beyond)).text == "Otto \U0001f600 paid."
+
+
+def rich(save: Save, inside: bytes) -> str:
+    return read_document(save("a.rtf", rb"{\rtf1\ansi\ansicpg1251 " + inside + b"}")).text
+
+
+def test_rich_text_in_the_encoding_of_its_font(save: Save) -> None:
+    sets = enumerate((204, 161, 128, 0))
+    fonts = b"".join(b"{\\f%d\\fcharset%d A;}" % each for each in sets)
+    text = (
+        rb"\f0 \'cf\'f0\'e8\'e2\'e5\'f2 {\f1 \'c1\'e1}{\f2\'82\'a0\'83A} {\f3\'cf}"
+        rb" \uc2\u8364\'80\'80x"
+    )
+    assert rich(save, rb"{\fonttbl" + fonts + b"}" + text) == (
+        "\u041f\u0440\u0438\u0432\u0435\u0442 \u0391\u03b1\u3042\u30a2 \u041f \u20acx"
+    )
+
+
+def test_rich_text_raised_lowered_struck_and_hidden(save: Save) -> None:
+    text = (
+        rb"10{\super 6} H{\sub 2}O {\strike 5\'30} 40{\v no}{\deleted no} 1990{\up6 3}.\par"
+        rb"{\*\bkmkstart x}{\field{\*\fldinst HYPERLINK no}{\fldrslt link}} \{b\}\bin4 no{}!"
+    )
+    assert rich(save, text) == "10^6 H_2O ~~50~~ 40 1990^3.\nlink {b}!"
+
+
+def test_rich_text_headers_comments_lists_and_empty_cells(save: Save) -> None:
+    text = (
+        rb"{\header Head\par}{\footerf Foot}{\listtext 1.\tab}one{\*\annotation Why?\par So.}"
+        rb"{\*\footnote F.}\par"
+        rb"\trowd\cellx1\cellx2\pard\intbl a\cell\cell\row\intbl c\cell d\par e\cell\row"
+        rb"\pard\par after"
+    )
+    assert rich(save, text) == (
+        "Head\n1. one [Comment: Why? So.] [Note: F.]\na |\nc | d e\n\nafter\nFoot"
+    )
+
+
+def test_fictionbook(save: Save) -> None:
+    content = (
+        '<?xml version="1.0" encoding="windows-1251"?><FictionBook '
+        'xmlns="http://www.gribuser.ru/xml/fictionbook/2.0" xmlns:l="http://www.w3.org/1999/xlink">'
+        "<description>no</description><body><section><title><p>\u0420\u0435\u043a\u0430</p></title>"
+        "<p>It begins<a l:href='#n1' type='note'>1</a> 10<sup>6</sup> <strikethrough>50"
+        "</strikethrough>.</p><table><tr><td>cell</td></tr></table></section></body>"
+        "<body name='notes'><section id='n1'><p>Small.</p></section></body>"
+        "<binary id='i'>AAAA</binary></FictionBook>"
+    )
+    assert read_document(save("a.fb2", content.encode("cp1251"))).text == (
+        "\u0420\u0435\u043a\u0430\n\nIt begins [Note: Small.] 10^6 ~~50~~.\n\n"
+        "Also in this file:\ncell"
+    )
+    secret = save("secret.txt", "secret")
+    outer = f'<!DOCTYPE FictionBook [<!ENTITY x SYSTEM "file://{secret}">]>'
+    entity = outer + "<FictionBook><body><section><p>a &x; b</p></section></body></FictionBook>"
+    with contextlib.suppress(DocumentError):
+        assert "secret" not in read_document(save("b.fb2", entity)).text
+    assert "is damaged or no FictionBook" in refusal(save("c.fb2", "words"))
+
+
+def test_notebook(save: Save) -> None:
+    def cell(kind: str, source: str, **more: object) -> dict[str, object]:
+        return {"cell_type": kind, "metadata": {}, "source": [source], **more}
+
+    result = {"output_type": "stream", "name": "stdout", "text": ["hello\n"]}
+    code = cell("code", "if x:\n    print('hello')", execution_count=1, outputs=[result])
+    cells = [
+        cell("markdown", "# Title\n10<sup>6</sup> words\n\n<div>a &amp; b</div>"),
+        code,
+        cell("raw", "as it is"),
+    ]
+    content = {"cells": cells, "metadata": {}, "nbformat": 4, "nbformat_minor": 4}
+    assert read_document(save("a.ipynb", json.dumps(content))).text == (
+        "Title\n\n10^6 words\n\na & b\n\nif x:\n    print('hello')\n\nhello\n\n\nas it is"
+    )
+    assert "is damaged or no Jupyter notebook" in refusal(save("b.ipynb", "words"))
 
 
 def test_mail(save: Save) -> None:

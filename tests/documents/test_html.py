@@ -29,7 +29,7 @@ def test_html_gives_its_visible_text(save: Save) -> None:
 
 def test_html_lists(save: Save) -> None:
     markup = "<p>x<ul><li><p>a</p></li>\n<li>b<ul><li>c</li></ul></li></ul><ol><li>d<li>e</ol>f"
-    assert html(save, markup) == "x\n- a\n- b\n- c\n1. d\n2. e\n\nf"
+    assert html(save, markup) == "x\n- a\n- b\n  - c\n1. d\n2. e\n\nf"
 
 
 def test_html_tables_keep_their_cells_apart(save: Save) -> None:
@@ -40,6 +40,76 @@ def test_html_tables_keep_their_cells_apart(save: Save) -> None:
     )
     assert text == "| Price\nPear | 3\nFig | 4"
     assert html(save, "<p>a</p><table><tr></tr></table><p>b</p>") == "a\n\nb"
+
+
+def test_html_a_row_may_end_in_empty_cells(save: Save) -> None:
+    rows = "".join(f"<tr>{'<td>'.join(['', *row])}</tr>" for row in ("a ", "b&", "cd"))
+    rows = rows.replace("&", "&nbsp;")
+    rows += "<tr><td></td><td></td></tr><tr><td>e</td><td><img src=x alt=''></td></tr>"
+    markup = f"<table>{rows}</table><p>After.</p><table><tr><td>x</td><td></td></tr></table>"
+    markup += "<p>Then.</p><ul><li></li></ul><p>Last.</p>"
+    assert html(save, markup) == ("a |\nb |\nc | d\ne |\n\nAfter.\nx |\n\nThen.\n\nLast.")
+
+
+def test_html_cells_over_several_rows_or_columns_stand_in_each(save: Save) -> None:
+    rows = "<tr><td rowspan=2>Ouse<td>2001<td>14<tr><td>2002<td>19<tr><td>Cam<td colspan=2>closed"
+    assert html(save, f"<table>{rows}</table>") == (
+        "Ouse | 2001 | 14\nOuse | 2002 | 19\nCam | closed | closed"
+    )
+    wide = "<table><tr><td colspan=9999 rowspan=9999>" + "long " * 100 + "</table>"
+    assert len(html(save, wide)) < 10_000
+
+
+def test_html_a_cell_is_in_one_line(save: Save) -> None:
+    row = "<tr><td>a<br>b<td><p>p1<p>p2<td><ul><li>i1<li>i2</ul><tr><td>c<td>d<td>e"
+    assert html(save, f"<table>{row}</table>") == "a b | p1 p2 | - i1 - i2\nc | d | e"
+
+
+def test_html_raised_text_keeps_its_numbers_apart(save: Save) -> None:
+    markup = (
+        "10<sup>6</sup> units, H<sub>2</sub>O, a<sub>1</sub>2, x<sup>n+1</sup>, "
+        "in 1990<sup><a href='#f'>3</a></sup>, so<a epub:type=noteref>4</a> "
+        "it<a role=doc-noteref><sup>5</sup></a>."
+    )
+    assert html(save, markup) == "10^6 units, H_2O, a_(1)2, x^(n+1), in 1990[3], so[4] it[5]."
+
+
+def test_html_formulas_are_tex(save: Save) -> None:
+    markup = (
+        "<p>Ratio <math><mfrac><mn>1</mn><mn>2</mn></mfrac></math>, power <math><msup><mn>10</mn>"
+        "<mn>6</mn></msup></math>, root <math><msqrt><mn>16</mn></msqrt></math>."
+    )
+    assert html(save, markup) == "Ratio 1/2, power 10^6, root \\sqrt{16}."
+    unclosed = "<p>a <math><mrow>" + "<mrow>" * 70 + "<sup>x</sup></math> after"
+    assert "after" in html(save, unclosed)
+
+
+def test_html_struck_text_is_marked(save: Save) -> None:
+    markup = "<p>Price: <s>50</s> 40. <del>Closed</del><ins>Open</ins>"
+    assert html(save, markup) == "Price: ~~50~~ 40. ~~Closed~~Open"
+
+
+def test_html_code_keeps_blank_lines_and_tabs(save: Save) -> None:
+    markup = "<p>Code:<pre><code>if x<sup>2</sup>:\n\treturn 1\n\n\nreturn   2\n</code></pre>after"
+    assert html(save, markup) == "Code:\n\nif x^2:\n\treturn 1\n\n\nreturn   2\n\nafter"
+
+
+def test_html_soft_hyphens_and_ligatures_are_no_letters(save: Save) -> None:
+    assert html(save, "<p>of&shy;fice \ufb03") == "office ffi"
+
+
+def test_html_what_styles_hide_is_not_read(save: Save) -> None:
+    sheet = (
+        "/* .seen {display:none} */ .gone, #away {display:none} p.off{visibility: hidden}"
+        "@media print {.seen {display:none}} .back{display:none} .back{display:block}"
+        ".a .seen {display:none} .seen:hover{display:none}"
+    )
+    markup = (
+        f"<style>{sheet}</style><p>One<p style='DISPLAY : NONE !important'>no<p class='x gone'>no"
+        "<p id=away>no<p class=off>no<div class=off>two</div><p class=seen>three<p class=back>four"
+        "<p style='display:none'><b>no</b></p>"
+    )
+    assert html(save, markup) == "One\n\ntwo\n\nthree\n\nfour"
 
 
 @pytest.mark.cases(8)

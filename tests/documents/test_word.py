@@ -36,7 +36,7 @@ def test_word_paragraphs_and_tables_in_order(save: Save) -> None:
     document = read_document(save("a.docx", word(example)))
     assert document == Document(
         "a.docx",
-        "Title\nBefore.\n00 in | ner | 01 | 02\nwide | 12\n20 | 21 | two lines\n"
+        "Title\nBefore.\n00 in | ner | 01 | 02\nwide | wide | 12\n20 | 21 | two lines\n"
         "After,\twith a tab\nand a line.",
         (),
     )

@@ -23,7 +23,7 @@ def text(save: Save, body: str, **parts: str) -> str:
     return document.text
 
 
-def test_notes_and_comments_follow_the_paragraph_that_refers_to_them(save: Save) -> None:
+def test_notes_and_comments_stand_where_they_belong(save: Save) -> None:
     body = (
         paragraph(
             run("One"), '<w:r><w:footnoteReference w:id="2"/></w:r>', run(" two"),
@@ -47,8 +47,8 @@ def test_notes_and_comments_follow_the_paragraph_that_refers_to_them(save: Save)
         comments=f'<w:comment w:id="0" w:author="Ann">{paragraph(run("Why?"))}</w:comment>',
     )
     assert found == (
-        "One[1] two[2] end[endnote 1].\n[1] First note\n[2] Second\n[endnote 1] Source\n"
-        "[Comment by Ann: Why?]\nAgain[1]"
+        "One [Note: First note] two [Note: Second] end [Note: Source]. [Comment by Ann: Why?]\n"
+        "Again [Note: First note]"
     )
 
 
@@ -131,11 +131,11 @@ def test_notes_headers_and_symbols_that_are_missing_are_counted(save: Save) -> N
         '<w:r><w:sym w:font="Wingdings" w:char="F0E0"/><w:sym w:font="X" w:char="2192"/></w:r>',
     ) + '<w:sectPr><w:headerReference r:id="gone"/></w:sectPr>'  # fmt: skip
     document = read_document(save("a.docx", raw_word(body)))
-    assert document.text == "a[1]→"
+    assert document.text == "a→"
     assert {*document.not_read} == {"1 footnote", "1 symbol", "1 header"}
 
 
-def test_equations_are_read_in_one_line(save: Save) -> None:
+def test_equations_are_tex(save: Save) -> None:
     def own(tag: str, *inside: str) -> str:
         return f"<m:{tag}>{''.join(inside)}</m:{tag}>"
 
@@ -145,8 +145,65 @@ def test_equations_are_read_in_one_line(save: Save) -> None:
     half = own("f", own("num", letters("a+b")), own("den", letters("2")))
     square = own("sSup", own("e", letters("x")), own("sup", letters("2")))
     assert text(save, paragraph(run("y = "), own("oMath", half, letters("+"), square))) == (
-        "y = (a+b)/(2)+x^(2)"
+        "y = \\frac{a + b}{2} + x^2"
     )
+    simple = own("f", own("num", letters("1")), own("den", letters("2")))
+    total = own("sSup", own("e", letters("x")), own("sup", letters("10"))) + letters("y")
+    assert text(save, paragraph(own("oMath", simple))) == "1/2"
+    assert text(save, paragraph(own("oMath", letters("2") + simple))) == "2\\frac{1}{2}"
+    assert text(save, paragraph(own("oMath", total))) == "x^{10}y"
+    rows = "".join(own("mr", own("e", letters(a)), own("e", letters(b))) for a, b in ("12", "34"))
+    assert text(save, paragraph(own("oMath", own("m", rows)))) == (
+        "\\begin{matrix} 1 & 2 \\\\ 3 & 4 \\end{matrix}"
+    )
+
+
+def test_raised_lowered_and_struck_text_is_marked_and_hidden_text_is_not_read(save: Save) -> None:
+    def styled(style: str, inside: str) -> str:
+        return f"<w:r><w:rPr>{style}</w:rPr><w:t>{inside}</w:t></w:r>"
+
+    raised, lowered = (f'<w:vertAlign w:val="{each}script"/>' for each in ("super", "sub"))
+    body = paragraph(
+        run("10"), styled(raised, "6"), run(" H"), styled(lowered, "2"), run("O, "),
+        styled("<w:strike/>", "50"), run(" 40"), styled("<w:vanish/>", "no"),
+        styled('<w:vanish w:val="0"/>', "!"),
+    )  # fmt: skip
+    ends = f"<w:pPr><w:rPr><w:vanish/>{raised}</w:rPr></w:pPr>"
+    body += paragraph(run("  if x:"))
+    body += paragraph(ends, run("of\xadfice \ufb03"))
+    assert text(save, body) == "10^6 H_2O, ~~50~~ 40!\n  if x:\noffice ffi"
+
+
+def test_what_was_filled_in_is_read_and_placeholders_are_not(save: Save) -> None:
+    def field(data: str) -> str:
+        begin, end = (f'<w:r><w:fldChar w:fldCharType="{each}"' for each in ("begin", "end"))
+        instruction = "<w:r><w:instrText> FORM </w:instrText></w:r>"
+        return f"{begin}><w:ffData>{data}</w:ffData></w:fldChar></w:r>{instruction}{end}/></w:r>"
+
+    entries = "".join(f'<w:listEntry w:val="{each}"/>' for each in ("Red", "Blue"))
+    chosen = field(f'<w:ddList><w:result w:val="1"/>{entries}</w:ddList>')
+    first = field(f"<w:ddList>{entries}</w:ddList>")
+    checked = field("<w:checkBox><w:default w:val='0'/><w:checked/></w:checkBox>")
+    unchecked = field("<w:checkBox><w:default w:val='1'/><w:checked w:val='0'/></w:checkBox>")
+    placeholder = (
+        f"<w:sdt><w:sdtPr><w:showingPlcHdr/></w:sdtPr><w:sdtContent>{run('Click here')}"
+        "</w:sdtContent></w:sdt>"
+    )
+    body = (
+        paragraph(chosen, run(" or "), first, run("."))
+        + paragraph(checked, run(" agreed "), unchecked, run(" paid"))
+        + paragraph(run("Name: "), placeholder, f"<w:customXml>{run('own')}</w:customXml>")
+    )
+    assert text(save, body) == "Blue or Red.\n[x] agreed [ ] paid\nName: own"
+
+
+def test_what_pandoc_leaves_out_is_added(save: Save) -> None:
+    """Of a damaged table, whose cells stand in no row."""
+    table = f"<w:tbl>{cell('one')}{cell('two')}</w:tbl>"
+    read = text(save, paragraph(run("before")) + table)
+    assert read.split("\n") == ["before", "", "Also in this file:", "one", "two"]
+    said = f'<w:comment w:id="9">{paragraph(run("nowhere"))}</w:comment>'
+    assert "nowhere" in text(save, paragraph(run("a")), comments=said)
 
 
 def test_breaks_hyphens_fields_and_changes(save: Save) -> None:
@@ -172,7 +229,7 @@ def test_a_cell_merged_with_those_below_stands_in_each_row(save: Save) -> None:
         cell("2") + cell("", below) + cell("z"),
     )
     table = f"<w:tbl>{''.join(f'<w:tr>{row}</w:tr>' for row in rows)}</w:tbl>"
-    assert text(save, table) == "wide | x\n1 | tall | y\n2 | tall | z"
+    assert text(save, table) == "wide | wide | x\n1 | tall | y\n2 | tall | z"
 
 
 NUMBERING = (
@@ -215,7 +272,7 @@ def test_list_numbers_and_bullets_are_read(save: Save) -> None:
         + item("plain", 0)
     )
     assert text(save, body, numbering=NUMBERING, styles=STYLES) == (
-        "1. Rent\n1(a) monthly\n1(b) in advance\n2. Term\n2(a) one year\n- apples\n7. seven\n"
+        "1. Rent\n  1(a) monthly\n  1(b) in advance\n2. Term\n  2(a) one year\n- apples\n7. seven\n"
         "8. eight\nplain"
     )
     document = read_document(save("a.docx", raw_word(item("a", 5), numbering=NUMBERING)))
