@@ -15,6 +15,7 @@ from kvlite.conversation.context import Context
 from kvlite.conversation.exclusive import alone, alone_by_steps
 from kvlite.conversation.history import Branch, BranchView, History, Message, Node
 from kvlite.conversation.metrics import Answer, Piece
+from kvlite.conversation.reasoning import reasoning_notes
 from kvlite.conversation.sources import watched, with_sources
 from kvlite.conversation.together import ask_each
 from kvlite.conversation.turn import Turn
@@ -24,12 +25,7 @@ from kvlite.engine.callbacks import NO_CALLBACKS, Callbacks, Progress
 from kvlite.errors import KvliteError, SettingError
 from kvlite.memory.oom import OOMPolicy
 from kvlite.methods.engine_config import EngineConfig, require_meanings
-from kvlite.model.answers.thinking import (
-    NO_REASONING,
-    NO_SWITCH,
-    ends_with_token,
-    thinking_variables,
-)
+from kvlite.model.answers.thinking import thinking_variables
 from kvlite.model.chat_template import all_of, certain, goes_on, said_tokens, text_tokens
 from kvlite.model.load import LoadedModel
 from kvlite.model.text_limit import tokenized
@@ -65,7 +61,7 @@ class Conversation:
         self.context = Context(model)
         self.documents: tuple[Document, ...] = ()
         self.history = History(self.context)
-        self._told_of: tuple[str, int | None] = ("auto", None)
+        self._noted: Settings | None = None
 
     @property
     def settings(self) -> Settings:
@@ -412,14 +408,8 @@ class Conversation:
         """Notes on the documents in a message that could not be read whole; and once on settings of
         reasoning where they change nothing."""
         documents = (each for each in self.documents if each.note and all_of([each]) in text)
-        thinking, budget = settings.thinking, settings.reasoning_budget
-        former, self._told_of = self._told_of, (thinking, budget)
-        unheard = list[str]()
-        if thinking not in ("auto", former[0]) and not self.model.has_switch:
-            unheard.append(NO_SWITCH.format(thinking))
-        form, tokenizer = self.model.answer_form, self.model.tokenizer
-        if budget not in (None, former[1]) and not ends_with_token(form, tokenizer):
-            unheard.append(NO_REASONING.format(budget))
+        former, self._noted = self._noted, settings
+        unheard = reasoning_notes(self.model, settings, former)
         return (*(each.note for each in documents), *unheard)
 
     def message_ids(self, text: str, settings: Settings, cancel: Event | None) -> list[int]:

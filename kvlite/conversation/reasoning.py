@@ -8,8 +8,13 @@ from kvlite.conversation.metrics import Piece
 from kvlite.engine.detokenizer import AnswerText
 from kvlite.engine.grammar import Grammar
 from kvlite.model.answers.grammar import answer_grammar
-from kvlite.model.answers.reader import AnswerReader
-from kvlite.model.answers.thinking import opens_reasoning
+from kvlite.model.answers.reader import AnswerReader, text_in
+from kvlite.model.answers.thinking import (
+    NO_REASONING,
+    NO_SWITCH,
+    ends_with_token,
+    opens_reasoning,
+)
 from kvlite.model.grammar import is_schema, whole_schema_rule
 from kvlite.model.load import LoadedModel
 
@@ -32,8 +37,7 @@ def with_reasoning(
         parts = reader.push(piece.raw)
         if piece.metrics.finish_reason is not None:
             parts += reader.flush()
-        text = "".join(part.text for part in parts if part.kind == "text")
-        reasoning = "".join(part.text for part in parts if part.kind == "reasoning")
+        text, reasoning = text_in(parts, "text"), text_in(parts, "reasoning")
         metrics = replace(piece.metrics, reasoning_tokens=count)
         yield replace(piece, text=text, reasoning=reasoning, metrics=metrics)
 
@@ -48,6 +52,20 @@ def _read(model: LoadedModel, ids: Sequence[int], begun: int) -> tuple[AnswerRea
         reader.push(text.push(token)[1])
     reader.settle()
     return reader, count
+
+
+def reasoning_notes(
+    model: LoadedModel, settings: Settings, former: Settings | None
+) -> Iterator[str]:
+    """Notes on settings of reasoning that change nothing in this model, but for those of the
+    `former` message."""
+    before = Settings() if former is None else former
+    thinking, most = settings.thinking, settings.reasoning_budget
+    if thinking not in ("auto", before.thinking) and not model.has_switch:
+        yield NO_SWITCH.format(thinking)
+    is_new = most not in (None, before.reasoning_budget)
+    if is_new and not ends_with_token(model.answer_form, model.tokenizer):
+        yield NO_REASONING.format(most)
 
 
 def turn_grammar(

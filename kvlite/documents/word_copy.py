@@ -15,6 +15,10 @@ from kvlite.documents.word_lists import Lists
 _SKIPPED = frozenset(("w:del", "w:moveFrom", "w:rt", "w:tabs", "w:sectPrChange", "m:ctrlPr"))
 _COPIED = frozenset(("w:r", "w:rPr", "w:tcPr", "w:vertAlign", "w:strike", "w:dstrike"))
 _TEXTS = {"w:tab": TAB, "w:ptab": TAB, "w:noBreakHyphen": "-"}
+_REFERENCES = ("footnote", "endnote", "comment", "header", "footer")
+_ASIDE = frozenset(
+    ("w:footnote", "w:endnote", "w:comment", *(f"w:{kind}Reference" for kind in _REFERENCES))
+)
 _NOT_READ = {
     "c:chart": "chart",
     "cx:chart": "chart",
@@ -111,28 +115,10 @@ class WordCopy:
                 self._numbering[tag] = value
             case "w:vanish":
                 self._hidden = value not in _OFF
-            case "w:tbl":
-                self._copy(tag)
-                self._tables.append(_Table(len(self._parts)))
-                self._parts.append("")
-            case "w:tr" if self._tables:
-                self._tables[-1].column = 0
-                self._copy(tag)
-            case "w:gridBefore" if self._tables:
-                for _ in range(min(int(value or 0), _MOST_COLUMNS)):
-                    self._tables[-1].column += 1
-                    self._copy("w:tc")
-                    self._parts.append("<w:p/>")
-                    self._copy("w:tc", end=True)
-            case "w:tc" if self._tables:
-                self._tables[-1].column += 1
-                self._copy(tag)
-            case "w:gridSpan" if self._tables:
-                span = max(1, min(int(value or 1), _MOST_COLUMNS))
-                self._tables[-1].column += span - 1
-                self._copy(tag, f' w:val="{span}"', closed=True)
-            case "w:vMerge":
-                self._copy(tag, f' w:val="{escape(value or "continue")}"', closed=True)
+            case "w:tbl" | "w:vMerge":
+                self._begin_in_table(tag, value)
+            case "w:tr" | "w:gridBefore" | "w:tc" | "w:gridSpan" if self._tables:
+                self._begin_in_table(tag, value)
             case "w:br":
                 if attributes.get("w:type", "textWrapping") == "textWrapping":
                     self._parts.append("<w:br/>")
@@ -140,23 +126,8 @@ class WordCopy:
                 self._parts.append("<w:br/>")
             case "w:sym":
                 self._symbol(attributes)
-            case "w:footnote" | "w:endnote":
-                self._in_note = True
-                self.notes.add(attributes.get("w:id", ""))
-                self._parts.append(f'<{tag} w:id="{escape(attributes.get("w:id", ""))}">')
-            case "w:footnoteReference" | "w:endnoteReference":
-                note = attributes.get("w:id", "")
-                self.references[_kind(tag)].append(note)
-                self._parts.append(f'<{tag} w:id="{escape(note)}"/>')
-            case "w:comment":
-                by = attributes.get("w:author", "")
-                self._comment = attributes.get("w:id", ""), f" by {by}" if by else ""
-                self._comment_from = len(self.pieces)
-            case "w:commentReference":
-                if (id := attributes.get("w:id", "")) in self.comments:
-                    self._put(self.comments.pop(id))
-            case "w:headerReference" | "w:footerReference":
-                self.references[_kind(tag)].append(attributes.get("r:id", ""))
+            case _ if tag in _ASIDE:
+                self._begin_aside(tag, attributes)
             case "w:sdt":
                 self._controls.append(False)
             case "w:showingPlcHdr":
@@ -243,6 +214,53 @@ class WordCopy:
                 self._chosen.pop()
             case _ if tag in _COPIED or (tag == "w:tc" and self._tables):
                 self._copy(tag, end=True)
+
+    def _begin_in_table(self, tag: str, value: str) -> None:
+        """Enter a table, or a part of one; "w:vMerge" may stand outside."""
+        match tag:
+            case "w:tbl":
+                self._copy(tag)
+                self._tables.append(_Table(len(self._parts)))
+                self._parts.append("")
+            case "w:tr":
+                self._tables[-1].column = 0
+                self._copy(tag)
+            case "w:gridBefore":
+                for _ in range(min(int(value or 0), _MOST_COLUMNS)):
+                    self._tables[-1].column += 1
+                    self._copy("w:tc")
+                    self._parts.append("<w:p/>")
+                    self._copy("w:tc", end=True)
+            case "w:tc":
+                self._tables[-1].column += 1
+                self._copy(tag)
+            case "w:gridSpan":
+                span = max(1, min(int(value or 1), _MOST_COLUMNS))
+                self._tables[-1].column += span - 1
+                self._copy(tag, f' w:val="{span}"', closed=True)
+            case "w:vMerge":
+                self._copy(tag, f' w:val="{escape(value or "continue")}"', closed=True)
+
+    def _begin_aside(self, tag: str, attributes: Attributes) -> None:
+        """Enter a note, a comment, or what refers to one, to a header or to a footer."""
+        match tag:
+            case "w:footnote" | "w:endnote":
+                self._in_note = True
+                self.notes.add(attributes.get("w:id", ""))
+                self._parts.append(f'<{tag} w:id="{escape(attributes.get("w:id", ""))}">')
+            case "w:footnoteReference" | "w:endnoteReference":
+                note = attributes.get("w:id", "")
+                self.references[_kind(tag)].append(note)
+                self._parts.append(f'<{tag} w:id="{escape(note)}"/>')
+            case "w:comment":
+                by = attributes.get("w:author", "")
+                self._comment = attributes.get("w:id", ""), f" by {by}" if by else ""
+                self._comment_from = len(self.pieces)
+            case "w:commentReference":
+                if (id := attributes.get("w:id", "")) in self.comments:
+                    self._put(self.comments.pop(id))
+            case "w:headerReference" | "w:footerReference":
+                self.references[_kind(tag)].append(attributes.get("r:id", ""))
 
     def _copy(
         self, tag: str, attributes: str = "", *, end: bool = False, closed: bool = False

@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
+from kvlite.model.answers.values import overlap
+
 _UNFINISHED = "\ufffd"
 
 
@@ -66,7 +68,7 @@ class TextStream:
             self.stopped = True
             text, self.held = self.held[: min(met)], ""
             return text
-        keep = max((_overlap(self.held, stop) for stop in self.stops), default=0)
+        keep = max((overlap(self.held, stop) for stop in self.stops), default=0)
         text, self.held = self.held[: len(self.held) - keep], self.held[len(self.held) - keep :]
         return text
 
@@ -92,9 +94,3 @@ class AnswerText:
         """The rest of both, at the end of an answer."""
         text = self._text.flush()
         return text, text if self._raw is None else self._raw.flush()
-
-
-def _overlap(text: str, stop: str) -> int:
-    """Length of the longest end of `text` that `stop` begins with."""
-    longest = min(len(text), len(stop) - 1)
-    return next((n for n in range(longest, 0, -1) if text.endswith(stop[:n])), 0)

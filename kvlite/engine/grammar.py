@@ -23,10 +23,8 @@ class Grammar:
         """By a setting's text; errors are those of `require_grammar`."""
         from llguidance import LLMatcher
 
-        self._size = vocabulary.size
-        self._matcher = with_deep_stack(
-            lambda: LLMatcher(vocabulary.trie, require_grammar(text), log_level=0)
-        )
+        self._size, grammar = vocabulary.size, require_grammar(text)
+        self._matcher = with_deep_stack(lambda: LLMatcher(vocabulary.trie, grammar, log_level=0))
         self._require_going()
 
     @property

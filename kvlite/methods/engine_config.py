@@ -7,7 +7,6 @@ the variable or the file that a value comes from. Nothing here imports torch.
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from kvlite.cache.bits import KVBits, parse_kv_bits
@@ -19,7 +18,6 @@ from kvlite.memory.device_budget import capped_bytes, checkpoint_limit, ram_limi
 from kvlite.methods import Method, parse_method
 from kvlite.methods.budget import Budget, method_and_budget, parse_budget
 from kvlite.methods.layer_policy import require_growing, require_in_sight
-from kvlite.model.deep_stack import with_deep_stack
 from kvlite.model.devices import require_device
 from kvlite.model.grammar import require_grammar
 from kvlite.model.jinja_template import read_template
@@ -52,7 +50,7 @@ class EngineConfig:
         method, budget = method_and_budget(settings.method, settings.budget)
         ram_limit(settings.recall_limit, 0)
         checkpoint_limit(settings.checkpoint_limit)
-        _require_grammar(settings.schema)
+        require_grammar(settings.schema)
         parse_logit_bias(settings.logit_bias)
         if method.needs_text and settings.beyond_context == "compact":
             raise SettingError(
@@ -132,10 +130,6 @@ def require_meaning(name: str, value: Any, called: str) -> None:
         raise SettingError(called + said[len(flag) :] if named else f"{called}: {said}") from None
 
 
-def _require_grammar(text: str) -> object:
-    return with_deep_stack(partial(require_grammar, text)) if text else None
-
-
 _READERS: Mapping[str, Callable[[Any], object]] = {
     "method": parse_method,
     "budget": parse_budget,
@@ -143,7 +137,7 @@ _READERS: Mapping[str, Callable[[Any], object]] = {
     "recall_limit": lambda text: ram_limit(text, 0),
     "checkpoint_limit": checkpoint_limit,
     "vram": capped_bytes,
-    "schema": _require_grammar,
+    "schema": require_grammar,
     "logit_bias": parse_logit_bias,
     "device": require_device,
     "ocr": require_ocr,

@@ -1,10 +1,11 @@
 """What an answer must follow, as llguidance takes it: a JSON Schema, or a grammar."""
 
 import json
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 from kvlite.errors import SettingError, reason
+from kvlite.model.deep_stack import with_deep_stack
 
 # An answer that is any JSON object.
 JSON = "json"
@@ -27,26 +28,34 @@ def require_grammar(text: str) -> str:
     """
     if not text.strip():
         return ""
-    from llguidance import LLMatcher, LLTokenizer
-
     said = f"--schema {text[:60]!r}"
     if len(text) > LONGEST:
         raise SettingError(f"{said} has {len(text):,} characters: give {LONGEST:,} at most")
     try:
-        grammar = _grammar(text.strip())
-        is_wrong, why = LLMatcher.validate_grammar_with_warnings(grammar)
-        if not is_wrong and "<[" not in text:  # tokens of a model that is not known here
-            begun = LLMatcher(LLTokenizer("byte"), grammar, log_level=0)
-            begun.compute_logit_bias()
-            is_wrong, why = begun.is_error(), [begun.get_error()]
+        grammar, why = with_deep_stack(partial(_checked, text.strip()))
     except ValueError as error:
-        is_wrong, why = True, [reason(error)]
-    if is_wrong:
+        grammar, why = "", reason(error)
+    if why:
         raise SettingError(
-            f"{said} cannot be followed ({in_a_line(why[0])}): give a JSON Schema without what is "
+            f"{said} cannot be followed ({in_a_line(why)}): give a JSON Schema without what is "
             "named here, or json for any object"
         )
     return grammar
+
+
+def _checked(text: str) -> tuple[str, str]:
+    """A text as llguidance takes it, and what is wrong with it; "" if nothing is."""
+    from llguidance import LLMatcher, LLTokenizer
+
+    grammar = _grammar(text)
+    is_wrong, why = LLMatcher.validate_grammar_with_warnings(grammar)
+    if is_wrong:
+        return grammar, why[0]
+    if "<[" in text:  # tokens of a model that is not known here
+        return grammar, ""
+    begun = LLMatcher(LLTokenizer("byte"), grammar, log_level=0)
+    begun.compute_logit_bias()
+    return grammar, begun.get_error() if begun.is_error() else ""
 
 
 def in_a_line(said: str) -> str:
@@ -60,7 +69,7 @@ def in_a_line(said: str) -> str:
 def _grammar(text: str) -> str:
     from llguidance import LLMatcher
 
-    if text != JSON and not text.startswith("{"):
+    if not is_schema(text):
         return LLMatcher.grammar_from_lark(text)
     schema = '{"type": "object"}' if text == JSON else text
     return LLMatcher.grammar_from_json_schema(schema, overrides={"whitespace_pattern": _SPACES})

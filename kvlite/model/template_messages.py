@@ -137,7 +137,7 @@ def _short_ids(messages: Messages) -> Messages:
     return made
 
 
-def _text_arguments(messages: Messages) -> Messages:
+def text_arguments(messages: Messages) -> Messages:
     """Arguments as text."""
 
     def written(call: Message) -> Message:
@@ -283,7 +283,7 @@ def _joined(one: Message, other: Message) -> str:
 # In the words of a log line: "the chat template takes it with ...".
 _STEPS: dict[str, Step] = {
     "ids of nine characters": _short_ids,
-    "arguments as text": _text_arguments,
+    "arguments as text": text_arguments,
     "roles in turns": _alternating,
     "one call a message": _one_call_each,
     "calls apart from text": _calls_apart,

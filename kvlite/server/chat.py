@@ -10,7 +10,7 @@ from typing import Any
 from uuid import uuid4
 
 from kvlite import __version__
-from kvlite.model.answers.reader import AnswerReader, Part
+from kvlite.model.answers.reader import AnswerReader, Part, calls_in, text_in
 from kvlite.model.answers.thinking import opens_reasoning
 from kvlite.server.chances import chat_logprobs
 from kvlite.server.fields import Chat, ResponseRequest
@@ -133,10 +133,10 @@ class ChatAnswer:
         found = None
         if self.ask.top is not None:
             found = chat_logprobs(self._tokenizer, self.model.shown_chances(choice.tokens))
-        text, calls = choice.text, choice.calls
+        text, calls = choice.text, [Call(*each) for each in calls_in(choice.parts)]
         message: dict[str, Any] = {"role": "assistant", "content": text}
-        if choice.reasoning:
-            message["reasoning_content"] = choice.reasoning
+        if reasoning := text_in(choice.parts, "reasoning"):
+            message["reasoning_content"] = reasoning
         message |= {"refusal": None, "annotations": []}
         if calls:
             message |= {"content": text or None, "tool_calls": [_call(each) for each in calls]}

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from kvlite.model.grammar import JSON, in_a_line
+from kvlite.model.grammar import JSON, in_a_line, is_schema
 from kvlite.server.messages import Fields
 from kvlite.server.refusals import Refusal
 
@@ -76,7 +76,7 @@ class Format:
     @property
     def is_json(self) -> bool:
         """Whether it is JSON."""
-        return self.schema == JSON or self.schema.startswith("{")
+        return is_schema(self.schema)
 
 
 def format_of(request: Formatted, usual: Mapping[str, Any] | None, field: str) -> Format | None:

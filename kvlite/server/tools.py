@@ -3,7 +3,7 @@
 import logging
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 from uuid import uuid4
 
@@ -48,7 +48,7 @@ class ToolUse:
     """
 
     shown: Sequence[dict[str, Any]] = ()
-    tools: Sequence[Tool] = field(default=())
+    tools: Sequence[Tool] = ()
     needed: bool = False
     several: bool = True
 

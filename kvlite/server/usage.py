@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from kvlite.conversation.metrics import GenerationMetrics
-from kvlite.model.answers.reader import AnswerReader, Part
+from kvlite.model.answers.reader import AnswerReader, Part, text_in
 from kvlite.model.chat_template import chat_tokens
 from kvlite.model.text_limit import require_fits, too_long
 from kvlite.server.chances import Chances
@@ -36,25 +36,15 @@ class Choice:
         parts: as they came.
     """
 
-    text: str = ""
-    reasoning: str = ""
-    calls: list[Call] = field(default_factory=list)
     reason: str = "stop"
     tokens: list[Token] = field(default_factory=list)
     parts: list[Part] = field(default_factory=list)
     prompt: tuple[Chances, ...] = ()
 
-    def add(self, part: Part) -> None:
-        """Take what came."""
-        self.parts.append(part)
-        if part.kind == "text":
-            self.text += part.text
-        elif part.kind == "reasoning":
-            self.reasoning += part.text
-        elif part.kind == "name":
-            self.calls.append(Call(part.text))
-        else:
-            self.calls[-1].arguments += part.text
+    @property
+    def text(self) -> str:
+        """Its text."""
+        return text_in(self.parts, "text")
 
 
 @dataclass
@@ -138,7 +128,7 @@ class Heard:
     @property
     def text(self) -> str:
         """Its text."""
-        return "".join(part.text for part in self.parts if part.kind == "text")
+        return text_in(self.parts, "text")
 
 
 async def heard_of(
@@ -181,8 +171,7 @@ async def gathered(
                     choice.prompt = token.prompt
                 continue
             choice = choices[token.choice]
-            for part in heard.parts:
-                choice.add(part)
+            choice.parts += heard.parts
             choice.tokens.append(token)
             choice.reason = heard.reason or choice.reason
     return choices, usage

@@ -1,5 +1,6 @@
 """A server as programs find it: by HTTP, with OpenAI's client."""
 
+import shutil
 import socket
 import threading
 import time
@@ -84,6 +85,14 @@ def serving(settings: Settings, config: ServerConfig, *, loaded: bool = True) ->
         finally:
             found.end()
             found.until_ended(120)
+
+
+def with_template(model: Path, folder: Path, template: str) -> Path:
+    """A copy of a model, in `folder` and by its name, with another chat template."""
+    made = folder / folder.name.rstrip("0123456789")
+    shutil.copytree(model, made)
+    (made / "chat_template.jinja").write_text(template)
+    return made
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,5 @@
 """Reasoning with OpenAI's client: told apart, counted, limited, and sent back."""
 
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ from kvlite.config.settings import Settings
 from kvlite.server.config import ServerConfig
 from kvlite.server.messages import Item, Message
 from kvlite.server.thinking import Reasons
-from tests.server.conftest import Server, said, serving
+from tests.server.conftest import Server, said, serving, with_template
 from tests.server.test_refusing import require_error
 
 # As Qwen3.5 has it: the prompt begins reasoning, unless it is told not to. Tokens are this
@@ -33,9 +32,8 @@ COLORS: Any = {
 def thinking(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A server of the tiny model with a template that reasons."""
     folder = tmp_path_factory.mktemp("thinking")
-    shutil.copytree(tiny_folder, folder / "thinking")
-    (folder / "thinking" / "chat_template.jinja").write_text(TEMPLATE)
-    settings = Settings(model=str(folder / "thinking"), max_new_tokens=90)
+    model = with_template(tiny_folder, folder, TEMPLATE)
+    settings = Settings(model=str(model), max_new_tokens=90)
     with serving(settings, ServerConfig(folder=folder)) as found:
         yield found
 

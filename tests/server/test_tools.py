@@ -1,7 +1,6 @@
 """Tools with OpenAI's client: calls are made, streamed and answered, or refused."""
 
 import json
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,7 +12,7 @@ from kvlite.config.settings import Settings
 from kvlite.model.answers.reader import Part
 from kvlite.server.config import ServerConfig
 from kvlite.server.messages import Item
-from tests.server.conftest import Server, said, serving
+from tests.server.conftest import Server, said, serving, with_template
 from tests.server.test_refusing import require_error
 
 # As Qwen and Hermes have it, without their words.
@@ -38,9 +37,8 @@ TOOLS: Any = [{"type": "function", "function": each} for each in (WEATHER, CLOCK
 def tooled(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A server of the tiny model with a template that has tools."""
     folder = tmp_path_factory.mktemp("tooled")
-    shutil.copytree(tiny_folder, folder / "tooled")
-    (folder / "tooled" / "chat_template.jinja").write_text(TEMPLATE)
-    settings = Settings(model=str(folder / "tooled"), max_new_tokens=90)
+    model = with_template(tiny_folder, folder, TEMPLATE)
+    settings = Settings(model=str(model), max_new_tokens=90)
     with serving(settings, ServerConfig(folder=folder)) as found:
         yield found
 
@@ -162,8 +160,8 @@ def test_tools_that_cannot_be_used_are_refused(tooled: Server) -> None:
 def unflagged(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A server whose calls stand between added tokens without a flag, as Qwen's do."""
     folder = tmp_path_factory.mktemp("unflagged")
-    shutil.copytree(tiny_folder, folder / "unflagged")
-    for path in (folder / "unflagged").glob("tokenizer*.json"):
+    model = with_template(tiny_folder, folder, TEMPLATE)
+    for path in model.glob("tokenizer*.json"):
         text = path.read_text(encoding="utf-8")
         for old, new in (("<repo_name>", "<tool_call>"), ("<file_sep>", "</tool_call>")):
             text = text.replace(old, new)
@@ -172,8 +170,7 @@ def unflagged(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> It
         for each in added:
             each["special"] = each["special"] and "tool_call" not in each["content"]
         path.write_text(json.dumps(plain), encoding="utf-8")
-    (folder / "unflagged" / "chat_template.jinja").write_text(TEMPLATE)
-    settings = Settings(model=str(folder / "unflagged"), max_new_tokens=60)
+    settings = Settings(model=str(model), max_new_tokens=60)
     with serving(settings, ServerConfig(folder=folder)) as found:
         yield found
 

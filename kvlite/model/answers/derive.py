@@ -25,10 +25,10 @@ from kvlite.model.answers.form import (
 from kvlite.model.answers.json_arguments import JSONArguments
 from kvlite.model.answers.known import known
 from kvlite.model.answers.parameter_arguments import ParameterArguments
-from kvlite.model.answers.reader import AnswerReader
+from kvlite.model.answers.reader import AnswerReader, calls_in, text_in
 from kvlite.model.control_tokens import Controls
 from kvlite.model.jinja_template import render, source_of
-from kvlite.model.template_messages import normalized, normalized_tools
+from kvlite.model.template_messages import normalized, normalized_tools, text_arguments
 
 _LOG = logging.getLogger("kvlite.tools")
 # Words that no template contains.
@@ -84,21 +84,13 @@ class Probe:
         messages = normalized([asked, message], self.source)
         tries = [messages]
         if calls:
-            tries.append(_with_text_arguments(messages))
+            tries.append(text_arguments(messages))
         for each in tries:
             try:
                 return render(self._tokenizer, each, _TOOLS, add_generation_prompt=False)
             except ChatTemplateError:
                 continue
         return None
-
-    def opened(self, variables: Mapping[str, Any] | None = None) -> str:
-        """A conversation that ends with what begins an answer; "" if the template fails."""
-        asked = normalized([{"role": "user", "content": _QUESTION}], self.source)
-        try:
-            return render(self._tokenizer, asked, _TOOLS, variables)
-        except ChatTemplateError:
-            return ""
 
     @cached_property
     def plain(self) -> str | None:
@@ -290,32 +282,13 @@ def _holds(form: CallForm, probe: Probe, clean: Callable[[str], str]) -> bool:
 def _read(form: CallForm, written: str) -> list[tuple[str, Any]] | None:
     """The calls of an answer; None if it has anything else."""
     reader = AnswerReader(AnswerForm(form), _PROBED)
-    found = list[tuple[str, str]]()
-    for part in [*reader.push(written), *reader.flush()]:
-        if part.kind == "name":
-            found.append((part.text, ""))
-        elif part.kind == "arguments" and found:
-            found[-1] = (found[-1][0], found[-1][1] + part.text)
-        else:
-            return None
+    parts = [*reader.push(written), *reader.flush()]
+    if text_in(parts, "text") or text_in(parts, "reasoning"):
+        return None
     try:
-        return [(name, json.loads(arguments)) for name, arguments in found]
+        return [(name, json.loads(arguments)) for name, arguments in calls_in(parts)]
     except ValueError:
         return None
-
-
-def _with_text_arguments(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    made = list[dict[str, Any]]()
-    for each in messages:
-        if calls := each.get("tool_calls"):
-            each = {**each, "tool_calls": [_with_text(call) for call in calls]}
-        made.append(each)
-    return made
-
-
-def _with_text(call: dict[str, Any]) -> dict[str, Any]:
-    function = call["function"]
-    return {**call, "function": {**function, "arguments": json.dumps(function["arguments"])}}
 
 
 def derived_reasoning(probe: Probe) -> ReasoningForm | None:

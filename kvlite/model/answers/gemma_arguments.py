@@ -5,11 +5,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kvlite.model.answers.form import Tool
-from kvlite.model.answers.rules import Rules
+from kvlite.model.answers.rules import INTEGER, NUMBER, Rules
 from kvlite.model.answers.schemas import followed
 from kvlite.model.answers.values import (
     as_json,
     choices_of,
+    overlap,
     properties_of,
     referred,
     types_of,
@@ -22,7 +23,6 @@ QUOTE = '<|"|>'
 _DEEPEST = 2
 _KEY = '/[^:,{}\\[\\]<>"\\n]{1,200}/'
 _CLOSING = {"{": "}", "[": "]"}
-_NUMBER = "/-?(0|[1-9][0-9]*)(\\.[0-9]+)?([eE][+-]?[0-9]+)?/"
 
 
 class GemmaArguments:
@@ -75,12 +75,8 @@ class GemmaReader:
         if found:
             self._held, self._in_text = rest, False
             return f'{within_text(text)}"'
-        sizes = range(len(QUOTE) - 1, 0, -1)
-        keep = next((size for size in sizes if self._held.endswith(QUOTE[:size])), 0)
-        text, self._held = (
-            self._held[: len(self._held) - keep],
-            self._held[len(self._held) - keep :],
-        )
+        certain = len(self._held) - overlap(self._held, QUOTE)
+        text, self._held = self._held[:certain], self._held[certain:]
         return within_text(text) or None
 
     def _plain(self) -> str | None:
@@ -126,12 +122,11 @@ def _written(value: Any) -> str:
 def _any(rules: Rules) -> str:
     """A rule of any value."""
     text = f"{rules.text(QUOTE)} {rules.until(QUOTE)}"
-    if "gemma_value" not in "".join(rules.lines):
-        rules.lines += [
-            f'gemma_value: {text} | {_NUMBER} | "true" | "false" | "null" | gemma_list | gemma_map',
-            'gemma_list: "[" (gemma_value ("," gemma_value)*)? "]"',
-            f'gemma_map: "{{" ({_KEY} ":" gemma_value ("," {_KEY} ":" gemma_value)*)? "}}"',
-        ]
+    plain = f'{text} | {NUMBER} | "true" | "false" | "null"'
+    pair = f'{_KEY} ":" gemma_value'
+    rules.define("gemma_value", f"{plain} | gemma_list | gemma_map")
+    rules.define("gemma_list", '"[" (gemma_value ("," gemma_value)*)? "]"')
+    rules.define("gemma_map", f'"{{" ({pair} ("," {pair})*)? "}}"')
     return "gemma_value"
 
 
@@ -143,19 +138,12 @@ def _object(schema: Mapping[str, Any], root: Mapping[str, Any], rules: Rules, de
         _any(rules)
         return '"{}"' if schema.get("additionalProperties") is False else "gemma_map"
     required = {*schema.get("required", ())}
-    pairs = [
-        (key, f"{as_json(f'{key}:')} {_value(properties[key], root, rules, deep)}")
-        for key in sorted(properties)
-    ]
-    # What may follow, with and without a pair before it, from the last key to the first.
-    first = later = '"}"'
-    for key, pair in reversed(pairs):
-        head = rules.named(pair, "gemma")
-        begun, going = f"{head} {later}", f'"," {head} {later}'
-        if key not in required:
-            begun, going = f"({begun} | {first})", f"({going} | {later})"
-        first, later = rules.named(begun, "gemma"), rules.named(going, "gemma")
-    return f'"{{" {first}'
+    pairs = []
+    for key in sorted(properties):
+        pair = f"{as_json(f'{key}:')} {_value(properties[key], root, rules, deep)}"
+        pairs.append((rules.named(pair, "gemma"), key in required))
+    listed = rules.in_order(pairs, '","', '"}"', "gemma")
+    return f'"{{" {listed}'
 
 
 def _value(schema: Any, root: Mapping[str, Any], rules: Rules, deep: int) -> str:
@@ -180,8 +168,8 @@ def _value(schema: Any, root: Mapping[str, Any], rules: Rules, deep: int) -> str
         return f'"[" ({item} ("," {item})*){"" if least else "?"} "]"'
     made = {
         "string": f"{text} {rules.until(QUOTE)}",
-        "integer": "/-?(0|[1-9][0-9]{0,17})/",
-        "number": _NUMBER,
+        "integer": INTEGER,
+        "number": NUMBER,
         "boolean": '("true" | "false")',
         "null": '"null"',
         "array": "gemma_list",

@@ -44,8 +44,9 @@ def answer_grammar(
     """
     rules = Rules(tokenizer, trie)
     body, is_free = text, not (text or needed)
-    if tools and form.calls is not None:
-        calls = _Calls(form.calls, tools, rules, enforced=needed, several=several)
+    form_of_calls = form.calls if tools else None
+    if form_of_calls is not None:
+        calls = _Calls(form_of_calls, tools, rules, enforced=needed, several=several)
         if needed:
             body = f"{_SPACE} {calls.rule(calls.opening)}"
         elif text:
@@ -54,7 +55,7 @@ def answer_grammar(
             body = calls.after_text()
     if is_free and most_reasoning is None:
         return "\n".join([f"start: {body}", *rules.lines]) if body else ""
-    if tools and form.calls is not None and (call := rules.control(form.calls.trigger)) is not None:
+    if form_of_calls and (call := rules.control(form_of_calls.trigger)) is not None:
         ends = [*ends, call]  # it would end reasoning
     thought = _reasoning(form, rules, ends, most_reasoning, opened=opened)
     return "\n".join([f"start: {thought} {body or '<[*]>*'}", *rules.lines])

@@ -15,6 +15,7 @@ from kvlite.model.answers.values import (
     as_json,
     choices_of,
     is_text,
+    overlap,
     properties_of,
     referred,
     types_of,
@@ -217,6 +218,5 @@ class ParameterReader:
             if any(each.startswith(rest) for each in following):
                 return value, None
             at = self._held.find(mark, at + 1)
-        ends = (end[:size] for end in (space + mark, mark) for size in range(len(end) - 1, 0, -1))
-        overlap = len(next(filter(self._held.endswith, ends), ""))
-        return len(self._held) - overlap, None
+        kept = overlap(self._held, space + mark) or overlap(self._held, mark)
+        return len(self._held) - kept, None

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kvlite.model.answers.form import Tool
-from kvlite.model.answers.rules import Rules
+from kvlite.model.answers.rules import INTEGER, NUMBER, Rules
 from kvlite.model.answers.schemas import followed
 from kvlite.model.answers.values import (
     as_json,
@@ -20,8 +20,8 @@ _ESCAPED = "\\\\[\\\\\"'nrt]"
 _TEXT = f"/\"([^\"\\\\\\n]|{_ESCAPED})*\"|'([^'\\\\\\n]|{_ESCAPED})*'/"
 _KINDS = {
     "string": _TEXT,
-    "integer": "/-?(0|[1-9][0-9]{0,17})/",
-    "number": "/-?(0|[1-9][0-9]*)(\\.[0-9]+)?([eE][+-]?[0-9]+)?/",
+    "integer": INTEGER,
+    "number": NUMBER,
     "boolean": '("True" | "False")',
     "null": '"None"',
     "array": "python_list",
@@ -47,15 +47,11 @@ class PythonArguments:
             return f'({pair} ("," " "? {pair})*)?'
         schema = followed(tool, rules.spelled)
         required = {*referred(schema, schema).get("required", ())}
-        # What may follow, with and without an argument before it, from the last to the first.
-        first = later = '""'
-        for key, each in reversed(properties_of(schema).items()):
-            head = rules.named(f"{as_json(f'{key}=')} {_value(each, schema, rules)}", "python")
-            begun, going = f"{head} {later}", f'", " {head} {later}'
-            if key not in required:
-                begun, going = f"({begun} | {first})", f"({going} | {later})"
-            first, later = rules.named(begun, "python"), rules.named(going, "python")
-        return first
+        pairs = []
+        for key, each in properties_of(schema).items():
+            pair = f"{as_json(f'{key}=')} {_value(each, schema, rules)}"
+            pairs.append((rules.named(pair, "python"), key in required))
+        return rules.in_order(pairs, '", "', '""', "python")
 
     def reader(self, parameters: Mapping[str, Any], after: Sequence[str]) -> "PythonReader":
         """As of `form.Arguments`."""
@@ -113,14 +109,11 @@ class PythonReader:
 
 def _any(rules: Rules) -> str:
     """A rule of any value."""
-    if "python_value" not in "".join(rules.lines):
-        plain = " | ".join(_KINDS[each] for each in ("string", "number", "boolean", "null"))
-        rules.lines += [
-            f"python_value: {plain} | python_list | python_dict",
-            'python_list: "[" (python_value ("," " "? python_value)*)? "]"',
-            'python_dict: "{" (python_pair ("," " "? python_pair)*)? "}"',
-            f'python_pair: {_TEXT} ":" " "? python_value',
-        ]
+    plain = " | ".join(_KINDS[each] for each in ("string", "number", "boolean", "null"))
+    rules.define("python_value", f"{plain} | python_list | python_dict")
+    rules.define("python_list", '"[" (python_value ("," " "? python_value)*)? "]"')
+    rules.define("python_dict", '"{" (python_pair ("," " "? python_pair)*)? "}"')
+    rules.define("python_pair", f'{_TEXT} ":" " "? python_value')
     return "python_value"
 
 

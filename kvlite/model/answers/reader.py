@@ -1,12 +1,13 @@
 """Answers read as they come: reasoning, text, and calls whose arguments grow."""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from kvlite.model.answers.form import ID, INDEX, AnswerForm, ArgumentReader, CallForm, Tool
 from kvlite.model.answers.json_arguments import JSONArguments
+from kvlite.model.answers.values import overlap
 
 Kind = Literal["text", "reasoning", "name", "arguments"]
 # How models write calls, too, that were hardly trained to: as the whole of an answer.
@@ -31,6 +32,22 @@ class Part:
 
     kind: Kind
     text: str
+
+
+def text_in(parts: Iterable[Part], kind: Kind) -> str:
+    """All that parts of an answer have of one kind."""
+    return "".join(part.text for part in parts if part.kind == kind)
+
+
+def calls_in(parts: Iterable[Part]) -> list[tuple[str, str]]:
+    """The calls among the parts of an answer: the name of each, and its arguments as JSON."""
+    found = list[tuple[str, str]]()
+    for part in parts:
+        if part.kind == "name":
+            found.append((part.text, ""))
+        elif part.kind == "arguments":
+            found[-1] = (found[-1][0], found[-1][1] + part.text)
+    return found
 
 
 class AnswerReader:
@@ -196,13 +213,7 @@ class AnswerReader:
     def _certain(self, kind: Kind, marks: Sequence[str]) -> list[Part]:
         """What is held, but for what one of the marks may begin with and white space before it."""
         held = self._held
-        overlaps = (
-            size
-            for mark in marks
-            for size in range(min(len(mark) - 1, len(held)), 0, -1)
-            if held.endswith(mark[:size])
-        )
-        text = held[: len(held) - max(overlaps, default=0)]
+        text = held[: len(held) - max((overlap(held, mark) for mark in marks), default=0)]
         text = text.rstrip() if marks else text
         self._held = held[len(text) :]
         if kind == "text":

@@ -1,13 +1,15 @@
 """A grammar, in llguidance's variant of Lark, while it is written."""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from kvlite.model.answers.form import ID, INDEX
 
 # Any text; control tokens are none.
 ANY = "/(.|\\n)*/"
+INTEGER = "/-?(0|[1-9][0-9]{0,17})/"
+NUMBER = "/-?(0|[1-9][0-9]*)(\\.[0-9]+)?([eE][+-]?[0-9]+)?/"
 _SLOTS = {INDEX: "/[0-9]{1,3}/", ID: "/[a-zA-Z0-9]{9}/"}
 
 
@@ -28,7 +30,7 @@ class Rules:
             if each.content and trie.is_special_token(number)
         }
         self.lines = list[str]()
-        self._named = dict[str, str]()
+        self._named, self._defined = dict[str, str](), set[str]()
 
     def control(self, text: str) -> int | None:
         """The control token that a text is; None if it is none."""
@@ -47,6 +49,29 @@ class Rules:
             self.lines.append(f"{name}{attributes}: {rule}")
         return self._named[key]
 
+    def define(self, name: str, rule: str) -> None:
+        """Add a rule that is referred to by its own name, unless it is there."""
+        if name not in self._defined:
+            self._defined.add(name)
+            self.lines.append(f"{name}: {rule}")
+
+    def in_order(
+        self, items: Sequence[tuple[str, bool]], between: str, end: str, prefix: str
+    ) -> str:
+        """A rule of some rules in their order, with `between` two of them and `end` behind them.
+
+        Args:
+            items: each a rule, and whether it has to be there.
+        """
+        # What may follow, with and without an item before it, from the last to the first.
+        first = later = end
+        for item, needed in reversed(items):
+            begun, going = f"{item} {later}", f"{between} {item} {later}"
+            if not needed:
+                begun, going = f"({begun} | {first})", f"({going} | {later})"
+            first, later = self.named(begun, prefix), self.named(going, prefix)
+        return first
+
     @staticmethod
     def said(text: str) -> str:
         """A text in Lark that comes from outside, in which nothing is a control token."""
@@ -59,7 +84,7 @@ class Rules:
         found = [(text.find(each), -len(each), each) for each in (*self._controls, *_SLOTS)]
         found = [each for each in found if each[0] >= 0]
         if not found:
-            return json.dumps(text, ensure_ascii=False)
+            return self.said(text)
         at, _, spelled = min(found)
         own = _SLOTS.get(spelled) or f"<[{self._controls[spelled]}]>"
         parts = (self.text(text[:at]), own, self.text(text[at + len(spelled) :]))
@@ -88,4 +113,4 @@ class Rules:
         """A text before its first control token, and the rest."""
         found = [at for each in self._controls if (at := text.find(each)) > 0]
         cut = min(found, default=len(text))
-        return json.dumps(text[:cut], ensure_ascii=False), self.text(text[cut:])
+        return self.said(text[:cut]), self.text(text[cut:])

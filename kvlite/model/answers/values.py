@@ -99,3 +99,9 @@ def as_json(value: Any) -> str:
 def within_text(text: str) -> str:
     """A part of a string as JSON has it, without quotes."""
     return json.dumps(text, ensure_ascii=False)[1:-1]
+
+
+def overlap(text: str, mark: str) -> int:
+    """Length of the longest end of `text` that `mark` begins with, and is longer than."""
+    longest = min(len(text), len(mark) - 1)
+    return next((n for n in range(longest, 0, -1) if text.endswith(mark[:n])), 0)
