@@ -91,7 +91,6 @@ class Uploads:
                     progress=work.progress,
                     cancel=work.cancel,
                     ocr=ocr,
-                    apart=True,
                 )
             model_host.require_fits(document.text, work.cancel)
             return document

@@ -82,7 +82,6 @@ class Archive:
 
         Raises:
             DocumentError: it unpacks to too much.
-            Stopped: someone cancelled.
         """
         parser = expat.ParserCreate(namespace_separator=" ")
         parser.buffer_text = True
@@ -112,7 +111,6 @@ class Archive:
         self._packed += info.compress_size
         with self._zip.open(info) as file:
             while piece := file.read(_PIECE):
-                self.tracker.check()
                 self._unpacked += len(piece)
                 if self._unpacked > UNPACKED_LIMIT:
                     self._refuse(f"unpacks to more than {readable(UNPACKED_LIMIT)} of text")

@@ -22,7 +22,6 @@ def epub_text(data: bytes, tracker: Tracker) -> str:
     Raises:
         DocumentError: it is encrypted, or unpacks to too much.
         ContextError: it is longer than could fit.
-        Stopped: someone cancelled.
     """
     archive, found = Archive(data, tracker), _Package()
     encrypted = "META-INF/encryption.xml"

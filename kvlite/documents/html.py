@@ -22,7 +22,6 @@ def html_text(markup: str, tracker: Tracker) -> str:
     Raises:
         DocumentError: it nests deeper than any page.
         ContextError: it is longer than could fit.
-        Stopped: someone cancelled.
     """
     return texts_of([html_events(markup, tracker)], tracker)[0]
 

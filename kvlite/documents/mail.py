@@ -15,7 +15,6 @@ def mail_text(data: bytes, tracker: Tracker) -> str:
 
     Raises:
         ContextError: it is longer than could fit.
-        Stopped: someone cancelled.
     """
     message = message_from_bytes(data, _class=EmailMessage, policy=policy.default)
     head = [f"{name}: {message[name]}" for name in _SHOWN if message[name]]

@@ -59,7 +59,6 @@ def opendocument_text(data: bytes, tracker: Tracker) -> str | list[str]:
     Raises:
         DocumentError: it has a password, or unpacks to too much.
         ContextError: it is longer than could fit.
-        Stopped: someone cancelled.
     """
     archive, names = Archive(data, tracker), _Names()
     content, beside = _Content(tracker, archive), _Beside(tracker, archive)

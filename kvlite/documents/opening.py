@@ -118,7 +118,6 @@ def bytes_of(path: str, tracker: Tracker) -> bytes:
     Raises:
         DocumentError: it cannot be opened, is empty standard input, or has too many.
         ContextError: it has more than could fit.
-        Stopped: someone cancelled.
     """
     if path == "-":
         # Python leaves None where the stream was closed.
@@ -142,7 +141,6 @@ def _all(path: str, file: BinaryIO, size: int, tracker: Tracker) -> bytes:
     pieces = list[bytes]()
     head, read, kind = b"", 0, None
     for piece in _pieces(path, file):
-        tracker.check()
         pieces.append(piece)
         read += len(piece)
         head = head if len(head) >= _HEAD else head + piece[:_HEAD]

@@ -5,11 +5,9 @@ import re
 import shutil
 import subprocess
 import sys
-from collections import Counter
 from collections.abc import Iterable
 from importlib.util import find_spec
 
-from kvlite.config.child_process import ChildEnded, run_in_child
 from kvlite.documents.pandoc_text import PLAIN, PandocText
 from kvlite.documents.tracker import Tracker
 from kvlite.errors import DocumentError
@@ -17,8 +15,6 @@ from kvlite.errors import DocumentError
 # A book of 320,000 words takes 5 seconds and 400 MB.
 _SECONDS = 120
 _HEAP = "600m"
-# Bytes for that and the tree in Python.
-_MEMORY = 3 * 2**30
 # Objects in objects; pandoc nests three for each element.
 _DEEPEST = 10_000
 _HEAP_EXHAUSTED = 251
@@ -38,26 +34,11 @@ def pandoc_text(data: bytes, form: str, tracker: Tracker, *, gap: str = "\n\n") 
         MemoryError: it takes more memory than any document.
         ValueError: it cannot read the document.
         ContextError: the text is longer than could fit.
-        Stopped: someone cancelled.
     """
-    try:
-        text, not_read = run_in_child(
-            _read, data, form, tracker.label, tracker.limit, gap, _SECONDS,
-            cancel=tracker.cancel, memory=_MEMORY,
-        )  # fmt: skip
-    except ChildEnded as error:
-        raise ValueError(str(error)) from error
-    tracker.not_read += not_read
-    return text
-
-
-def _read(
-    data: bytes, form: str, label: str, limit: int | None, gap: str, seconds: float
-) -> tuple[str, Counter[str]]:
     sys.setrecursionlimit(_DEEPEST)
-    text = PandocText(Tracker(label, limit), gap)
-    tree = json.loads(_tree(data, form, text.tracker, seconds))
-    return text.of(tree["blocks"]), text.tracker.not_read
+    tree = json.loads(_tree(data, form, tracker, _SECONDS))
+    counting = Tracker(tracker.label, tracker.limit, not_read=tracker.not_read)
+    return PandocText(counting, gap).of(tree["blocks"])
 
 
 def _tree(data: bytes, form: str, tracker: Tracker, seconds: float) -> bytes:

@@ -54,7 +54,6 @@ def pdf_pages(data: bytes, tracker: Tracker) -> list[str]:
     Raises:
         DocumentError: it is damaged, locked, unpacks to too much, or has no text.
         ContextError: it is longer than could fit.
-        Stopped: someone cancelled.
     """
     from pypdf.errors import DependencyError, LimitReachedError, PyPdfError
 
@@ -103,7 +102,6 @@ def _pages(data: bytes, tracker: Tracker) -> list[str]:
     for index, page in enumerate(reader.pages):
         pictures.begin(page)
         text = page.extract_text(visitor_operand_before=pictures.drawn)
-        tracker.check()
         if text.strip():
             pictures.count()
         else:
@@ -149,8 +147,7 @@ class _Pictures:
             self._named = {str(name): dict.__getitem__(held, name) for name in held}
 
     def drawn(self, operator: bytes, operands: Any, *_: object) -> None:
-        """Look at one operation of the page. Raises Stopped if someone cancelled."""
-        self.tracker.check()
+        """Look at one operation of the page."""
         if operator == b"INLINE IMAGE":
             self.drawn_here += 1
             self._of_page += 1
@@ -171,7 +168,6 @@ def _fields_and_notes(page: "PageObject", tracker: Tracker) -> Iterator[str]:
     """Filled-in form fields and notes of a page, a line each."""
     every = _resolved(page.get("/Annots"))
     for raw in every if isinstance(every, list) else ():
-        tracker.check()
         each = _resolved(raw)
         if not isinstance(each, dict) or _number(each.get("/F")) & _HIDDEN_FLAG:
             continue

@@ -1,22 +1,19 @@
-"""Reading any file as a document, in this process or in one of its own."""
+"""Reading any file as a document, in a process of its own."""
 
 import itertools
 import os
 import threading
 from collections.abc import Callable
 from importlib import import_module
-from typing import Any
 
-from kvlite.config.child_process import run_in_child
+from kvlite.config.child_process import ChildEnded, run_in_child
 from kvlite.documents.document import Document, one_kind_of_newline
 from kvlite.documents.opening import Kind, bytes_of, kind_of, kind_of_archive, refuse_format
 from kvlite.documents.tracker import PARSER_ERRORS, ProgressCallback, Tracker
 from kvlite.errors import DocumentError
 
-# Bytes beyond what Python takes, ten times the largest file.
-_MEMORY = 2 * 2**30
-# OCR takes about 1 GiB a page, and reserves more.
-_MEMORY_OCR = 4 * 2**30
+# Bytes beyond what Python takes. OCR takes about 1 GiB a page, and reserves more.
+_MEMORY, _MEMORY_OCR = 3 * 2**30, 4 * 2**30
 
 Reader = Callable[[bytes, Tracker], str | list[str]]
 
@@ -55,80 +52,84 @@ def read_document(
     progress: ProgressCallback | None = None,
     cancel: threading.Event | None = None,
     ocr: bool = False,
-    apart: bool = False,
 ) -> Document:
     """Read a text, PDF, HTML, Word, OpenDocument, PowerPoint, Excel, EPUB, FictionBook, RTF or
     mail file, or a Jupyter notebook; "-" reads standard input.
 
-    The file's first bytes count for more than its suffix.
+    The file's first bytes count for more than its suffix. It is read in a process of its own, which
+    can be stopped at any time and whose memory is limited: parsers of damaged files crash.
 
     Args:
         limit: the most characters that could fit the model. A longer text is refused by its size
             before it is read, anything else as soon as that much text came out of it.
         progress: called with how much of the file is done, and of how much: pages, or bytes.
         cancel: set to stop reading.
-        ocr: whether pages of a PDF that are pictures are read, too, which takes seconds each, and
-            always happens apart.
-        apart: read a file in a process of its own, which can be stopped at any time and whose
-            memory is limited: for files from others, and callers that cannot wait.
+        ocr: whether pages of a PDF that are pictures are read, too, which takes seconds each.
 
     Raises:
         DocumentError: in one sentence with the remedy, for whatever cannot be read as text.
         ContextError: it is longer than `limit`.
         Stopped: `cancel` was set.
     """
-    about: dict[str, Any] = {"limit": limit, "progress": progress, "cancel": cancel}
+    label = "standard input" if path == "-" else path
     try:
-        if path == "-" or not (apart or ocr):
-            return _read_here(path, ocr=ocr, **about)
-        memory = _MEMORY_OCR if ocr else _MEMORY
-        return run_in_child(_read_here, path, ocr=ocr, memory=memory, **about)
+        piped = bytes_of(path, Tracker(label, limit)) if path == "-" else None
+        return run_in_child(
+            _read, path, piped, label, limit, ocr,
+            progress=progress or _ignored, cancel=cancel, memory=_MEMORY_OCR if ocr else _MEMORY,
+        )  # fmt: skip
     except MemoryError as error:
         raise DocumentError(
-            f"{_label(path)} takes more memory to open than there is: split it, or save it as text."
+            f"{label} takes more memory to open than there is: split it, or save it as text."
+        ) from error
+    except ChildEnded as error:
+        raise DocumentError(
+            f"{label} is damaged, as it ends the program that reads it: open it in the program "
+            "that it is from and save it again."
         ) from error
 
 
-def _read_here(
+def _ignored(done: int, total: int) -> None:
+    """What is done when nobody asks for progress."""
+
+
+def _read(
     path: str,
-    *,
+    piped: bytes | None,
+    label: str,
     limit: int | None,
     ocr: bool,
-    progress: ProgressCallback | None = None,
-    cancel: threading.Event | None = None,
+    *,
+    progress: ProgressCallback,
 ) -> Document:
-    label, name = _label(path), "stdin" if path == "-" else os.path.basename(path)
-    tracker = Tracker(label, limit, progress, cancel, ocr)
-    pages, text = _read(path, tracker)
+    """A file as a document; `piped` are the bytes of standard input."""
+    tracker = Tracker(label, limit, progress, ocr)
+    found = _text(path, bytes_of(path, tracker) if piped is None else piped, tracker)
+    pages = [] if isinstance(found, str) else found
+    text = one_kind_of_newline(found) if isinstance(found, str) else "\n".join(found)
     if not text.strip():
         raise DocumentError(f"{label} holds no text: name a file that has some.")
-    ends = tuple(itertools.accumulate((len(page) + 1 for page in pages), initial=0))
-    text = text if pages else one_kind_of_newline(text)
     if limit is not None and len(text) > limit:
         tracker.refuse(f"has {len(text):,} characters")
+    ends = tuple(itertools.accumulate((len(page) + 1 for page in pages), initial=0))
+    name = "stdin" if path == "-" else os.path.basename(path)
     return Document(name, text, ends[:-1], tracker.skipped)
 
 
-def _label(path: str) -> str:
-    return "standard input" if path == "-" else path
-
-
-def _read(path: str, tracker: Tracker) -> tuple[list[str], str]:
-    """A file's pages, if it has any, and its text."""
-    data = bytes_of(path, tracker)
+def _text(path: str, data: bytes, tracker: Tracker) -> str | list[str]:
+    """The text of a file, or that of each of its pages."""
     if not data.strip():
-        return [], ""
+        return ""
     kind = kind_of(data[:1024], path)
     if kind == "zip":
         kind = kind_of_archive(data, path)
     if kind in ("other", "zip"):
         refuse_format(tracker.label, path)
-    read, what = _READERS[kind]
+    reader, what = _READERS[kind]
     try:
-        found = read(data, tracker)
+        return reader(data, tracker)
     except PARSER_ERRORS as error:
         raise DocumentError(
             f"{tracker.label} is damaged or no {what}: get it anew, or open it in the program that "
             "it is from and save it again."
         ) from error
-    return ([], found) if isinstance(found, str) else (found, "\n".join(found))

@@ -42,7 +42,6 @@ def rtf_text(data: bytes, tracker: Tracker) -> str:
 
     Raises:
         ContextError: it is longer than could fit.
-        Stopped: someone cancelled.
     """
     text = _RichText(tracker)
     text.read(data.decode("latin-1"))

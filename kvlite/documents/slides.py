@@ -36,7 +36,6 @@ def slides(data: bytes, tracker: Tracker) -> list[str]:
     Raises:
         DocumentError: it is an old or locked one, or unpacks to too much.
         ContextError: it is longer than could fit.
-        Stopped: someone cancelled.
     """
     require_new(data, tracker.label, "PowerPoint", ".pptx")
     archive, names, ids = Archive(data, tracker), OfficeNames(), list[str]()

@@ -1,7 +1,6 @@
-"""Progress, cancellation and limits of reading one document, and what of it was not read."""
+"""Progress and limits of reading one document, and what of it was not read."""
 
 import lzma
-import threading
 import zipfile
 import zlib
 from collections import Counter
@@ -10,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import NoReturn
 from xml.parsers.expat import ExpatError
 
-from kvlite.errors import ContextError, require_uncancelled
+from kvlite.errors import ContextError
 
 ProgressCallback = Callable[[int, int], None]
 
@@ -30,7 +29,6 @@ class Tracker:
         label: the document's name in messages.
         limit: the most characters it may have.
         progress: called with how much is done, and of how much.
-        cancel: set to stop reading.
         ocr: whether pages that are pictures are read, too.
         not_read: counts of what was skipped, by kind, such as "picture".
         scanned: the numbers of pages that are pictures and were skipped.
@@ -39,19 +37,13 @@ class Tracker:
     label: str
     limit: int | None = None
     progress: ProgressCallback | None = None
-    cancel: threading.Event | None = None
     ocr: bool = False
     not_read: Counter[str] = field(default_factory=Counter)
     scanned: list[int] = field(default_factory=list)
     _characters: int = 0
 
-    def check(self) -> None:
-        """Raises Stopped if someone cancelled."""
-        require_uncancelled(self.cancel)
-
     def report(self, done: int, total: int) -> None:
-        """Report progress. Raises Stopped if someone cancelled."""
-        self.check()
+        """Report progress."""
         if self.progress is not None:
             self.progress(done, total)
 
@@ -60,9 +52,7 @@ class Tracker:
 
         Raises:
             ContextError: there are more than could fit.
-            Stopped: someone cancelled.
         """
-        self.check()
         self._characters += characters
         if self.limit is not None and self._characters > self.limit + 1:
             self.refuse(f"has {self._characters - 1:,} characters or more")

@@ -24,7 +24,6 @@ def word_text(data: bytes, tracker: Tracker) -> str:
     Raises:
         DocumentError: it is an old or locked one, or unpacks to too much.
         ContextError: it is longer than could fit.
-        Stopped: someone cancelled.
     """
     require_new(data, tracker.label, "Word", ".docx")
     archive, names = Archive(data, tracker), OfficeNames()

@@ -84,7 +84,7 @@ class Files:
             with _room(), path.open("xb") as file:
                 shutil.copyfileobj(upload.file, file)
                 size = file.tell()
-            document = read_document(str(path), limit=limit, ocr=ocr, apart=True)
+            document = read_document(str(path), limit=limit, ocr=ocr)
         except (ContextError, DocumentError) as error:
             raise type(error)(str(error).replace(str(path), name)) from None
         finally:

@@ -104,9 +104,9 @@ def test_documents_are_read_in_another_process_two_at_a_time(
 ) -> None:
     begun, go = list[str](), threading.Event()
 
-    def slow(_: Any, path: str, **given: Any) -> Any:
+    def slow(_: Any, path: str, *_given: Any, **given: Any) -> Any:
         begun.append(path)
-        assert given["memory"] == 2 << 30
+        assert given["memory"] == 3 << 30
         while not go.wait(0.01):
             if given["cancel"].is_set():
                 raise Stopped

@@ -1,6 +1,9 @@
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+from kvlite.documents import reading
 
 from .files import Save
 
@@ -13,3 +16,13 @@ def save(tmp_path: Path) -> Save:
         return str(path)
 
     return save
+
+
+@pytest.fixture
+def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For tests that change what the reading process does."""
+
+    def here(work: Callable[..., object], *args: object, progress: object, **_: object) -> object:
+        return work(*args, progress=progress)
+
+    monkeypatch.setattr(reading, "run_in_child", here)

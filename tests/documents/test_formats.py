@@ -488,7 +488,7 @@ def test_a_workbook_that_ends_its_parser_is_refused(save: Save, cell: str) -> No
     sheet = "xl/worksheets/sheet1.xml"
     assert b'r="D1"' in parts[sheet]
     parts[sheet] = parts[sheet].replace(b'r="D1"', f'r="{cell}"'.encode())
-    assert "is damaged or no Excel workbook" in refusal(save("a.xlsx", packed(parts)))
+    assert "is damaged" in refusal(save("a.xlsx", packed(parts)))
 
 
 @pytest.mark.parametrize("name", ["a.odt", "a.xlsx", "a.epub"])

@@ -1,12 +1,11 @@
 """The visible text of web pages."""
 
 import time
-from threading import Event
 
 import pytest
 
 from kvlite.documents import read_document
-from kvlite.errors import DocumentError, Stopped
+from kvlite.errors import DocumentError
 
 from .files import Save, read_or_refuse, refusal
 
@@ -236,15 +235,3 @@ def test_html_is_the_same_in_whatever_pieces_it_is_read(
     for piece in (1, 2, 3, 7):
         monkeypatch.setattr("kvlite.documents.html._PIECE", piece)
         assert html(save, markup) == whole
-
-
-def test_html_can_be_stopped_within_the_page(save: Save) -> None:
-    path, cancel, told = save("a.html", "<p>word " * 200_000), Event(), list[int]()
-
-    def stop(done: int, total: int) -> None:
-        told.append(done)
-        cancel.set()
-
-    with pytest.raises(Stopped):
-        read_document(path, progress=stop, cancel=cancel)
-    assert told == [0]

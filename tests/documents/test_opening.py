@@ -11,12 +11,11 @@ import tracemalloc
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
-from threading import Event
 
 import pytest
 
 from kvlite.documents import Document, read_document, require_readable
-from kvlite.errors import ContextError, DocumentError, Stopped
+from kvlite.errors import ContextError, DocumentError
 
 from .files import (
     Save,
@@ -61,6 +60,7 @@ def test_folder(tmp_path: Path) -> None:
     assert "is a folder" in refusal(str(tmp_path))
 
 
+@pytest.mark.usefixtures("in_this_process")
 def test_file_one_may_not_read(save: Save, monkeypatch: pytest.MonkeyPatch) -> None:
     path = save("a.txt", "x")
 
@@ -126,25 +126,6 @@ def test_parsers_are_imported_only_when_needed() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
-
-
-def test_opening_a_pdf_tells_its_pages_and_can_be_stopped(save: Save) -> None:
-    path, told, cancel = (
-        save("a.pdf", pdf(["one", "two", "three"])),
-        list[tuple[int, int]](),
-        Event(),
-    )
-
-    def stop(done: int, total: int) -> None:
-        told.append((done, total))
-        cancel.set()
-
-    read_document(path, progress=lambda done, total: told.append((done, total)))
-    assert told == [(1, 3), (2, 3), (3, 3)]
-    told.clear()
-    with pytest.raises(Stopped):
-        read_document(path, progress=stop, cancel=cancel)
-    assert told == [(1, 3)]
 
 
 # What is no file, or too much of one
@@ -315,6 +296,7 @@ def test_opening_needs_no_torch(save: Save) -> None:
     assert "torch" not in done.stdout.split()
 
 
+@pytest.mark.usefixtures("in_this_process")
 def test_memory_that_runs_out_is_said_in_a_sentence(
     save: Save, monkeypatch: pytest.MonkeyPatch
 ) -> None:

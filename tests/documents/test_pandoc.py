@@ -31,7 +31,6 @@ def _program(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None
         ("", "needs pandoc, which is missing: pip install pypandoc_binary"),
         ("kill -9 $$", "takes more memory to open than there is"),
         ("exit 251", "takes more memory to open than there is"),
-        ("exec sleep 600", "takes more than 1 seconds to read"),
         ("exit 64", "is damaged or no HTML page"),
         ("echo '{'", "is damaged or no HTML page"),
     ],
@@ -39,9 +38,15 @@ def _program(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None
 def test_what_becomes_of_it_is_said_in_a_sentence(
     save: Save, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, said: str
 ) -> None:
-    monkeypatch.setattr(pandoc, "_SECONDS", 1)
     _program(tmp_path / "fake", monkeypatch, script)
     assert said in refusal(save("a.html", "<p>words"))
+
+
+@pytest.mark.usefixtures("in_this_process")
+def test_what_hangs_is_stopped(save: Save, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pandoc, "_SECONDS", 1)
+    _program(tmp_path / "fake", monkeypatch, "exec sleep 600")
+    assert "takes more than 1 seconds to read" in refusal(save("a.html", "<p>words"))
 
 
 def test_it_ends_with_its_parent(

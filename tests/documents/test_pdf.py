@@ -19,7 +19,6 @@ from pypdf.generic import (
 
 from kvlite.config.settings import Settings
 from kvlite.documents import Document, read_document
-from kvlite.documents.pdf import _Pictures
 from kvlite.documents.reading_order import Box, lines_of
 from kvlite.errors import SettingError, Stopped
 from kvlite.methods.engine_config import require_meanings
@@ -69,6 +68,7 @@ def test_pdf_locked_by_a_password(save: Save, algorithm: str) -> None:
     assert "password" in refusal(save("shut.pdf", encrypted(content, "user", algorithm)))
 
 
+@pytest.mark.usefixtures("in_this_process")
 def test_pdf_encryption_without_the_package_for_it(
     save: Save, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -112,6 +112,7 @@ def test_what_is_no_pdf_is_refused(save: Save, content: bytes) -> None:
     assert "no PDF" in refusal(save("a.pdf", content))
 
 
+@pytest.mark.usefixtures("in_this_process")
 def test_lone_surrogates_and_nulls_do_not_reach_the_text(
     save: Save, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -337,20 +338,6 @@ def test_pdf_that_unpacks_to_too_much_is_refused(save: Save) -> None:
         b"<< /Length", b"<< /Filter /FlateDecode /Length", 1
     )
     assert "unpacks to more than any document needs" in refusal(save("a.pdf", content))
-
-
-def test_pdf_can_be_stopped_within_a_page(save: Save) -> None:
-    path, cancel = save("a.pdf", pdf(["one"]).replace(b"(one) Tj", b"(one) Tj " * 2000)), Event()
-    drawn = _Pictures.drawn
-
-    def stop(*operation: object) -> None:
-        cancel.set()
-        drawn(*operation)
-
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(_Pictures, "drawn", stop)
-        with pytest.raises(Stopped):
-            read_document(path, cancel=cancel)
 
 
 @pytest.mark.cases(6)

@@ -3,12 +3,11 @@
 import contextlib
 import struct
 import tracemalloc
-from threading import Event
 
 import pytest
 
 from kvlite.documents import archive, read_document
-from kvlite.errors import ContextError, DocumentError, Stopped
+from kvlite.errors import ContextError, DocumentError
 
 from .files import Save, raw_word, refusal, rezipped, run
 
@@ -319,6 +318,7 @@ def test_an_archive_that_unpacks_to_too_much_is_refused(
         tracemalloc.stop()
 
 
+@pytest.mark.usefixtures("in_this_process")
 def test_an_archive_denser_than_any_document_is_refused(
     save: Save, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -334,6 +334,7 @@ def test_empty_lines_count_as_characters(save: Save) -> None:
         read_document(path, limit=101)
 
 
+@pytest.mark.usefixtures("in_this_process")
 def test_many_parts_count_together(save: Save, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(archive, "UNPACKED_LIMIT", 10**6)
     ids = [f"header{i}" for i in range(20)]
@@ -365,15 +366,3 @@ def test_deep_markup_is_read_without_recursion(save: Save) -> None:
     deep = 50_000
     body = "<w:sdt>" * deep + paragraph(run("x")) + "</w:sdt>" * deep
     assert text(save, body) == "x"
-
-
-def test_extracting_one_paragraph_can_be_stopped(save: Save) -> None:
-    path, cancel, told = save("a.docx", raw_word(paragraph(run("x" * 10**6)))), Event(), []
-
-    def stop(done: int, total: int) -> None:
-        told.append((done, total))
-        cancel.set()
-
-    with pytest.raises(Stopped):
-        read_document(path, progress=stop, cancel=cancel)
-    assert len(told) == 1 and told[0][0] < told[0][1] / 10

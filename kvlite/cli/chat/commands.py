@@ -133,7 +133,6 @@ def _read(session: Session, terminal: "ChatTerminal", argument: str) -> None:
                 progress=callbacks.progress,
                 cancel=callbacks.cancel,
                 ocr=ocr,
-                apart=True,
             ),
         )
 

@@ -1,4 +1,4 @@
-"""Documents read in a process of their own."""
+"""The process that reads a document: stopped, limited, and what passes through it."""
 
 import sys
 from pathlib import Path
@@ -12,18 +12,18 @@ from kvlite.errors import ContextError, DocumentError, Stopped
 from .files import Save, Stdin, pdf
 
 
-def test_it_is_read_as_here(save: Save, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_refusals_and_standard_input_pass_through(
+    save: Save, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path, told = save("a.pdf", pdf(["one", "two", None])), list[tuple[int, int]]()
-    assert read_document(path, apart=True, progress=lambda *at: told.append(at)) == read_document(
-        path
-    )
+    read_document(path, progress=lambda *at: told.append(at))
     assert told[0] == (1, 3)  # the others may come too soon to be seen
     with pytest.raises(ContextError, match="no more than 3 characters"):
-        read_document(path, apart=True, limit=3)
+        read_document(path, limit=3)
     with pytest.raises(DocumentError, match="There is no file"):
-        read_document(path + ".gone", apart=True)
+        read_document(path + ".gone")
     monkeypatch.setattr(sys, "stdin", Stdin(b"piped"))
-    assert read_document("-", apart=True).text == "piped"
+    assert read_document("-").text == "piped"
 
 
 @pytest.mark.long
@@ -32,7 +32,7 @@ def test_it_is_stopped_wherever_it_is(save: Save) -> None:
     path, cancel = save("a.pdf", pdf(["one"]).replace(b"(one) Tj", b"(one) Tj " * 400_000)), Event()
     Timer(1, cancel.set).start()
     with pytest.raises(Stopped):
-        read_document(path, apart=True, cancel=cancel)
+        read_document(path, cancel=cancel)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="limits are held to there")
@@ -41,4 +41,4 @@ def test_memory_is_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     path = tmp_path / "a.txt"
     path.write_bytes(b"word " * 10_000_000)
     with pytest.raises(DocumentError, match="takes more memory to open than there is"):
-        read_document(str(path), apart=True)
+        read_document(str(path))
