@@ -1,14 +1,14 @@
-"""The visible text of an HTML page, by a parser whose time grows no faster than the page."""
+"""HTML pages, parsed as browsers do, by a parser whose time grows no faster than the page."""
 
 import html
 import re
+from typing import Any
 
+from kvlite.documents.markup import text_of
+from kvlite.documents.pandoc import write_formulas
 from kvlite.documents.plain_text import decoded
 from kvlite.documents.tracker import PARSER_ERRORS, Tracker
-from kvlite.documents.visible_text import NOT_TEXT, VisibleText, texts_of
 from kvlite.errors import DocumentError
-
-_PIECE = 2**16
 
 
 def html_page(data: bytes, tracker: Tracker) -> str:
@@ -23,32 +23,30 @@ def html_text(markup: str, tracker: Tracker) -> str:
         DocumentError: it nests deeper than any page.
         ContextError: it is longer than could fit.
     """
-    return texts_of([html_events(markup, tracker)], tracker)[0]
+    tree = html_tree(markup, tracker)
+    write_formulas(tree, tracker)
+    return text_of(tree, tracker)
 
 
-def html_events(markup: str, tracker: Tracker) -> VisibleText:
-    """What is visible of a page; errors as of `html_text`."""
-    from lxml.etree import LxmlError
+def html_tree(markup: str, tracker: Tracker) -> Any:
+    """The elements of a page, as lxml's. Raises DocumentError if it cannot be parsed."""
+    from lxml.etree import HTMLParser, LxmlError, fromstring
 
-    page = VisibleText(tracker)
+    parser = HTMLParser(huge_tree=True, remove_comments=True, remove_pis=True, encoding="utf-8")
+    text = re.sub("[\0-\x08\x0e-\x1f]", "", _without_cdata(markup))
     try:
-        _parse(re.sub(NOT_TEXT, "", _without_cdata(markup)), page, tracker)
+        tree = fromstring(f"<html>{text}".encode(errors="replace"), parser)
     except (LxmlError, *PARSER_ERRORS) as error:
         raise DocumentError(
             f"{tracker.label} cannot be read as HTML: open it in a browser and save it as text."
         ) from error
-    return page
-
-
-def _parse(markup: str, page: VisibleText, tracker: Tracker) -> None:
-    from lxml.etree import HTMLParser
-
-    parser = HTMLParser(target=page, huge_tree=True, remove_comments=True, remove_pis=True)
-    for start in range(0, len(markup), _PIECE):
-        tracker.report(start, len(markup))
-        parser.feed(markup[start : start + _PIECE])
-    if markup:
-        parser.close()
+    # Browsers go on to 512; what is deeper than 2,048 would be lost.
+    if any(each.type_name == "ERR_RESOURCE_LIMIT" for each in parser.error_log):
+        raise DocumentError(
+            f"{tracker.label} nests elements more than 2,000 deep, as no page does: open it in a "
+            "browser and save it as text."
+        )
+    return tree
 
 
 def _without_cdata(markup: str) -> str:

@@ -1,48 +1,68 @@
-"""Documents that pandoc reads, in a process of its own: its tree, written as our text."""
+"""Documents that pandoc reads, in a process of its own that has limits of time and memory."""
 
-import json
 import re
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterable
 from importlib.util import find_spec
+from typing import Any
 
-from kvlite.documents.pandoc_text import PLAIN, PandocText
+from kvlite.documents.markup import PLAIN, formula
 from kvlite.documents.tracker import Tracker
 from kvlite.errors import DocumentError
 
 # A book of 320,000 words takes 5 seconds and 400 MB.
 _SECONDS = 120
 _HEAP = "600m"
-# Objects in objects; pandoc nests three for each element.
-_DEEPEST = 10_000
+_RTS = "+RTS", f"-M{_HEAP}", "-RTS"
 _HEAP_EXHAUSTED = 251
-# What is longer than this in a formula is a word, and no sign that TeX has a name for.
-LETTERS = 3
+# Elements of a formula, deeper than anyone writes them.
+_MOST_MATH = 60
 
 
-def pandoc_text(data: bytes, form: str, tracker: Tracker, *, gap: str = "\n\n") -> str:
-    """The text of a document that is in one of pandoc's formats.
+def pandoc_tree(data: bytes, form: str, tracker: Tracker) -> Any:
+    """A document that is in one of pandoc's formats, as elements of HTML.
 
     Args:
         form: what pandoc calls it.
-        gap: what stands between two paragraphs.
 
     Raises:
         DocumentError: pandoc is missing, or takes too long.
         MemoryError: it takes more memory than any document.
         ValueError: it cannot read the document.
-        ContextError: the text is longer than could fit.
     """
-    sys.setrecursionlimit(_DEEPEST)
-    tree = json.loads(_tree(data, form, tracker, _SECONDS))
-    counting = Tracker(tracker.label, tracker.limit, not_read=tracker.not_read)
-    return PandocText(counting, gap).of(tree["blocks"])
+    from lxml.etree import HTMLParser, fromstring
+
+    parser = HTMLParser(huge_tree=True, remove_comments=True, encoding="utf-8")
+    return fromstring(_converted(data, form, tracker), parser)
 
 
-def _tree(data: bytes, form: str, tracker: Tracker, seconds: float) -> bytes:
-    """What pandoc makes of a document, as JSON."""
+def write_formulas(tree: Any, tracker: Tracker) -> None:
+    """Write the formulas of a page as TeX in their place; errors as of `pandoc_tree`."""
+    from lxml.etree import tostring
+
+    found = [each for each in tree.iter("math") if next(each.iterancestors("math"), None) is None]
+    if not found:
+        return
+    for each in found:
+        for deep in [inner for inner in each.iter() if _is_deep(inner)]:
+            deep.clear(keep_tail=True)
+    made = [tostring(each, encoding="unicode", with_tail=False) for each in found]
+    markup = "".join(f"<div>{each}</div>" for each in made)
+    written = pandoc_tree(markup.encode(errors="replace"), "html", tracker).iter("div")
+    for each, div in zip(found, written, strict=True):
+        tex = "".join(span.text or "" for span in div.iter("span") if span.get("class"))
+        text = formula(tex[2:-2]) if tex else " ".join("".join(div.itertext()).split())
+        each.clear(keep_tail=True)
+        each.text = text
+
+
+def _is_deep(element: Any) -> bool:
+    return sum(1 for _ in element.iterancestors()) > _MOST_MATH
+
+
+def _converted(data: bytes, form: str, tracker: Tracker) -> bytes:
+    """What pandoc makes of a document, as HTML."""
     spec = find_spec("pypandoc")
     folders = [] if spec is None else spec.submodule_search_locations or []
     found = (shutil.which("pandoc", path=f"{folder}/files") for folder in folders)
@@ -51,26 +71,27 @@ def _tree(data: bytes, form: str, tracker: Tracker, seconds: float) -> bytes:
         raise DocumentError(
             f"{tracker.label} needs pandoc, which is missing: pip install pypandoc_binary."
         )
-    arguments = [program, "--sandbox", "--preserve-tabs", "--track-changes=all"]
+    arguments = ["--sandbox", "--track-changes=all", "--wrap=none", "--mathjax", "--standalone"]
     with subprocess.Popen(
-        [*arguments, "-f", form, "-t", "json", "+RTS", f"-M{_HEAP}", "-RTS"],
+        [program, *arguments, "-M", "pagetitle= ", "-f", form, "-t", "html", *_RTS],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     ) as running:
         try:
-            out, said = running.communicate(data, seconds)
+            out, said = running.communicate(data, _SECONDS)
         except subprocess.TimeoutExpired:
             running.kill()
             raise DocumentError(
-                f"{tracker.label} takes more than {seconds} seconds to read: split it, or save it "
+                f"{tracker.label} takes more than {_SECONDS} seconds to read: split it, or save it "
                 "as text."
             ) from None
     if running.returncode in (_HEAP_EXHAUSTED, -9):
         raise MemoryError(f"pandoc takes more than {_HEAP}")
     if running.returncode:
         raise ValueError(said.decode(errors="replace"))
-    tracker.not_read["part that pandoc warns of"] += len(re.findall(rb"(?m)^\[WARNING\]", said))
+    for warning in re.findall(r"(?m)^\[WARNING\] (.{1,80})", said.decode(errors="replace")):
+        tracker.not_read[f"part that pandoc warns of ({warning})"] += 1
     return out
 
 

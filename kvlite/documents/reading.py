@@ -2,6 +2,7 @@
 
 import itertools
 import os
+import sys
 import threading
 from collections.abc import Callable
 from importlib import import_module
@@ -14,6 +15,9 @@ from kvlite.errors import DocumentError
 
 # Bytes beyond what Python takes. OCR takes about 1 GiB a page, and reserves more.
 _MEMORY, _MEMORY_OCR = 3 * 2**30, 4 * 2**30
+
+# Calls within calls; parsers allow markup 2,048 elements deep.
+_DEEPEST = 20_000
 
 Reader = Callable[[bytes, Tracker], str | list[str]]
 
@@ -103,6 +107,7 @@ def _read(
     progress: ProgressCallback,
 ) -> Document:
     """A file as a document; `piped` are the bytes of standard input."""
+    sys.setrecursionlimit(_DEEPEST)
     tracker = Tracker(label, limit, progress, ocr)
     found = _text(path, bytes_of(path, tracker) if piped is None else piped, tracker)
     pages = [] if isinstance(found, str) else found

@@ -1,4 +1,4 @@
-"""What the style sheets of a page hide, by rules for one name, class or id."""
+"""What the style sheet of a page hides, by rules for one name, class or id."""
 
 import re
 from collections.abc import Mapping
@@ -12,33 +12,18 @@ _HIDING = frozenset(("none", "hidden", "collapse"))
 
 
 class StyleSheet:
-    """The sheets of a page so far."""
+    """The rules of a sheet that hide something, or show it again."""
 
-    def __init__(self) -> None:
-        self._pieces: list[str] | None = None
+    def __init__(self, sheet: str) -> None:
         self._hidden = dict[str, dict[str, bool]]()
-
-    def begin(self) -> None:
-        """Enter a sheet."""
-        self._pieces = []
-
-    def data(self, text: str) -> None:
-        """Add text, if a sheet is open."""
-        if self._pieces is not None:
-            self._pieces.append(text)
-
-    def end(self) -> None:
-        """Leave a sheet."""
-        text = _NOT_RULES.sub("", "".join(self._pieces or ())[:_LARGEST])
-        self._pieces = None
-        for selectors, declared in _RULE.findall(text):
+        for selectors, declared in _RULE.findall(_NOT_RULES.sub("", sheet[:_LARGEST])):
             if found := _hiding(declared):
                 for selector in selectors.split(","):
                     if _SIMPLE.fullmatch(selector.strip()):
                         self._hidden.setdefault(selector.strip().lower(), {}).update(found)
 
     def hides(self, name: str, attributes: Mapping[str, str]) -> bool:
-        """Whether an element is hidden by its own style, or else by the sheets."""
+        """Whether an element is hidden by its own style, or else by the sheet."""
         own = _hiding(attributes.get("style", ""))
         if not self._hidden:
             return any(own.values())
