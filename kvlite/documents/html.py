@@ -33,7 +33,8 @@ def html_tree(markup: str, tracker: Tracker) -> Any:
     from lxml.etree import HTMLParser, LxmlError, fromstring
 
     parser = HTMLParser(huge_tree=True, remove_comments=True, remove_pis=True, encoding="utf-8")
-    text = re.sub("[\0-\x08\x0e-\x1f]", "", _without_cdata(markup))
+    # The parser drops what follows these ends, which browsers show.
+    text = re.sub("(?i)[\0-\x08\x0e-\x1f]|</(html|body)\\s*>", "", _without_cdata(markup))
     try:
         tree = fromstring(f"<html>{text}".encode(errors="replace"), parser)
     except (LxmlError, *PARSER_ERRORS) as error:

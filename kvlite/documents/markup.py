@@ -184,8 +184,9 @@ class _Writer:
         text = _NO_TEXT.sub("", text)
         if not self._preformatted:
             text = re.sub(r"[ \t\r\n\f]+", " ", text)
-            if self._break or not self._parts or self._parts[-1].endswith((" ", "\n")):
-                text = text.lstrip(" ")
+            begins = self._break > 0 or not self._parts
+            if begins or self._parts[-1].endswith((" ", "\n")):
+                text = text.lstrip(" ") if text.strip() or not begins else ""
         if text:
             self._write(text)
 
@@ -290,7 +291,8 @@ class _Writer:
                 texts.append(again if column else text)
         reach()
         filled = max((at for at, text in enumerate(texts, 1) if text), default=0)
-        self._put(" | ".join(texts[: filled + 1]).strip(" ") if filled else "")
+        if filled:
+            self._write(" | ".join(texts[: filled + 1]).strip(" "))
 
     def _is_layout(self, cells: list[Element]) -> bool:
         inner = (each for cell in cells for each in cell.iter("table"))
