@@ -1,44 +1,94 @@
-"""Formats that pandoc reads as they are: FictionBook (.fb2), Jupyter notebooks (.ipynb)."""
+"""FictionBooks (.fb2), whose elements are nearly HTML's, and Jupyter notebooks (.ipynb)."""
 
+import html
+import json
 import re
-from xml.parsers import expat
+from typing import Any
 
-from kvlite.documents.pandoc import pandoc_text, with_lost
+from kvlite.documents.html import html_text
+from kvlite.documents.markup import text_of
 from kvlite.documents.plain_text import decoded
 from kvlite.documents.tracker import Tracker
 
-# What of a book is no text.
-_BESIDE = frozenset(("description", "binary"))
+_HTML_NAMES = {
+    "strikethrough": "del",
+    "empty-line": "br",
+    "subtitle": "p",
+    "stanza": "p",
+    "v": "div",
+    "text-author": "div",
+    "image": "img",
+    "cite": "blockquote",
+    "poem": "blockquote",
+    "epigraph": "blockquote",
+    "annotation": "blockquote",
+}
+_XML_ENTITIES = frozenset(("lt", "gt", "amp", "quot", "apos"))
 
 
 def fb2_text(data: bytes, tracker: Tracker) -> str:
-    """The text of a book; what pandoc leaves out, such as tables, comes last. Errors as of
-    `decoded` and `pandoc_text`."""
-    markup = re.sub(r"^\s*<\?xml[^>]*\?>", "", decoded(data, tracker, html=True))
-    pieces, beside = list[str](), 0
+    """The text of a book, notes where they belong.
 
-    def begin(name: str, _: dict[str, str]) -> None:
-        nonlocal beside
-        beside += name in _BESIDE
+    Raises:
+        ValueError: it is damaged.
+        ContextError: it is longer than could fit.
+    """
+    from lxml.etree import LxmlError, XMLParser, fromstring, strip_elements
 
-    def end(name: str) -> None:
-        nonlocal beside
-        beside -= name in _BESIDE
+    def entity(found: re.Match[str]) -> str:
+        return found[0] if found[1] in _XML_ENTITIES else html.escape(html.unescape(found[0]))
 
-    def characters(text: str) -> None:
-        if not beside:
-            pieces.append(text)
-
-    # Refuses what is damaged, and entities that name a file or fill memory.
-    parser = expat.ParserCreate()
-    parser.buffer_text = True
-    parser.StartElementHandler, parser.EndElementHandler = begin, end
-    parser.CharacterDataHandler = characters
-    parser.Parse(markup.encode(), True)
-    markup = re.sub(r"<binary\b[^>]*>[^<]*</binary>", "", markup)
-    return with_lost(pandoc_text(markup.encode(), "fb2", tracker), pieces)
+    markup = re.sub(
+        r"^\s*<\?xml[^>]*\?>|<!DOCTYPE[^>\[]*(\[[^\]]*\]\s*)?>",
+        "",
+        decoded(data, tracker, html=True),
+    )
+    markup = re.sub(r"&(\w+);", entity, markup)
+    try:
+        book = fromstring(
+            markup.encode(),
+            XMLParser(
+                huge_tree=True, resolve_entities=False, remove_comments=True, remove_pis=True
+            ),
+        )
+    except LxmlError as error:
+        raise ValueError(str(error)) from error
+    strip_elements(book, "{*}description", "{*}binary", with_tail=False)
+    for each in book.iter():
+        name = each.tag.rpartition("}")[2]
+        each.tag = _HTML_NAMES.get(name, name)
+        if each.tag == "a" and each.get("type") == "note":
+            target = next((value for key, value in each.items() if key.endswith("}href")), "")
+            each.attrib.update({"role": "doc-noteref", "href": target})
+    return text_of(book, tracker)
 
 
 def notebook_text(data: bytes, tracker: Tracker) -> str:
-    """The cells of a notebook and what came out of them; errors as of `pandoc_text`."""
-    return pandoc_text(data, "ipynb", tracker)
+    """The cells of a notebook as written, each followed by what came out of it.
+
+    Raises:
+        ValueError: it is damaged.
+        ContextError: it is longer than could fit.
+    """
+    book, parts = json.loads(data), list[str]()
+    sheets = book.get("worksheets", [book])
+    for cell in (cell for sheet in sheets for cell in sheet["cells"]):
+        parts.append(_joined(cell.get("source", cell.get("input", ""))))
+        tracker.not_read["picture"] += len(cell.get("attachments", ()))
+        parts += [_output(each, tracker) for each in cell.get("outputs", ())]
+    return "\n\n".join(filter(None, parts))
+
+
+def _output(output: dict[str, Any], tracker: Tracker) -> str:
+    found = output.get("data", output)
+    kinds = {key.split("/")[0] for key in found} & {"image", "png", "svg", "jpeg"}
+    tracker.not_read["picture"] += bool(kinds)
+    if "evalue" in output:
+        return f"{output['ename']}: {output['evalue']}"
+    markup = _joined(found.get("text/html", found.get("html", "")))
+    text = _joined(found.get("text/plain", found.get("text", "")))
+    return text or (html_text(markup, tracker) if markup.strip() else "")
+
+
+def _joined(text: str | list[str]) -> str:
+    return text.strip("\n") if isinstance(text, str) else "".join(text).strip("\n")

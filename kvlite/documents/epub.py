@@ -2,13 +2,13 @@
 
 import posixpath
 import re
+from typing import Any
 from urllib.parse import unquote
 
-from kvlite.documents.archive import Archive, Attributes
-from kvlite.documents.html import html_events
+from kvlite.documents.archive import Archive
+from kvlite.documents.html import html_text
 from kvlite.documents.plain_text import decoded
 from kvlite.documents.tracker import PARSER_ERRORS, Tracker
-from kvlite.documents.visible_text import VisibleText, texts_of
 from kvlite.errors import DocumentError
 
 CONTAINER = "META-INF/container.xml"
@@ -23,71 +23,46 @@ def epub_text(data: bytes, tracker: Tracker) -> str:
         DocumentError: it is encrypted, or unpacks to too much.
         ContextError: it is longer than could fit.
     """
-    archive, found = Archive(data, tracker), _Package()
+    archive = Archive(data, tracker)
     encrypted = "META-INF/encryption.xml"
     if encrypted in archive.names and b"xmlenc#aes" in archive.unpacked(encrypted):
         raise DocumentError(
             f"{tracker.label} is locked by its publisher: get it without that, or as a PDF."
         )
-    archive.parse(CONTAINER, found.begin)
-    archive.parse(found.path, found.begin)
-    pages, order = list[VisibleText](), found.order + found.beside
-    for number, id in enumerate(order):
-        tracker.report(number, len(order))
-        name, kind, properties = found.items.get(id, (id, _PAGES[0], ""))
-        if kind.startswith("image/"):
-            tracker.not_read["picture"] += 1
-        elif kind not in _PAGES:
-            tracker.not_read[f"part ({name})"] += 1
-        elif "nav" not in properties.split():
-            path = posixpath.join(posixpath.dirname(found.path), unquote(name))
-            page = _page(archive, posixpath.normpath(path), tracker)
-            if page is None:
-                tracker.not_read[f"damaged part ({name})"] += 1
-            else:
-                pages.append(page)
-    if not pages:
+    path = next(archive.tree(CONTAINER).iter("{*}rootfile")).attrib["full-path"]
+    package = archive.tree(path)
+    items = {each.get("id"): each for each in package.iter("{*}item")}
+    spine = sorted(package.iter("{*}itemref"), key=lambda each: each.get("linear") == "no")
+    chapters = list[str]()
+    for number, itemref in enumerate(spine):
+        tracker.report(number, len(spine))
+        item = items.get(itemref.get("idref"))
+        if item is None:
+            tracker.not_read[f"damaged part ({itemref.get('idref')})"] += 1
+        else:
+            chapters += _chapter(archive, item, posixpath.dirname(path), tracker)
+    if not chapters:
         raise ValueError("none of its parts can be read")
-    return "\n\n".join(filter(None, texts_of(pages, tracker)))
+    return "\n\n".join(filter(None, chapters))
 
 
-def _page(archive: Archive, path: str, tracker: Tracker) -> VisibleText | None:
-    """What is visible of one file; None if it is damaged."""
-    try:
-        data = archive.unpacked(path)
-    except PARSER_ERRORS:
-        return None
-    # The title of a file is that of the book again, or the file's name.
-    markup = re.sub(rb"(?s)<title\b.*?</title>", b"", data, count=1)
-    try:
-        return html_events(decoded(markup, tracker, html=True), tracker)
-    except DocumentError:
-        return None
-
-
-class _Package:
-    """What a book's package names.
-
-    Attributes:
-        path: of the package itself.
-        items: name, type and properties of each file, by its id.
-        order: ids in the order of reading.
-        beside: ids outside that order, such as those of notes.
-    """
-
-    def __init__(self) -> None:
-        self.path = ""
-        self.items = dict[str, tuple[str, str, str]]()
-        self.order, self.beside = list[str](), list[str]()
-
-    def begin(self, name: str, attributes: Attributes) -> None:
-        """Look at an element of the container or the package."""
-        if name == "rootfile":
-            self.path = self.path or attributes["full-path"]
-        elif name == "item":
-            about = attributes["href"], attributes["media-type"], attributes.get("properties", "")
-            self.items[attributes["id"]] = about
-        elif name == "itemref":
-            (self.beside if attributes.get("linear") == "no" else self.order).append(
-                attributes["idref"]
-            )
+def _chapter(archive: Archive, item: Any, folder: str, tracker: Tracker) -> list[str]:
+    """The text of one file; empty if it is none, or damaged."""
+    name, kind = item.attrib["href"], item.attrib["media-type"]
+    if kind.startswith("image/"):
+        tracker.not_read["picture"] += 1
+    elif kind not in _PAGES:
+        tracker.not_read[f"part ({name})"] += 1
+    elif "nav" not in item.get("properties", "").split():
+        try:
+            data = archive.unpacked(posixpath.normpath(posixpath.join(folder, unquote(name))))
+        except PARSER_ERRORS:
+            tracker.not_read[f"damaged part ({name})"] += 1
+            return []
+        # The title of a file is that of the book again, or the file's name.
+        markup = re.sub(rb"(?s)<title\b.*?</title>", b"", data, count=1)
+        try:
+            return [html_text(decoded(markup, tracker, html=True), tracker)]
+        except DocumentError:
+            tracker.not_read[f"damaged part ({name})"] += 1
+    return []

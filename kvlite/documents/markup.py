@@ -107,7 +107,10 @@ class _Writer:
         self._preformatted = False
         # The first link to each note that is on the page.
         self._links = dict[Element, Element]()
-        by_id = {f"#{each.get('id')}": each for each in root.iter("li", "aside", "div", "p", "dd")}
+        by_id = {
+            f"#{each.get('id')}": each
+            for each in root.iter("li", "aside", "section", "div", "p", "dd")
+        }
         for link in filter(_is_note, root.iter("a")):
             if (note := by_id.get(link.get("href"))) is not None:
                 self._links.setdefault(note, link)

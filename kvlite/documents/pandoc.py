@@ -3,6 +3,7 @@
 import re
 import shutil
 import subprocess
+from collections import Counter
 from collections.abc import Iterable
 from importlib.util import find_spec
 from typing import Any
@@ -21,7 +22,7 @@ _MOST_MATH = 60
 
 
 def pandoc_tree(data: bytes, form: str, tracker: Tracker) -> Any:
-    """A document that is in one of pandoc's formats, as elements of HTML.
+    """The body of a document that is in one of pandoc's formats, as elements of HTML.
 
     Args:
         form: what pandoc calls it.
@@ -34,7 +35,7 @@ def pandoc_tree(data: bytes, form: str, tracker: Tracker) -> Any:
     from lxml.etree import HTMLParser, fromstring
 
     parser = HTMLParser(huge_tree=True, remove_comments=True, encoding="utf-8")
-    return fromstring(_converted(data, form, tracker), parser)
+    return fromstring(_converted(data, form, tracker), parser).find("body")
 
 
 def write_formulas(tree: Any, tracker: Tracker) -> None:
@@ -52,7 +53,9 @@ def write_formulas(tree: Any, tracker: Tracker) -> None:
     written = pandoc_tree(markup.encode(errors="replace"), "html", tracker).iter("div")
     for each, div in zip(found, written, strict=True):
         tex = "".join(span.text or "" for span in div.iter("span") if span.get("class"))
-        text = formula(tex[2:-2]) if tex else " ".join("".join(div.itertext()).split())
+        plain = " ".join("".join(each.itertext()).split())
+        lacks = Counter(re.findall(r"\d", plain)) - Counter(re.findall(r"\d", tex))
+        text = plain if lacks or not tex else formula(tex[2:-2])
         each.clear(keep_tail=True)
         each.text = text
 

@@ -420,8 +420,7 @@ def test_fictionbook(save: Save) -> None:
         "<binary id='i'>AAAA</binary></FictionBook>"
     )
     assert read_document(save("a.fb2", content.encode("cp1251"))).text == (
-        "\u0420\u0435\u043a\u0430\n\nIt begins [Note: Small.] 10^6 ~~50~~.\n\n"
-        "Also in this file:\ncell"
+        "\u0420\u0435\u043a\u0430\n\nIt begins [Note: Small.] 10^6 ~~50~~.\ncell"
     )
     secret = save("secret.txt", "secret")
     outer = f'<!DOCTYPE FictionBook [<!ENTITY x SYSTEM "file://{secret}">]>'
@@ -444,7 +443,8 @@ def test_notebook(save: Save) -> None:
     ]
     content = {"cells": cells, "metadata": {}, "nbformat": 4, "nbformat_minor": 4}
     assert read_document(save("a.ipynb", json.dumps(content))).text == (
-        "Title\n\n10^6 words\n\na & b\n\nif x:\n    print('hello')\n\nhello\n\n\nas it is"
+        "# Title\n10<sup>6</sup> words\n\n<div>a &amp; b</div>\n\nif x:\n    print('hello')\n\n"
+        "hello\n\nas it is"
     )
     assert "is damaged or no Jupyter notebook" in refusal(save("b.ipynb", "words"))
 
