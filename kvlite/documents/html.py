@@ -24,7 +24,8 @@ def html_text(markup: str, tracker: Tracker) -> str:
         ContextError: it is longer than could fit.
     """
     tree = html_tree(markup, tracker)
-    write_formulas(tree, tracker)
+    formulas = [each for each in tree.iter("math") if not any(each.iterancestors("math"))]
+    write_formulas(formulas, "html", tracker)
     return text_of(tree, tracker)
 
 

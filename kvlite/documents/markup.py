@@ -143,7 +143,7 @@ class _Writer:
                 self._table(element)
             case "pre" | "textarea" if not self._preformatted:
                 self._write(self._block(element, preformatted=True))
-            case "p" if self._gap == 1 and not len(element) and not element.text:
+            case "p" if self._gap == 1 and not any(element.itertext()):
                 self._break = 2
             case "br" if self._preformatted:
                 self._put("\n")
@@ -161,8 +161,6 @@ class _Writer:
                 self._put(self._picture(element))
             case "input":
                 self._put(self._input(element))
-            case "math":
-                self._put("".join(element.itertext()))
             case "span" if "math" in _classes(element):
                 self._put(formula("".join(element.itertext())[2:-2]))
             case "span" if "comment-start" in _classes(element):

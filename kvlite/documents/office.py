@@ -1,43 +1,78 @@
 """Documents of Microsoft Office: what their parts refer to, and what elements are called."""
 
 import posixpath
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from kvlite.documents.archive import Archive, Attributes
+from kvlite.documents.archive import Archive
 from kvlite.errors import DocumentError
 
 # What old files begin with, and new ones that have a password.
 OLE = b"\xd0\xcf\x11\xe0"
 
-# Without the prefixes and the year that the two standards' names differ in.
-_PREFIXES = ("http://schemas.openxmlformats.org/", "http://purl.oclc.org/ooxml/")
-_NAMESPACES = {
-    "wordprocessingml/main": "w",
-    "presentationml/main": "p",
-    "officeDocument/math": "m",
-    "officeDocument/relationships": "r",
-    "drawingml/main": "a",
-    "drawingml/picture": "pic",
-    "drawingml/wordprocessingDrawing": "wp",
-    "drawingml/chart": "c",
-    "drawingml/diagram": "dgm",
-    "markup-compatibility": "mc",
-    "http://schemas.microsoft.com/office/drawing/2014/chartex": "cx",
-    "urn:schemas-microsoft-com:vml": "v",
-    "urn:schemas-microsoft-com:office:office": "o",
+_OFFICE = "http://schemas.openxmlformats.org"
+NAMES = {
+    "w": f"{_OFFICE}/wordprocessingml/2006/main",
+    "p": f"{_OFFICE}/presentationml/2006/main",
+    "x": f"{_OFFICE}/spreadsheetml/2006/main",
+    "m": f"{_OFFICE}/officeDocument/2006/math",
+    "r": f"{_OFFICE}/officeDocument/2006/relationships",
+    "a": f"{_OFFICE}/drawingml/2006/main",
+    "pic": f"{_OFFICE}/drawingml/2006/picture",
+    "wp": f"{_OFFICE}/drawingml/2006/wordprocessingDrawing",
+    "c": f"{_OFFICE}/drawingml/2006/chart",
+    "dgm": f"{_OFFICE}/drawingml/2006/diagram",
+    "mc": f"{_OFFICE}/markup-compatibility/2006",
+    "cx": "http://schemas.microsoft.com/office/drawing/2014/chartex",
+    "w14": "http://schemas.microsoft.com/office/word/2010/wordml",
+    "v": "urn:schemas-microsoft-com:vml",
+    "o": "urn:schemas-microsoft-com:office:office",
 }
+# The other standard's names differ in their beginning and have no year.
+_STRICT = "http://purl.oclc.org/ooxml"
+_ALIKE = {
+    uri.replace(_OFFICE, _STRICT).replace("/2006", ""): f"{{{uri}}}" for uri in NAMES.values()
+}
+OFF = ("0", "false", "off")
 
 
-class OfficeNames(dict[str, str]):
-    """Element and attribute names as people write them, such as `w:p`, by expat's full names."""
+def full(name: str) -> str:
+    """The name that a tree has for an element or attribute, such as `w:p`."""
+    prefix, _, own = name.partition(":")
+    return f"{{{NAMES[prefix]}}}{own}"
 
-    def __missing__(self, name: str) -> str:
-        space, _, own = name.rpartition(" ")
-        for prefix in _PREFIXES:
-            space = space.removeprefix(prefix)
-        short = _NAMESPACES.get(space.replace("/2006", ""), "?")
-        self[name] = f"{short}:{own}" if space else own
-        return self[name]
+
+def find(tree: Any, path: str) -> list[Any]:
+    """What an XPath with such names leads to."""
+    found: list[Any] = tree.xpath(path, namespaces=NAMES)
+    return found
+
+
+def value_of(element: Any, path: str) -> str | None:
+    """What the element of Word at the end of a path says; None if there is none, or it says no
+    more than that it is there."""
+    found = element.find(path, NAMES)
+    return None if found is None else found.get(full("w:val"))
+
+
+def office_tree(archive: Archive, part: str) -> Any:
+    """A part by the names of either standard, the first form of what it holds in several; raises
+    as `Archive.tree`."""
+    tree = archive.tree(part)
+    if tree.tag.startswith(f"{{{_STRICT}"):
+        for each in tree.iter():
+            each.tag = _renamed(each.tag)
+            for key, value in each.attrib.items():
+                del each.attrib[key]
+                each.set(_renamed(key), value)
+    for each in find(tree, ".//mc:AlternateContent"):
+        for other in each[1:]:
+            each.remove(other)
+    return tree
+
+
+def _renamed(name: str) -> str:
+    space, _, own = name.rpartition("}")
+    return _ALIKE.get(space[1:], f"{space}}}" if space else "") + own
 
 
 class Relation(NamedTuple):
@@ -49,20 +84,20 @@ class Relation(NamedTuple):
 
 
 def relations(archive: Archive, part: str) -> list[Relation]:
-    """What a part refers to within its document; "" is the document. Raises as `Archive.parse`."""
+    """What a part refers to within its document; "" is the document. Raises as `Archive.tree`."""
     folder, name = posixpath.split(part)
-    found, held = list[Relation](), posixpath.join(folder, "_rels", f"{name}.rels")
-
-    def begin(_: str, attributes: Attributes) -> None:
-        if "Target" in attributes and attributes.get("TargetMode") != "External":
-            kind = posixpath.basename(attributes.get("Type", ""))
-            target = posixpath.join("/", folder, attributes["Target"])
-            path = posixpath.normpath(target).lstrip("/")
-            found.append(Relation(attributes.get("Id", ""), kind, path))
-
-    if held in archive.names:
-        archive.parse(held, begin)
-    return found
+    held = posixpath.join(folder, "_rels", f"{name}.rels")
+    if held not in archive.names:
+        return []
+    return [
+        Relation(
+            each.get("Id", ""),
+            posixpath.basename(each.get("Type", "")),
+            posixpath.normpath(posixpath.join("/", folder, each.get("Target"))).lstrip("/"),
+        )
+        for each in archive.tree(held)
+        if each.get("Target") and each.get("TargetMode") != "External"
+    ]
 
 
 def require_new(data: bytes, label: str, program: str, suffix: str) -> None:

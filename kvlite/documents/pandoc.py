@@ -1,11 +1,14 @@
 """Documents that pandoc reads, in a process of its own that has limits of time and memory."""
 
+import io
 import re
 import shutil
 import subprocess
+import zipfile
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from importlib.util import find_spec
+from itertools import takewhile
 from typing import Any
 
 from kvlite.documents.markup import PLAIN, formula
@@ -38,30 +41,61 @@ def pandoc_tree(data: bytes, form: str, tracker: Tracker) -> Any:
     return fromstring(_converted(data, form, tracker), parser).find("body")
 
 
-def write_formulas(tree: Any, tracker: Tracker) -> None:
-    """Write the formulas of a page as TeX in their place; errors as of `pandoc_tree`."""
+def write_formulas(found: Sequence[Any], form: str, tracker: Tracker) -> None:
+    """Write formulas as TeX in their place, or as their plain text where pandoc fails.
+
+    Args:
+        found: elements of MathML in HTML, or of Word.
+        form: "html" or "docx".
+
+    Raises:
+        As `pandoc_tree`.
+    """
     from lxml.etree import tostring
 
-    found = [each for each in tree.iter("math") if next(each.iterancestors("math"), None) is None]
     if not found:
         return
     for each in found:
-        for deep in [inner for inner in each.iter() if _is_deep(inner)]:
-            deep.clear(keep_tail=True)
-    made = [tostring(each, encoding="unicode", with_tail=False) for each in found]
-    markup = "".join(f"<div>{each}</div>" for each in made)
-    written = pandoc_tree(markup.encode(errors="replace"), "html", tracker).iter("div")
-    for each, div in zip(found, written, strict=True):
-        tex = "".join(span.text or "" for span in div.iter("span") if span.get("class"))
+        for inner in [inner for inner in each.iter() if _is_deep(inner, each)]:
+            inner.clear(keep_tail=True)
+    made = (tostring(each, encoding="unicode", with_tail=False) for each in found)
+    # Paragraphs without a word might be left out.
+    if form == "docx":
+        text = "".join(f"<w:p><w:r><w:t>x</w:t></w:r>{each}</w:p>" for each in made)
+        data = _packed(text)
+    else:
+        data = "".join(f"<p>x{each}</p>" for each in made).encode(errors="replace")
+    for each, paragraph in zip(found, pandoc_tree(data, form, tracker).iter("p"), strict=True):
+        spans = (span for span in paragraph.iter("span") if "math" in span.get("class", ""))
+        tex = "".join((span.text or "")[2:-2] for span in spans)
         plain = " ".join("".join(each.itertext()).split())
         lacks = Counter(re.findall(r"\d", plain)) - Counter(re.findall(r"\d", tex))
-        text = plain if lacks or not tex else formula(tex[2:-2])
         each.clear(keep_tail=True)
-        each.text = text
+        each.tag, each.text = "span", plain if lacks or not tex else formula(tex)
 
 
-def _is_deep(element: Any) -> bool:
-    return sum(1 for _ in element.iterancestors()) > _MOST_MATH
+def _packed(body: str) -> bytes:
+    """A Word document of nothing but these paragraphs."""
+    office = "http://schemas.openxmlformats.org"
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w") as archive:
+        archive.writestr(
+            "_rels/.rels",
+            f'<Relationships xmlns="{office}/package/2006/relationships"><Relationship Id="r" '
+            f'Type="{office}/officeDocument/2006/relationships/officeDocument" '
+            'Target="word/document.xml"/></Relationships>',
+        )
+        archive.writestr(
+            "word/document.xml",
+            f'<w:document xmlns:w="{office}/wordprocessingml/2006/main"><w:body>{body}</w:body>'
+            "</w:document>",
+        )
+    return out.getvalue()
+
+
+def _is_deep(element: Any, formula: Any) -> bool:
+    depth = takewhile(lambda each: each is not formula, element.iterancestors())
+    return element is not formula and sum(1 for _ in depth) > _MOST_MATH
 
 
 def _converted(data: bytes, form: str, tracker: Tracker) -> bytes:

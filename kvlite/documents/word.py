@@ -1,20 +1,44 @@
-"""Word documents: the parts of the archive, and how they make up one text."""
+"""Word documents (.docx): what Word shows of them with all changes accepted, as a page of HTML."""
 
-import io
-import zipfile
-from collections.abc import Iterator
+from typing import Any
 
 from kvlite.documents.archive import Archive
-from kvlite.documents.office import OfficeNames, document_part, relations, require_new
-from kvlite.documents.pandoc import pandoc_text, with_lost
+from kvlite.documents.markup import SPACE, TAB, text_of
+from kvlite.documents.office import (
+    NAMES,
+    OFF,
+    document_part,
+    find,
+    full,
+    office_tree,
+    relations,
+    require_new,
+    value_of,
+)
+from kvlite.documents.pandoc import write_formulas
 from kvlite.documents.tracker import Tracker
-from kvlite.documents.word_copy import WordCopy
 from kvlite.documents.word_lists import Lists
 
-_OFFICE = "http://schemas.openxmlformats.org/officeDocument/2006"
-_WORD = "http://schemas.openxmlformats.org/wordprocessingml/2006/main"
-_SPACES = f'xmlns:w="{_WORD}" xmlns:m="{_OFFICE}/math"'
-_PACKAGE = "http://schemas.openxmlformats.org/package/2006/relationships"
+# Deleted text, how a word is pronounced, definitions of tab stops, former formatting, and what
+# stands between two runs that are formatted alike.
+_SKIPPED = (
+    "w:del w:moveFrom w:rt w:tabs w:rPrChange w:pPrChange w:sectPrChange m:ctrlPr w:proofErr "
+    "w:bookmarkStart w:bookmarkEnd w:lastRenderedPageBreak"
+)
+_HTML_NAMES = {"w:p": "p", "a:p": "p", "w:tbl": "table", "w:tr": "tr", "w:tc": "td"}
+_LINE_BREAKS = "w:br", "w:cr"
+_WRITTEN = {"w:tab": TAB, "w:ptab": TAB, "w:noBreakHyphen": "-"}
+_NOT_READ = {
+    "pic:pic": "picture",
+    "v:imagedata[not(ancestor::w:object)]": "picture",
+    "c:chart": "chart",
+    "cx:chart": "chart",
+    "dgm:relIds": "diagram",
+    "o:OLEObject": "embedded object",
+    "w:altChunk": "embedded document",
+    "w:subDoc": "embedded document",
+}
+_MOST_COLUMNS = 1000
 
 
 def word_text(data: bytes, tracker: Tracker) -> str:
@@ -26,63 +50,193 @@ def word_text(data: bytes, tracker: Tracker) -> str:
         ContextError: it is longer than could fit.
     """
     require_new(data, tracker.label, "Word", ".docx")
-    archive, names = Archive(data, tracker), OfficeNames()
+    archive = Archive(data, tracker)
     start = document_part(archive, "word/document.xml")
     related = relations(archive, start)
-    comments, pieces, lists = dict[str, str](), list[str](), Lists()
-
-    def copied(part: str, *, shown: bool = False) -> WordCopy:
-        copy = WordCopy(tracker, comments=comments, lists=lists)
-        archive.parse(part, copy.begin, copy.end, copy.characters, names=names, shown=shown)
-        return copy
-
-    def parts(*kinds: str) -> Iterator[str]:
-        return (each.target for kind in kinds for each in related if each.kind == kind)
-
-    for part in parts("styles", "numbering"):
-        archive.parse(part, lists.begin, names=names)
-    for part in parts("comments"):
-        copied(part)
-    notes = {kind: [copied(part) for part in parts(f"{kind}s")] for kind in ("footnote", "endnote")}
-    body = copied(start, shown=True)
-    beside = dict[str, dict[str, None]]()
-    for kind in ("header", "footer"):
-        ids = body.references[kind]
-        named = [each for each in related if each.id in ids and each.kind == kind]
-        tracker.not_read[kind] += len({*ids} - {each.id for each in named})
-        copies = [copied(part) for part in dict.fromkeys(each.target for each in named)]
-        beside[kind] = dict.fromkeys(
-            each for copy in copies for each in copy.blocks if "<w:t" in each
-        )
-        pieces += [piece for copy in copies for piece in copy.pieces]
-    files = dict[str, str]()
-    for kind, copies in notes.items():
-        defined = {id for copy in copies for id in copy.notes}
-        tracker.not_read[kind] += len({*body.references[kind]} - defined)
-        pieces += [piece for copy in copies for piece in copy.pieces]
-        inside = "".join(block for copy in copies for block in copy.blocks)
-        files[f"{kind}s"] = f"<w:{kind}s {_SPACES}>{inside}</w:{kind}s>"
-    blocks = "".join([*beside["header"], *body.blocks, *beside["footer"]])
-    files["document"] = f"<w:document {_SPACES}><w:body>{blocks}</w:body></w:document>"
-    text = pandoc_text(_packed(files), "docx+empty_paragraphs", tracker, gap="\n")
-    return with_lost(text, [*pieces, *body.pieces, *comments.values()])
-
-
-def _packed(files: dict[str, str]) -> bytes:
-    """A document of nothing but these parts."""
-    out = io.BytesIO()
-    with zipfile.ZipFile(out, "w") as archive:
-        for name, markup in files.items():
-            archive.writestr(f"word/{name}.xml", markup.encode())
-        archive.writestr("_rels/.rels", _relations({"officeDocument": "word/document.xml"}))
-        targets = {name: f"{name}.xml" for name in files if name != "document"}
-        archive.writestr("word/_rels/document.xml.rels", _relations(targets))
-    return out.getvalue()
-
-
-def _relations(targets: dict[str, str]) -> str:
-    inside = "".join(
-        f'<Relationship Id="{kind}" Type="{_OFFICE}/relationships/{kind}" Target="{target}"/>'
-        for kind, target in targets.items()
+    parts = {each.kind: each.target for each in related}
+    styles, numbering = (
+        office_tree(archive, parts[kind]) if kind in parts else None
+        for kind in ("styles", "numbering")
     )
-    return f'<Relationships xmlns="{_PACKAGE}">{inside}</Relationships>'
+    page = _Page(styles, Lists(styles, numbering), tracker)
+    for kind in ("footnote", "endnote", "comment"):
+        if f"{kind}s" in parts:
+            page.add_notes(kind, office_tree(archive, parts[f"{kind}s"]))
+    body = office_tree(archive, start)
+    beside = {"header": list[str](), "footer": list[str]()}
+    targets = {each.id: each.target for each in related}
+    for kind, texts in beside.items():
+        ids = dict.fromkeys(find(body, f"//w:{kind}Reference/@r:id"))
+        tracker.not_read[kind] += sum(id not in targets for id in ids)
+        for part in dict.fromkeys(targets[id] for id in ids if id in targets):
+            texts += page.text(office_tree(archive, part)).split("\n")
+    text = page.text(body)
+    header, footer = (dict.fromkeys(lines) for lines in beside.values())
+    return "\n".join(filter(None, [*header, text, *page.comments(), *footer]))
+
+
+class _Page:
+    """Makes HTML of Word's elements."""
+
+    def __init__(self, styles: Any, lists: Lists, tracker: Tracker) -> None:
+        self._lists, self._tracker = lists, tracker
+        self._notes = dict[tuple[str, str], str]()
+        self._marks = dict[str | None, str]()
+        for style in () if styles is None else find(styles, "//w:style[w:rPr]"):
+            self._marks[style.get(full("w:styleId"))] = _mark(style.find("w:rPr", NAMES))
+
+    def add_notes(self, kind: str, tree: Any) -> None:
+        """Add the notes of a part, or its comments."""
+        for each in tree.findall(f"w:{kind}", NAMES):
+            by = f" by {author}" if (author := each.get(full("w:author"))) else ""
+            id, text = each.get(full("w:id"), ""), " ".join(self.text(each).split())
+            what = f"Comment{by}" if kind == "comment" else "Note"
+            self._notes[kind, id] = f" [{what}: {text}]" if text else ""
+
+    def comments(self) -> list[str]:
+        """Those that nothing has referred to."""
+        return [text.strip() for (kind, _), text in self._notes.items() if kind == "comment"]
+
+    def text(self, tree: Any) -> str:
+        """The text of a part, whose tree is spent."""
+        from lxml.etree import strip_elements
+
+        strip_elements(tree, *map(full, _SKIPPED.split()), with_tail=False)
+        for what, counted in _NOT_READ.items():
+            self._tracker.not_read[counted] += len(find(tree, f".//{what}"))
+        _fill_in(tree)
+        self._mark_runs(tree)
+        self._write(tree)
+        equations = find(tree, ".//m:oMath[not(ancestor::m:oMath)]")
+        write_formulas(equations, "docx", self._tracker)
+        for table in find(tree, ".//w:tbl"):
+            _merge_cells(table)
+        boxes = ".//w:p//w:txbxContent/* | .//w:p//a:p[not(ancestor::w:txbxContent)]"
+        for box in reversed(find(tree, boxes)):
+            find(box, "ancestor::w:p[1]")[0].addnext(box)
+        html_names = {full(name): html for name, html in _HTML_NAMES.items()}
+        for each in tree.iter():
+            if each.tag not in (full("w:t"), full("a:t"), "span"):
+                each.text = None
+            each.text, each.tail = (each.text or "").replace("  ", SPACE * 2), None
+            each.tag = html_names.get(each.tag, "span" if "}" in each.tag else each.tag)
+        return text_of(tree, self._tracker, gap=1)
+
+    def _mark_runs(self, tree: Any) -> None:
+        """Mark raised, lowered and struck text, and take out what is hidden."""
+        for run in find(tree, ".//w:r[w:rPr]"):
+            properties, before = run.find("w:rPr", NAMES), run.getprevious()
+            mark = _mark(properties) or self._marks.get(value_of(properties, "w:rStyle"), "")
+            if mark == "hidden":
+                run.clear()
+            elif mark and before is not None and before.tag == mark:
+                before.extend(run)
+                run.getparent().remove(run)
+            elif mark:
+                run.tag = mark
+
+    def _write(self, tree: Any) -> None:
+        """Write what has no text of its own: numbers, notes, symbols, descriptions."""
+        for paragraph in find(tree, ".//w:p[w:pPr]"):
+            mark = self._lists.mark(paragraph.find("w:pPr", NAMES))
+            self._tracker.not_read["list number"] += mark is None
+            paragraph[0].clear()
+            _say(paragraph[0], (mark or "").replace(" ", SPACE))
+        for name, text in _WRITTEN.items():
+            for each in tree.iter(full(name)):
+                _say(each, text)
+        for each in tree.iter(*map(full, _LINE_BREAKS)):
+            each.tag = "br"
+        for symbol in tree.iter(full("w:sym")):
+            character = chr(int(symbol.get(full("w:char"), "FFFD"), 16))
+            private = "\ue000" <= character <= "\uf8ff"  # only the font knows what it shows
+            self._tracker.not_read["symbol"] += private
+            _say(symbol, "" if private else character)
+        for kind in ("footnote", "endnote", "comment"):
+            for reference in tree.iter(full(f"w:{kind}Reference")):
+                key = kind, reference.get(full("w:id"), "")
+                self._tracker.not_read[kind] += key not in self._notes
+                _say(reference, self._notes.get(key, ""))
+                if kind == "comment":
+                    self._notes.pop(key, None)
+        for shape in tree.iter(full("wp:docPr"), full("v:shape")):
+            described = " ".join((shape.get("descr") or shape.get("alt") or "").split())
+            if described:
+                shape.insert(0, _span(f"[Picture: {described}]"))
+        for art in find(tree, ".//w:p//v:textpath"):
+            paragraph = find(art, "ancestor::w:p[1]")[0]
+            paragraph.addnext(paragraph.makeelement(full("w:p")))
+            paragraph.getnext().append(_span(art.get("string", "")))
+
+
+def _fill_in(tree: Any) -> None:
+    """Write what forms were filled in with; take out what asks for it."""
+    for control in find(tree, ".//w:sdt[w:sdtPr/w:showingPlcHdr]"):
+        if _is_on(control, "w:sdtPr/w:showingPlcHdr"):
+            control.clear()
+    for box in find(tree, ".//w:sdt/w:sdtPr/w14:checkbox"):
+        checked = find(box, "string(w14:checked/@w14:val)") not in ("", *OFF)
+        for at, text in enumerate(find(box, "../../w:sdtContent//w:t")):
+            text.text = ("[x]" if checked else "[ ]") if at == 0 else ""
+    for field in find(tree, ".//w:fldChar[w:ffData]"):
+        checkbox, choice = (field.find(f"w:ffData/w:{each}", NAMES) for each in
+                            ("checkBox", "ddList"))  # fmt: skip
+        if checkbox is not None:
+            name = "w:checked" if checkbox.find("w:checked", NAMES) is not None else "w:default"
+            _say(field, "[x]" if _is_on(checkbox, name) else "[ ]")
+        elif choice is not None:
+            entries = find(choice, "w:listEntry/@w:val")
+            chosen = int(value_of(choice, "w:result") or value_of(choice, "w:default") or 0)
+            _say(field, entries[chosen] if chosen < len(entries) else "")
+
+
+def _merge_cells(table: Any) -> None:
+    """Say of cells how many columns and rows they cover."""
+    above = dict[int, Any]()
+    for row in table.findall("w:tr", NAMES):
+        skipped = min(int(value_of(row, "w:trPr/w:gridBefore") or 0), _MOST_COLUMNS)
+        column = skipped
+        for cell in row.findall("w:tc", NAMES):
+            span = max(1, min(int(value_of(cell, "w:tcPr/w:gridSpan") or 1), _MOST_COLUMNS))
+            merged = cell.find("w:tcPr/w:vMerge", NAMES)
+            begins = merged is None or merged.get(full("w:val")) == "restart"
+            if begins or column not in above or "".join(cell.itertext()).strip():
+                above[column] = cell
+                cell.set("colspan", str(span))
+            else:
+                first = above[column]
+                first.set("rowspan", str(int(first.get("rowspan", "1")) + 1))
+                row.remove(cell)
+            column += span
+        for _ in range(skipped):
+            row.insert(0, row.makeelement(full("w:tc")))
+
+
+def _mark(properties: Any) -> str:
+    """How text with such properties is marked in HTML; "hidden" if it is not shown."""
+    if _is_on(properties, "w:vanish"):
+        return "hidden"
+    raised = {"superscript": "sup", "subscript": "sub"}.get(
+        value_of(properties, "w:vertAlign") or "", ""
+    )
+    struck = _is_on(properties, "w:strike") or _is_on(properties, "w:dstrike")
+    return raised or ("del" if struck else "")
+
+
+def _is_on(parent: Any, path: str) -> bool:
+    found = parent.find(path, NAMES)
+    return found is not None and found.get(full("w:val")) not in OFF
+
+
+def _say(element: Any, text: str) -> None:
+    """Put text in the place of an element."""
+    element.clear()
+    element.tag, element.text = "span", text
+
+
+def _span(text: str) -> Any:
+    from lxml.etree import Element
+
+    span = Element("span")
+    span.text = text
+    return span

@@ -3,85 +3,79 @@ text does not contain them."""
 
 import re
 from collections import defaultdict
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import Any
+
+from kvlite.documents.markup import number_in
+from kvlite.documents.office import full, value_of
 
 _LEVELS = 9
-# The longest chain of styles that is followed, and the most letters of a number such as "aaa".
+# The longest chain of styles that is followed.
 _LONGEST = 20
-_ROMAN_SIGNS = "m cm d cd c xc l xl x ix v iv i"
-_ROMAN_VALUES = (1000, 900, 500, 400, 100, 90, 50, 40, 10, 9, 5, 4, 1)
+_FORMS = {"lowerLetter": "a", "upperLetter": "A", "lowerRoman": "i", "upperRoman": "I"}
+_INDENT = "  "
 
 
-@dataclass
+@dataclass(frozen=True)
 class _Level:
     start: int = 1
     form: str = "decimal"
     text: str = ""
 
 
-@dataclass
+@dataclass(frozen=True)
 class _Style:
-    number: str | None = None
-    level: str | None = None
-    base: str = ""
+    number: str | None
+    level: str | None
+    base: str
 
 
-@dataclass
 class Lists:
-    """The lists of a document, collected from the markup of its styles, then of its numbering."""
+    """The lists of a document.
 
-    _levels: dict[str, dict[int, _Level]] = field(default_factory=lambda: defaultdict(dict))
-    _list_of: dict[str, str] = field(default_factory=dict)
-    _restarts: dict[tuple[str, int], int] = field(default_factory=dict)
-    _styles: dict[str, _Style] = field(default_factory=dict)
-    _styled: dict[tuple[str, str], int] = field(default_factory=dict)
-    _counts: dict[str, dict[int, int]] = field(default_factory=lambda: defaultdict(dict))
-    _style: _Style = field(default_factory=_Style)
-    _list: str = ""
-    _number: str = ""
-    _at: int = 0
+    Raises:
+        ValueError: a number in its markup is none.
+    """
 
-    def begin(self, tag: str, attributes: dict[str, str]) -> None:
-        """Enter an element."""
-        value = attributes.get("w:val", "")
-        level = self._levels[self._list].get(self._at)
-        match tag:
-            case "w:style":
-                self._style = self._styles[attributes.get("w:styleId", "")] = _Style()
-            case "w:basedOn":
-                self._style.base = value
-            case "w:numId":
-                self._style.number = value
-            case "w:ilvl":
-                self._style.level = value
-            case "w:abstractNum":
-                self._list = attributes.get("w:abstractNumId", "")
-            case "w:num":
-                self._number = attributes.get("w:numId", "")
-            case "w:abstractNumId":
-                self._list_of[self._number] = self._list = value
-            case "w:lvl" | "w:lvlOverride":
-                self._at = int(attributes.get("w:ilvl", "0"))
-                if tag == "w:lvl":
-                    self._levels[self._list].setdefault(self._at, _Level())
-            case "w:startOverride":
-                self._restarts[self._number, self._at] = int(value)
-            case "w:pStyle":
-                self._styled[self._list, value] = self._at
-            case "w:start" if level:
-                level.start = int(value)
-            case "w:numFmt" if level:
-                level.form = value
-            case "w:lvlText" if level:
-                level.text = value
+    def __init__(self, styles: Any, numbering: Any) -> None:
+        """Of the parts with its styles and its numbering, as trees; either may be None."""
+        self._styles, self._list_of = dict[str, _Style](), dict[str, str]()
+        self._levels = defaultdict[str, dict[int, _Level]](dict)
+        self._styled, self._restarts = dict[tuple[str, str], int](), dict[tuple[str, int], int]()
+        self._counts = defaultdict[str, dict[int, int]](dict)
+        for style in () if styles is None else styles.iter(full("w:style")):
+            number, level = value_of(style, ".//w:numId"), value_of(style, ".//w:ilvl")
+            base = value_of(style, "w:basedOn") or ""
+            self._styles[style.get(full("w:styleId"), "")] = _Style(number, level, base)
+        for each in () if numbering is None else numbering.iter(full("w:abstractNum")):
+            self._add_levels(each.get(full("w:abstractNumId"), ""), each)
+        for each in () if numbering is None else numbering.iter(full("w:num")):
+            number = each.get(full("w:numId"), "")
+            self._list_of[number] = which = value_of(each, "w:abstractNumId") or ""
+            for changed in each.iter(full("w:lvlOverride")):
+                if restart := value_of(changed, "w:startOverride"):
+                    at = int(changed.get(full("w:ilvl"), "0"))
+                    self._restarts[number, at] = int(restart)
+            self._add_levels(which, each)
 
-    def mark(self, style: str, number: str | None, level: str | None) -> str | None:
+    def _add_levels(self, which: str, parent: Any) -> None:
+        for level in parent.iter(full("w:lvl")):
+            at = int(level.get(full("w:ilvl"), "0"))
+            start, form = value_of(level, "w:start"), value_of(level, "w:numFmt")
+            text = value_of(level, "w:lvlText") or ""
+            self._levels[which][at] = _Level(int(start or 1), form or "decimal", text)
+            if style := value_of(level, "w:pStyle"):
+                self._styled[which, style] = at
+
+    def mark(self, properties: Any) -> str | None:
         """What precedes the next paragraph: "" outside lists, None if it cannot be known.
 
         Args:
-            style, number, level: as the paragraph names them.
+            properties: of the paragraph (`w:pPr`).
         """
-        name = style
+        name = style = value_of(properties, "w:pStyle") or ""
+        number = value_of(properties, "w:numPr/w:numId")
+        level = value_of(properties, "w:numPr/w:ilvl")
         for _ in range(_LONGEST):
             if name not in self._styles or (number is not None and level is not None):
                 break
@@ -101,7 +95,8 @@ class Lists:
         for deeper in range(at + 1, _LEVELS):
             counts.pop(deeper, None)
         counts[at] = counts.get(at, levels[at].start - 1) + 1 if restart is None else restart
-        return _written(levels, at, counts)
+        written = _written(levels, at, counts)
+        return written and _INDENT * int(level or 0) + written
 
 
 def _written(levels: dict[int, _Level], at: int, counts: dict[int, int]) -> str:
@@ -110,24 +105,10 @@ def _written(levels: dict[int, _Level], at: int, counts: dict[int, int]) -> str:
 
     def number(found: re.Match[str]) -> str:
         level = levels.get(int(found[1]) - 1, _Level())
-        return _formatted(counts.get(int(found[1]) - 1, level.start), level.form)
+        count = counts.get(int(found[1]) - 1, level.start)
+        if level.form == "decimalZero":
+            return f"{count:02}"
+        return "" if level.form == "none" else number_in(_FORMS.get(level.form, ""), count)
 
     text = re.sub(r"%([1-9])", number, levels[at].text)
     return f"{text} " if text.strip() else ""
-
-
-def _formatted(number: int, form: str) -> str:
-    """A number in a list's format; in digits if the format is not known."""
-    if form == "none":
-        return ""
-    if form.endswith("Letter") and number > 0:
-        repeats, letter = divmod(number - 1, 26)
-        written = chr(ord("a") + letter) * min(repeats + 1, _LONGEST)
-    elif form.endswith("Roman") and 0 < number < 4000:
-        written = ""
-        for sign, value in zip(_ROMAN_SIGNS.split(), _ROMAN_VALUES, strict=True):
-            written += sign * (number // value)
-            number %= value
-    else:
-        return f"{number:02}" if form == "decimalZero" else str(number)
-    return written.upper() if form.startswith("upper") else written

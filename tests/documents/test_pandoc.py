@@ -16,6 +16,9 @@ from .files import Save, refusal
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="the program is a shell script")
 
 
+FORMULA = "<p>words <math><mn>1</mn></math>"
+
+
 def _program(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
     (folder / "pypandoc" / "files").mkdir(parents=True)
     (folder / "pypandoc" / "__init__.py").touch()
@@ -32,21 +35,21 @@ def _program(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None
         ("kill -9 $$", "takes more memory to open than there is"),
         ("exit 251", "takes more memory to open than there is"),
         ("exit 64", "is damaged or no HTML page"),
-        ("echo '{'", "is damaged or no HTML page"),
+        ("echo ''", "is damaged or no HTML page"),
     ],
 )
 def test_what_becomes_of_it_is_said_in_a_sentence(
     save: Save, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, said: str
 ) -> None:
     _program(tmp_path / "fake", monkeypatch, script)
-    assert said in refusal(save("a.html", "<p>words"))
+    assert said in refusal(save("a.html", FORMULA))
 
 
 @pytest.mark.usefixtures("in_this_process")
 def test_what_hangs_is_stopped(save: Save, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pandoc, "_SECONDS", 1)
     _program(tmp_path / "fake", monkeypatch, "exec sleep 600")
-    assert "takes more than 1 seconds to read" in refusal(save("a.html", "<p>words"))
+    assert "takes more than 1 seconds to read" in refusal(save("a.html", FORMULA))
 
 
 def test_it_ends_with_its_parent(
@@ -54,7 +57,7 @@ def test_it_ends_with_its_parent(
 ) -> None:
     pid = tmp_path / "pid"
     _program(tmp_path / "fake", monkeypatch, f"echo $$ > {pid}; exec sleep 600")
-    code = f"from kvlite.documents import read_document; read_document({save('a.html', 'x')!r})"
+    code = f"from kvlite.documents import read_document; read_document({save('a.html', FORMULA)!r})"
     path = os.pathsep.join([str(tmp_path / "fake"), os.getcwd(), *filter(None, sys.path)])
     parent = subprocess.Popen([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": path})
     while not (pid.exists() and pid.read_text()):
