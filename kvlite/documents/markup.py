@@ -284,11 +284,13 @@ class _Writer:
         for cell in cells:
             reach()
             text = self._captured(cell)
-            again = text if len(text) <= _LABEL else ""
             down = _whole(cell.get("rowspan")) or 1
-            for column in range(min(_whole(cell.get("colspan")) or 1, _MOST_COLUMNS)):
+            across = min(_whole(cell.get("colspan")) or 1, _MOST_COLUMNS)
+            label = text if len(text) <= _LABEL else ""
+            again = text if len(text) * across <= _LABEL else ""
+            for column in range(across):
                 if down > 1:
-                    above[len(texts)] = down - 1, again
+                    above[len(texts)] = down - 1, again if column else label
                 texts.append(again if column else text)
         reach()
         filled = max((at for at, text in enumerate(texts, 1) if text), default=0)

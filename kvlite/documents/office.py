@@ -23,7 +23,6 @@ NAMES = {
     "dgm": f"{_OFFICE}/drawingml/2006/diagram",
     "mc": f"{_OFFICE}/markup-compatibility/2006",
     "cx": "http://schemas.microsoft.com/office/drawing/2014/chartex",
-    "w14": "http://schemas.microsoft.com/office/word/2010/wordml",
     "v": "urn:schemas-microsoft-com:vml",
     "o": "urn:schemas-microsoft-com:office:office",
 }
@@ -64,7 +63,7 @@ def office_tree(archive: Archive, part: str) -> Any:
             for key, value in each.attrib.items():
                 del each.attrib[key]
                 each.set(_renamed(key), value)
-    for each in find(tree, ".//mc:AlternateContent"):
+    for each in find(tree, "descendant::mc:AlternateContent"):
         for other in each[1:]:
             each.remove(other)
     return tree

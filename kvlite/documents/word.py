@@ -25,6 +25,8 @@ _SKIPPED = (
     "w:del w:moveFrom w:rt w:tabs w:rPrChange w:pPrChange w:sectPrChange m:ctrlPr w:proofErr "
     "w:bookmarkStart w:bookmarkEnd w:lastRenderedPageBreak"
 )
+# What stands around runs, rows and cells.
+_UNWRAPPED = "w:sdt w:sdtContent w:customXml w:smartTag w:ins w:moveTo w:hyperlink w:fldSimple"
 _HTML_NAMES = {"w:p": "p", "a:p": "p", "w:tbl": "table", "w:tr": "tr", "w:tc": "td"}
 _LINE_BREAKS = "w:br", "w:cr"
 _WRITTEN = {"w:tab": TAB, "w:ptab": TAB, "w:noBreakHyphen": "-"}
@@ -82,7 +84,7 @@ class _Page:
         self._lists, self._tracker = lists, tracker
         self._notes = dict[tuple[str, str], str]()
         self._marks = dict[str | None, str]()
-        for style in () if styles is None else find(styles, "//w:style[w:rPr]"):
+        for style in () if styles is None else find(styles, "descendant::w:style[w:rPr]"):
             self._marks[style.get(full("w:styleId"))] = _mark(style.find("w:rPr", NAMES))
 
     def add_notes(self, kind: str, tree: Any) -> None:
@@ -99,19 +101,21 @@ class _Page:
 
     def text(self, tree: Any) -> str:
         """The text of a part, whose tree is spent."""
-        from lxml.etree import strip_elements
+        from lxml.etree import strip_elements, strip_tags
 
         strip_elements(tree, *map(full, _SKIPPED.split()), with_tail=False)
         for what, counted in _NOT_READ.items():
-            self._tracker.not_read[counted] += len(find(tree, f".//{what}"))
+            self._tracker.not_read[counted] += len(find(tree, f"descendant::{what}"))
         _fill_in(tree)
+        strip_elements(tree, full("w:sdtPr"), full("w:sdtEndPr"))
+        strip_tags(tree, *map(full, _UNWRAPPED.split()))
         self._mark_runs(tree)
         self._write(tree)
-        equations = find(tree, ".//m:oMath[not(ancestor::m:oMath)]")
+        equations = find(tree, "descendant::m:oMath")
         write_formulas(equations, "docx", self._tracker)
-        for table in find(tree, ".//w:tbl"):
+        for table in find(tree, "descendant::w:tbl"):
             _merge_cells(table)
-        boxes = ".//w:p//w:txbxContent/* | .//w:p//a:p[not(ancestor::w:txbxContent)]"
+        boxes = "descendant::w:txbxContent/* | descendant::a:p[ancestor::w:p]"
         for box in reversed(find(tree, boxes)):
             find(box, "ancestor::w:p[1]")[0].addnext(box)
         html_names = {full(name): html for name, html in _HTML_NAMES.items()}
@@ -124,7 +128,7 @@ class _Page:
 
     def _mark_runs(self, tree: Any) -> None:
         """Mark raised, lowered and struck text, and take out what is hidden."""
-        for run in find(tree, ".//w:r[w:rPr]"):
+        for run in find(tree, "descendant::w:r[w:rPr]"):
             properties, before = run.find("w:rPr", NAMES), run.getprevious()
             mark = _mark(properties) or self._marks.get(value_of(properties, "w:rStyle"), "")
             if mark == "hidden":
@@ -137,7 +141,7 @@ class _Page:
 
     def _write(self, tree: Any) -> None:
         """Write what has no text of its own: numbers, notes, symbols, descriptions."""
-        for paragraph in find(tree, ".//w:p[w:pPr]"):
+        for paragraph in find(tree, "descendant::w:p[w:pPr]"):
             mark = self._lists.mark(paragraph.find("w:pPr", NAMES))
             self._tracker.not_read["list number"] += mark is None
             paragraph[0].clear()
@@ -163,7 +167,7 @@ class _Page:
             described = " ".join((shape.get("descr") or shape.get("alt") or "").split())
             if described:
                 shape.insert(0, _span(f"[Picture: {described}]"))
-        for art in find(tree, ".//w:p//v:textpath"):
+        for art in find(tree, "descendant::v:textpath[ancestor::w:p]"):
             paragraph = find(art, "ancestor::w:p[1]")[0]
             paragraph.addnext(paragraph.makeelement(full("w:p")))
             paragraph.getnext().append(_span(art.get("string", "")))
@@ -171,14 +175,10 @@ class _Page:
 
 def _fill_in(tree: Any) -> None:
     """Write what forms were filled in with; take out what asks for it."""
-    for control in find(tree, ".//w:sdt[w:sdtPr/w:showingPlcHdr]"):
+    for control in find(tree, "descendant::w:sdt[w:sdtPr/w:showingPlcHdr]"):
         if _is_on(control, "w:sdtPr/w:showingPlcHdr"):
             control.clear()
-    for box in find(tree, ".//w:sdt/w:sdtPr/w14:checkbox"):
-        checked = find(box, "string(w14:checked/@w14:val)") not in ("", *OFF)
-        for at, text in enumerate(find(box, "../../w:sdtContent//w:t")):
-            text.text = ("[x]" if checked else "[ ]") if at == 0 else ""
-    for field in find(tree, ".//w:fldChar[w:ffData]"):
+    for field in find(tree, "descendant::w:fldChar[w:ffData]"):
         checkbox, choice = (field.find(f"w:ffData/w:{each}", NAMES) for each in
                             ("checkBox", "ddList"))  # fmt: skip
         if checkbox is not None:
@@ -208,6 +208,8 @@ def _merge_cells(table: Any) -> None:
                 first.set("rowspan", str(int(first.get("rowspan", "1")) + 1))
                 row.remove(cell)
             column += span
+        for properties in row.findall("w:trPr", NAMES):
+            row.remove(properties)
         for _ in range(skipped):
             row.insert(0, row.makeelement(full("w:tc")))
 
