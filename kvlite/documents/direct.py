@@ -4,7 +4,7 @@ import re
 from xml.parsers import expat
 
 from kvlite.documents.pandoc import pandoc_text, with_lost
-from kvlite.documents.plain_text import decoded
+from kvlite.documents.plain_text import declared_in, decoded
 from kvlite.documents.tracker import Tracker
 
 # What of a book is no text.
@@ -14,7 +14,7 @@ _BESIDE = frozenset(("description", "binary"))
 def fb2_text(data: bytes, tracker: Tracker) -> str:
     """The text of a book; what pandoc leaves out, such as tables, comes last. Errors as of
     `decoded` and `pandoc_text`."""
-    markup = re.sub(r"^\s*<\?xml[^>]*\?>", "", decoded(data, tracker, html=True))
+    markup = re.sub(r"^\s*<\?xml[^>]*\?>", "", decoded(data, tracker, declared_in(data)))
     pieces, beside = list[str](), 0
 
     def begin(name: str, _: dict[str, str]) -> None:

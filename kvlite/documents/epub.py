@@ -6,7 +6,7 @@ from urllib.parse import unquote
 
 from kvlite.documents.archive import Archive, Attributes
 from kvlite.documents.html import html_events
-from kvlite.documents.plain_text import decoded
+from kvlite.documents.plain_text import declared_in, decoded
 from kvlite.documents.tracker import PARSER_ERRORS, Tracker
 from kvlite.documents.visible_text import VisibleText, texts_of
 from kvlite.errors import DocumentError
@@ -60,7 +60,7 @@ def _page(archive: Archive, path: str, tracker: Tracker) -> VisibleText | None:
     # The title of a file is that of the book again, or the file's name.
     markup = re.sub(rb"(?s)<title\b.*?</title>", b"", data, count=1)
     try:
-        return html_events(decoded(markup, tracker, html=True), tracker)
+        return html_events(decoded(markup, tracker, declared_in(markup)), tracker)
     except DocumentError:
         return None
 

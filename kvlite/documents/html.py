@@ -3,7 +3,7 @@
 import html
 import re
 
-from kvlite.documents.plain_text import decoded
+from kvlite.documents.plain_text import declared_in, decoded
 from kvlite.documents.tracker import PARSER_ERRORS, Tracker
 from kvlite.documents.visible_text import NOT_TEXT, VisibleText, texts_of
 from kvlite.errors import DocumentError
@@ -11,9 +11,10 @@ from kvlite.errors import DocumentError
 _PIECE = 2**16
 
 
-def html_page(data: bytes, tracker: Tracker) -> str:
-    """The visible text of a page in any encoding; errors as of `decoded` and `html_text`."""
-    return html_text(decoded(data, tracker, html=True), tracker)
+def html_page(data: bytes, tracker: Tracker, encoding: str = "") -> str:
+    """The visible text of a page, in the encoding that it names, or else the one given; errors as
+    of `decoded` and `html_text`."""
+    return html_text(decoded(data, tracker, declared_in(data) or encoding), tracker)
 
 
 def html_text(markup: str, tracker: Tracker) -> str:
