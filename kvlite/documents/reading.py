@@ -42,6 +42,7 @@ _READERS: dict[Kind, tuple[Reader, str]] = {
     "notebook": (_reader("direct", "notebook_text"), "Jupyter notebook"),
     "rtf": (_reader("rtf", "rtf_text"), "RTF text"),
     "mail": (_reader("mail", "mail_text"), "message"),
+    "outlook": (_reader("outlook", "outlook_text"), "message of Outlook's"),
 }
 
 
