@@ -23,7 +23,7 @@ FOLDED: dict[str, tuple[str, ...]] = {
     ),
     "Model and device": (
         *("weights", "device", "stream", "draft", "chat_template", "chunk", "reserve_tokens"),
-        *("ocr", "measure"),
+        *("ocr", "encoding", "measure"),
     ),
     "Answer": (
         *("top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty"),

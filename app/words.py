@@ -84,6 +84,10 @@ WORDS: dict[str, tuple[str, str]] = {
         "if memory runs out, the answer ends rather than that less is kept",
     ),
     "ocr": ("Read scanned pages", "of a PDF (OCR), which takes some seconds each"),
+    "encoding": (
+        "Encoding of text files",
+        "that say nothing of it, such as windows-1254; empty is UTF-8 or the likeliest",
+    ),
     "measure": (
         "What peak memory counts",
         "process: all that this program takes; tensors: the model's numbers alone, slower",

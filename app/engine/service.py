@@ -146,9 +146,9 @@ class Service:
             nonlocal reading_s
             if before is not None:
                 reading_s = wait_for(before, work)
-            ocr = self.settings_of(owner, id).ocr
+            settings = self.settings_of(owner, id)
             for file in [*unread]:
-                documents.append(self.uploads.read(file, work, self.model_host, ocr=ocr))
+                documents.append(self.uploads.read(file, work, self.model_host, settings))
 
         def task(now: Opened, work: Work) -> None:
             nonlocal reading_s

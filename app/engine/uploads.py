@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from kvlite.config.settings import Settings
 from kvlite.documents import Document, read_document
 from kvlite.errors import DocumentError, KvliteError, Stopped, require_uncancelled
 from kvlite.web.work import Work
@@ -72,9 +73,9 @@ class Uploads:
             if Path(path).is_relative_to(self.folder):
                 shutil.rmtree(Path(path).parent, ignore_errors=True)
 
-    def read(self, path: str, work: Work, model_host: ModelHost, *, ocr: bool) -> Document:
+    def read(self, path: str, work: Work, model_host: ModelHost, settings: Settings) -> Document:
         """The document in an uploaded file, read in a process of its own: so it neither slows down
-        answers nor takes all memory, and can be stopped at once. `ocr` is that of `read_document`.
+        answers nor takes all memory, and can be stopped at once. It is read by `settings`.
 
         Raises a KvliteError if it cannot be read, does not fit the model, or `work` was cancelled.
         Unless it was cancelled, the file is removed then."""
@@ -90,7 +91,7 @@ class Uploads:
                     limit=model_host.text_limit,
                     progress=work.progress,
                     cancel=work.cancel,
-                    ocr=ocr,
+                    **settings.reading,
                 )
             model_host.require_fits(document.text, work.cancel)
             return document

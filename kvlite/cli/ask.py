@@ -93,7 +93,7 @@ def ask(
 def _ask_server(server: str, files: Sequence[str], questions: Sequence[str], how: Printing) -> None:
     if how.sources:
         raise SettingError("--sources needs the model here: leave out --sources, or --server")
-    read = documents_to_send(files, how.screen, ocr=how.resolved.settings.ocr)
+    read = documents_to_send(files, how.screen, how.resolved.settings)
     for each in read:
         if each.note:
             how.screen.print(f"Note: {each.note}", style="yellow")

@@ -65,24 +65,26 @@ def require_out(out: str) -> None:
 def documents_of(files: Sequence[str], settings: Settings, screen: Console) -> list[Document]:
     """Read files as documents for the settings' model, under a progress bar. Raises ContextError if
     a document cannot fit the model, and DocumentError if a file cannot be read."""
-    return _read(files, screen, _text_limit(files, settings.model), ocr=settings.ocr)
+    return _read(files, screen, _text_limit(files, settings.model), **settings.reading)
 
 
-def documents_to_send(files: Sequence[str], screen: Console, *, ocr: bool) -> list[Document]:
+def documents_to_send(files: Sequence[str], screen: Console, settings: Settings) -> list[Document]:
     """Read files as documents for a server, whose model is not known here. Raises SettingError if
     one is a saved conversation, and DocumentError if a file cannot be read."""
     if (saved := _named_file(files)) is not None:
         raise SettingError(f"{saved} is opened by kvlite itself: leave --server out")
     for file in files:
         require_readable(file)
-    return _read(files, screen, None, ocr=ocr)
+    return _read(files, screen, None, **settings.reading)
 
 
-def _read(files: Sequence[str], screen: Console, limit: int | None, *, ocr: bool) -> list[Document]:
+def _read(
+    files: Sequence[str], screen: Console, limit: int | None, **reading: Any
+) -> list[Document]:
     found = []
     for file in files:
         with reading_bar(screen, f"Opening {Path(file).name}") as bar:
-            found.append(read_document(file, limit=limit, progress=bar.update, ocr=ocr))
+            found.append(read_document(file, limit=limit, progress=bar.update, **reading))
     return found
 
 

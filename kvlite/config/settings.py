@@ -174,6 +174,11 @@ class Settings:
         "read scanned pages of a PDF, too, some seconds each (pip install 'kvlite[ocr]'); without "
         "it they are left out, which is said by page",
     )
+    encoding: str = _option(
+        "",
+        "what text files are in that say nothing of it, such as windows-1254; left out, UTF-8, or "
+        "the likeliest, which is said",
+    )
     system: str = _sampling(
         "", "what the model is told first; empty leaves that to the model's template"
     )
@@ -238,6 +243,11 @@ class Settings:
     def __post_init__(self) -> None:
         for name in OPTIONS:
             object.__setattr__(self, name, checked(name, getattr(self, name), flag_of(name)))
+
+    @property
+    def reading(self) -> dict[str, Any]:
+        """What `read_document` is told of them."""
+        return {"ocr": self.ocr, "encoding": self.encoding}
 
     @property
     def planned_tokens(self) -> int:

@@ -344,8 +344,9 @@ def _over_all(
 
 
 def _document(plain: Plain) -> Document:
-    starts, not_read = tuple(plain["page_starts"]), tuple(map(str, plain.get("not_read", ())))
-    return Document(str(plain["name"]), str(plain["text"]), starts, not_read)
+    starts = tuple(plain["page_starts"])
+    notes = (tuple(map(str, plain.get(each, ()))) for each in ("not_read", "assumed"))
+    return Document(str(plain["name"]), str(plain["text"]), starts, *notes)
 
 
 def _whole_name(model: str) -> str:

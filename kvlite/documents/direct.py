@@ -7,7 +7,7 @@ from typing import Any
 
 from kvlite.documents.html import html_text
 from kvlite.documents.markup import text_of
-from kvlite.documents.plain_text import decoded
+from kvlite.documents.plain_text import declared_in, decoded
 from kvlite.documents.tracker import Tracker
 
 _HTML_NAMES = {
@@ -41,7 +41,7 @@ def fb2_text(data: bytes, tracker: Tracker) -> str:
     markup = re.sub(
         r"^\s*<\?xml[^>]*\?>|<!DOCTYPE[^>\[]*(\[[^\]]*\]\s*)?>",
         "",
-        decoded(data, tracker, html=True),
+        decoded(data, tracker, declared_in(data)),
     )
     markup = re.sub(r"&(\w+);", entity, markup)
     try:

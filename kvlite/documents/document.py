@@ -17,22 +17,24 @@ class Document:
         page_starts: the character offset at which each page begins; empty for formats without
             pages.
         not_read: what else the file holds, such as "2 pictures".
+        assumed: how it was read where that may be wrong, such as "read as cp850".
     """
 
     name: str
     text: str
     page_starts: tuple[int, ...]
     not_read: tuple[str, ...] = ()
+    assumed: tuple[str, ...] = ()
 
     @property
     def note(self) -> str:
-        """What of the file was not read, in a sentence; "" if all of it was."""
-        if not self.not_read:
-            return ""
-        *before, last = self.not_read
-        if before:
-            return f"{self.name}: {', '.join(before)} and {last} were not read"
-        return f"{self.name}: {last} {'was' if last.startswith(_ONE) else 'were'} not read"
+        """What was assumed of the file and what of it was not read; "" if there is neither."""
+        said = [*self.assumed]
+        if self.not_read:
+            *before, last = self.not_read
+            were = "were" if before or not last.startswith(_ONE) else "was"
+            said.append(f"{' and '.join(filter(None, (', '.join(before), last)))} {were} not read")
+        return f"{self.name}: {'; '.join(said)}" if said else ""
 
     def page_of(self, offset: int) -> int | None:
         """The page, from 1, that a character offset is on; None without pages.

@@ -7,7 +7,7 @@ from urllib.parse import unquote
 
 from kvlite.documents.archive import Archive
 from kvlite.documents.html import html_text
-from kvlite.documents.plain_text import decoded
+from kvlite.documents.plain_text import declared_in, decoded
 from kvlite.documents.tracker import PARSER_ERRORS, Tracker
 from kvlite.errors import DocumentError
 
@@ -62,7 +62,7 @@ def _chapter(archive: Archive, item: Any, folder: str, tracker: Tracker) -> list
         # The title of a file is that of the book again, or the file's name.
         markup = re.sub(rb"(?s)<title\b.*?</title>", b"", data, count=1)
         try:
-            return [html_text(decoded(markup, tracker, html=True), tracker)]
+            return [html_text(decoded(markup, tracker, declared_in(markup)), tracker)]
         except DocumentError:
             tracker.not_read[f"damaged part ({name})"] += 1
     return []

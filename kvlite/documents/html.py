@@ -6,14 +6,15 @@ from typing import Any
 
 from kvlite.documents.markup import text_of
 from kvlite.documents.pandoc import write_formulas
-from kvlite.documents.plain_text import decoded
+from kvlite.documents.plain_text import declared_in, decoded
 from kvlite.documents.tracker import PARSER_ERRORS, Tracker
 from kvlite.errors import DocumentError
 
 
-def html_page(data: bytes, tracker: Tracker) -> str:
-    """The visible text of a page in any encoding; errors as of `decoded` and `html_text`."""
-    return html_text(decoded(data, tracker, html=True), tracker)
+def html_page(data: bytes, tracker: Tracker, encoding: str = "") -> str:
+    """The visible text of a page, in the encoding that it names, or else the one given; errors as
+    of `decoded` and `html_text`."""
+    return html_text(decoded(data, tracker, declared_in(data) or encoding), tracker)
 
 
 def html_text(markup: str, tracker: Tracker) -> str:

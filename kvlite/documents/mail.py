@@ -1,37 +1,111 @@
-"""Messages (.eml)."""
+"""Messages (.eml): every part that a reader would see, in order."""
 
+import re
+from collections.abc import Iterator
+from contextlib import suppress
 from email import message_from_bytes, policy
 from email.message import EmailMessage, MIMEPart
 
 from kvlite.documents.html import html_text
+from kvlite.documents.plain_text import declared_in, decoded
 from kvlite.documents.tracker import Tracker
+from kvlite.errors import DocumentError
 
 _SHOWN = ("From", "To", "Cc", "Date", "Subject")
+# What is no text and no attached file either.
+_NOT_READ = {
+    "multipart/encrypted": "encrypted part",
+    "application/pkcs7-mime": "encrypted or signed part",
+    "application/x-pkcs7-mime": "encrypted or signed part",
+    "application/pkcs7-signature": "signature",
+    "application/x-pkcs7-signature": "signature",
+    "application/pgp-signature": "signature",
+    "message/external-body": "external part",
+    "message/partial": "partial message",
+}
+_EVENT = re.compile(r"(?m)^(SUMMARY|DTSTART|DTEND|LOCATION)(?:;TZID=([^:;]+))?(?:;[^:\n]*)?:(.+)$")
+_CALLED = {"SUMMARY": "Event", "DTSTART": "Begins", "DTEND": "Ends", "LOCATION": "Place"}
 
 
 def mail_text(data: bytes, tracker: Tracker) -> str:
-    """The text of a message under its sender, recipients, date and subject. Attached files are
-    counted.
+    """The text of a message and of those forwarded in it, each under its sender, recipients, date
+    and subject.
 
     Raises:
         ContextError: it is longer than could fit.
     """
-    message = message_from_bytes(data, _class=EmailMessage, policy=policy.default)
-    head = [f"{name}: {message[name]}" for name in _SHOWN if message[name]]
-    body = message.get_body(("plain", "html"))
-    text = "" if body is None else _text(body)
-    if body is not None and body.get_content_type() == "text/html":
-        text = html_text(text, tracker)
-    tracker.not_read["attached file"] += sum(1 for _ in message.iter_attachments())
-    return "\n".join(head) + "\n\n" + text.strip()
+    return _message(message_from_bytes(data, _class=EmailMessage, policy=policy.default), tracker)
 
 
-def _text(body: MIMEPart) -> str:
-    """A body in the encoding that it names, or as what it most likely is."""
-    try:
-        return str(body.get_content())
-    except LookupError:
-        from charset_normalizer import from_bytes
+def _message(message: MIMEPart, tracker: Tracker) -> str:
+    head = "\n".join(f"{name}: {message[name]}" for name in _SHOWN if message[name])
+    texts = (text.strip() for text in _texts(message, tracker))
+    return "\n\n".join(filter(None, (head, *texts)))
 
-        data = body.get_payload(decode=True)
-        return str(from_bytes(data).best() or "") if isinstance(data, bytes) else ""
+
+def _texts(part: MIMEPart, tracker: Tracker) -> Iterator[str]:
+    """The text of each part in a part."""
+    kind = part.get_content_type()
+    if kind in _NOT_READ or not part.is_multipart():
+        yield _text(part, tracker)
+    elif kind == "message/delivery-status":
+        yield "\n\n".join(str(each).strip() for each in part.iter_parts())
+    elif part.get_content_maintype() == "message":
+        yield from (_message(each, tracker) for each in part.iter_parts())
+    elif kind == "multipart/alternative":
+        yield from _preferred([*part.iter_parts()], tracker)
+    else:
+        before = tracker.not_read["picture"]
+        for each in part.iter_parts():
+            # Pictures that a page shows are counted with it.
+            counted = each["Content-ID"] and tracker.not_read["picture"] > before
+            if not (counted and _is_picture(each)):
+                yield from _texts(each, tracker)
+
+
+def _preferred(parts: list[MIMEPart], tracker: Tracker) -> Iterator[str]:
+    """The first that has text, plain text before a page; of the others, what is no text."""
+    order = {"text/plain": 0, "text/calendar": 2}
+    chosen = False
+    for part in sorted(parts, key=lambda each: order.get(each.get_content_type(), 1)):
+        if not chosen:
+            texts = [*_texts(part, tracker)]
+            chosen = any(text.strip() for text in texts)
+            yield from texts
+        else:
+            for each in part.walk():
+                other = each.get_content_type() == "text/calendar" or not _is_text(each)
+                if other and not each.is_multipart():
+                    yield _text(each, tracker)
+
+
+def _text(part: MIMEPart, tracker: Tracker) -> str:
+    """The text of a part without parts; what has none is noted."""
+    kind, data = part.get_content_type(), part.get_payload(decode=True)
+    if _is_text(part) and isinstance(data, bytes):
+        with suppress(DocumentError):  # binary data, which is noted
+            charset = part.get_content_charset() or ""
+            if kind == "text/html":
+                return html_text(decoded(data, tracker, charset or declared_in(data)), tracker)
+            text = decoded(data, tracker, charset)
+            return _event(text) if kind == "text/calendar" else text
+    what = _NOT_READ.get(kind) or ("picture" if _is_picture(part) else "attached file")
+    tracker.not_read[f"{what} ({' '.join((part.get_filename() or kind).split())})"] += 1
+    return ""
+
+
+def _is_text(part: MIMEPart) -> bool:
+    return part.get_content_maintype() in ("text", "multipart") and not part.is_attachment()
+
+
+def _is_picture(part: MIMEPart) -> bool:
+    return part.get_content_maintype() == "image"
+
+
+def _event(calendar: str) -> str:
+    """What happens, when and where, of a calendar's first event."""
+    event = re.sub(r"\r?\n[ \t]", "", calendar).partition("BEGIN:VEVENT")[2].partition("\nEND:")[0]
+    found = _EVENT.findall(event.replace("\r", ""))
+    lines = "\n".join(f"{_CALLED[name]}: {value} {zone}".strip() for name, zone, value in found)
+    dates = re.sub(r"\b(\d{4})(\d\d)(\d\d)T(\d\d)(\d\d)\d\d", r"\1-\2-\3 \4:\5", lines)
+    return re.sub(r"\\([,;\\])", r"\1", dates)

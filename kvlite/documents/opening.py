@@ -14,7 +14,7 @@ from kvlite.errors import DocumentError
 
 Kind = Literal[
     "text", "html", "pdf", "zip", "docx", "opendocument", "slides", "sheets", "epub", "fb2",
-    "notebook", "rtf", "mail", "other",
+    "notebook", "rtf", "mail", "outlook", "other",
 ]  # fmt: skip
 
 # More than the longest trained context, of ten million tokens, takes.
@@ -27,7 +27,6 @@ _HEAD = 1024
 
 _REMEDIES = {
     ".doc .ppt .pages .numbers .key": "save it as .docx, .pptx, .xlsx or .pdf",
-    ".msg": "save it as .eml or text",
     ".mobi .azw .azw3 .djvu": "convert it to .epub or text, for example with Calibre's "
     "ebook-convert",
     ".png .jpg .jpeg .gif .bmp .tif .tiff .webp .heic": "run OCR on it, for example tesseract",
@@ -50,6 +49,7 @@ _KINDS: dict[str, Kind] = {
     ".ipynb": "notebook",
     ".rtf": "rtf",
     ".eml": "mail",
+    ".msg": "outlook",
     ".html": "html",
     ".htm": "html",
     ".xhtml": "html",

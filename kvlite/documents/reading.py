@@ -46,6 +46,7 @@ _READERS: dict[Kind, tuple[Reader, str]] = {
     "notebook": (_reader("direct", "notebook_text"), "Jupyter notebook"),
     "rtf": (_reader("rtf", "rtf_text"), "RTF text"),
     "mail": (_reader("mail", "mail_text"), "message"),
+    "outlook": (_reader("outlook", "outlook_text"), "message of Outlook's"),
 }
 
 
@@ -56,6 +57,7 @@ def read_document(
     progress: ProgressCallback | None = None,
     cancel: threading.Event | None = None,
     ocr: bool = False,
+    encoding: str = "",
 ) -> Document:
     """Read a text, PDF, HTML, Word, OpenDocument, PowerPoint, Excel, EPUB, FictionBook, RTF or
     mail file, or a Jupyter notebook; "-" reads standard input.
@@ -69,6 +71,8 @@ def read_document(
         progress: called with how much of the file is done, and of how much: pages, or bytes.
         cancel: set to stop reading.
         ocr: whether pages of a PDF that are pictures are read, too, which takes seconds each.
+        encoding: what text and HTML are in that say nothing of it; left out, UTF-8 or the
+            likeliest.
 
     Raises:
         DocumentError: in one sentence with the remedy, for whatever cannot be read as text.
@@ -79,7 +83,7 @@ def read_document(
     try:
         piped = bytes_of(path, Tracker(label, limit)) if path == "-" else None
         return run_in_child(
-            _read, path, piped, label, limit, ocr,
+            _read, path, piped, label, limit, ocr, encoding,
             progress=progress or _ignored, cancel=cancel, memory=_MEMORY_OCR if ocr else _MEMORY,
         )  # fmt: skip
     except MemoryError as error:
@@ -103,12 +107,13 @@ def _read(
     label: str,
     limit: int | None,
     ocr: bool,
+    encoding: str,
     *,
     progress: ProgressCallback,
 ) -> Document:
     """A file as a document; `piped` are the bytes of standard input."""
     sys.setrecursionlimit(_DEEPEST)
-    tracker = Tracker(label, limit, progress, ocr)
+    tracker = Tracker(label, limit, progress, ocr, encoding)
     found = _text(path, bytes_of(path, tracker) if piped is None else piped, tracker)
     pages = [] if isinstance(found, str) else found
     text = one_kind_of_newline(found) if isinstance(found, str) else "\n".join(found)
@@ -118,7 +123,7 @@ def _read(
         tracker.refuse(f"has {len(text):,} characters")
     ends = tuple(itertools.accumulate((len(page) + 1 for page in pages), initial=0))
     name = "stdin" if path == "-" else os.path.basename(path)
-    return Document(name, text, ends[:-1], tracker.skipped)
+    return Document(name, text, ends[:-1], tracker.skipped, tuple(dict.fromkeys(tracker.assumed)))
 
 
 def _text(path: str, data: bytes, tracker: Tracker) -> str | list[str]:

@@ -30,16 +30,20 @@ class Tracker:
         limit: the most characters it may have.
         progress: called with how much is done, and of how much.
         ocr: whether pages that are pictures are read, too.
-        not_read: counts of what was skipped, by kind, such as "picture".
+        encoding: that of text which says nothing of it; "" leaves it open.
+        not_read: counts of what was skipped, by kind, such as "picture" or "attached file (a.doc)".
         scanned: the numbers of pages that are pictures and were skipped.
+        assumed: how the text was taken where that may be wrong, such as "read as cp850".
     """
 
     label: str
     limit: int | None = None
     progress: ProgressCallback | None = None
     ocr: bool = False
+    encoding: str = ""
     not_read: Counter[str] = field(default_factory=Counter)
     scanned: list[int] = field(default_factory=list)
+    assumed: list[str] = field(default_factory=list)
     _characters: int = 0
 
     def report(self, done: int, total: int) -> None:
@@ -67,10 +71,17 @@ class Tracker:
 
     @property
     def skipped(self) -> tuple[str, ...]:
-        """What was not read, such as "2 pictures"."""
+        """What was not read, such as "2 pictures" or "2 attached files (a.doc, b.doc)"."""
+        kinds, names = Counter[str](), dict[str, list[str]]()
+        for what, count in self.not_read.items():
+            kind, named, name = what.partition(" (")
+            kinds[kind] += count
+            if named:
+                names.setdefault(kind, []).append(name.removesuffix(")"))
         counted = [
-            f"{count:,} {what}{'' if count == 1 else 's'}"
-            for what, count in self.not_read.items()
+            f"{count:,} {kind}{'s' * (count > 1)}"
+            + (f" ({', '.join(names[kind])})" if kind in names else "")
+            for kind, count in kinds.items()
             if count
         ]
         if self.scanned:

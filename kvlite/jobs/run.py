@@ -143,8 +143,8 @@ def _conversations(
         if callbacks.cancelled:
             return
         try:
-            limit, ocr = runner.text_limit, runner.settings.ocr
-            documents = documents_of(tasks[0], limit, callbacks.cancel, ocr=ocr)
+            limit, reading = runner.text_limit, runner.settings.reading
+            documents = documents_of(tasks[0], limit, callbacks.cancel, **reading)
             system = {k: v for k, v in tasks[0].settings.items() if k == "system"}
             talk = runner.conversation(**{**settings, **system})
             if documents:
@@ -163,11 +163,11 @@ def _conversations(
 
 
 def documents_of(
-    task: Task, limit: int | None = None, cancel: Event | None = None, *, ocr: bool = False
+    task: Task, limit: int | None = None, cancel: Event | None = None, **reading: Any
 ) -> list[Document]:
     """What a task is about, if anything; args and errors are those of `read_document`."""
     if task.document:
-        return [read_document(task.document, limit=limit, cancel=cancel, ocr=ocr)]
+        return [read_document(task.document, limit=limit, cancel=cancel, **reading)]
     return [Document(UNNAMED, task.text, ())] if task.text else []
 
 

@@ -12,6 +12,7 @@ from typing import Any
 from kvlite.cache.bits import KVBits, parse_kv_bits
 from kvlite.config.settings import Settings, flag_of
 from kvlite.config.units import parse_number
+from kvlite.documents.plain_text import require_encoding
 from kvlite.documents.scans import require_ocr
 from kvlite.errors import SettingError
 from kvlite.memory.device_budget import capped_bytes, checkpoint_limit, ram_limit
@@ -141,5 +142,6 @@ _READERS: Mapping[str, Callable[[Any], object]] = {
     "logit_bias": parse_logit_bias,
     "device": require_device,
     "ocr": require_ocr,
+    "encoding": require_encoding,
     "chat_template": read_template,
 }

@@ -49,9 +49,9 @@ class Files:
         with suppress(OSError):
             sweep(folder)
 
-    async def add(self, request: Request, limit: int, *, ocr: bool) -> dict[str, Any]:
+    async def add(self, request: Request, limit: int, **reading: Any) -> dict[str, Any]:
         """Keep the document that a request sends; at most `limit` characters could fit the model.
-        `ocr` is that of `read_document`. Raises Refusal if it is too large, no form with a file, or
+        `reading` are of `read_document`. Raises Refusal if it is too large, no form with a file, or
         there is no room, and DocumentError or ContextError if it cannot be read as a document, or
         is too long."""
         if request.headers.get("content-length", "").isdigit():
@@ -71,11 +71,11 @@ class Files:
             with _room():
                 upload, purpose = await _uploaded(request)
             try:
-                return await asyncio.to_thread(self._kept, upload, purpose, limit, ocr)
+                return await asyncio.to_thread(self._kept, upload, purpose, limit, **reading)
             finally:
                 await upload.close()
 
-    def _kept(self, upload: UploadFile, purpose: str, limit: int, ocr: bool) -> dict[str, Any]:
+    def _kept(self, upload: UploadFile, purpose: str, limit: int, **reading: Any) -> dict[str, Any]:
         name = os.path.basename((upload.filename or "").replace("\\", "/"))[:200] or "file"
         suffix = os.path.splitext(name)[1]
         suffix = suffix if _SUFFIX.fullmatch(suffix) else ""
@@ -84,7 +84,7 @@ class Files:
             with _room(), path.open("xb") as file:
                 shutil.copyfileobj(upload.file, file)
                 size = file.tell()
-            document = read_document(str(path), limit=limit, ocr=ocr)
+            document = read_document(str(path), limit=limit, **reading)
         except (ContextError, DocumentError) as error:
             raise type(error)(str(error).replace(str(path), name)) from None
         finally:
@@ -123,8 +123,8 @@ class Files:
     def document(self, file_id: str) -> Document:
         """What was uploaded. Raises Refusal if it is not there."""
         plain = self._read(self._path(file_id))["document"]
-        starts, lacking = tuple(plain["page_starts"]), tuple(plain["not_read"])
-        return Document(plain["name"], plain["text"], starts, lacking)
+        tuples = (tuple(plain.get(each, ())) for each in ("page_starts", "not_read", "assumed"))
+        return Document(plain["name"], plain["text"], *tuples)
 
     def _paths(self) -> list[Path]:
         return [*self.folder.glob("file-*.json")]

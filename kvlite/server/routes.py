@@ -94,7 +94,7 @@ class Api:
         """A document comes."""
         async with self.models.using(None) as model:
             runner = model.ready()
-            made = await self.files.add(request, runner.text_limit, ocr=runner.settings.ocr)
+            made = await self.files.add(request, runner.text_limit, **runner.settings.reading)
             return JSONResponse(made)
 
     async def list_files(self, request: Request) -> Response:

@@ -39,7 +39,7 @@ TAKEN = (
 # Of reasoning, by the names of kvlite, vLLM, SGLang and llama.cpp; others may refuse them.
 REASONS = ("thinking", "reasoning_budget")
 # All that a server can be told, or that is done before it is.
-SAID = {*FIELDS, *TAKEN, *REASONS, "model", "system", "logit_bias", "schema", "ocr"}
+SAID = {*FIELDS, *TAKEN, *REASONS, "model", "system", "logit_bias", "schema", "ocr", "encoding"}
 _READING = re.compile(r": reading, ([0-9]+)%")
 # Seconds between two looks at whether nobody wants the answer any more.
 _BEAT = 0.05

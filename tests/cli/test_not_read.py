@@ -19,8 +19,8 @@ from kvlite.model.chat_template import all_of, asked_of, question_about
 from tests.cli.conftest import Run
 from tests.documents.files import raw_word, run
 
-REPORT = Document("1", "4 5 6 " * 20, (), ("2 pictures", "1 embedded object"))
-NOTE = "1: 2 pictures and 1 embedded object were not read"
+REPORT = Document("1", "4 5 6 " * 20, (), ("2 pictures", "1 embedded object"), ("read as cp850",))
+NOTE = "1: read as cp850; 2 pictures and 1 embedded object were not read"
 
 
 def test_a_note_is_a_sentence() -> None:
@@ -30,6 +30,10 @@ def test_a_note_is_a_sentence() -> None:
     three = ("1 picture", "1 chart", "3 footnotes")
     assert Document("a", "x", (), three).note == (
         "a: 1 picture, 1 chart and 3 footnotes were not read"
+    )
+    assert Document("a", "x", (), (), ("read as cp850",)).note == "a: read as cp850"
+    assert Document("a", "x", (), ("1 chart",), ("read as cp850", "2 NULs left out")).note == (
+        "a: read as cp850; 2 NULs left out; 1 chart was not read"
     )
 
 

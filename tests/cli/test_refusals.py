@@ -55,6 +55,7 @@ def test_a_question_without_a_file(refused: Refused) -> None:
     ("flags", "value", "remedy"),
     [
         ("--method magic", "'magic'", "choose from full,"),
+        ("--encoding windows1299", "'windows1299'", "such as windows-1254"),
         ("--method snapkv:depth=3", "'depth'", "it has pool"),
         ("--method snapkv:pool=4", "snapkv:pool=4", "must be an odd number"),
         ("--method snapkv --budget 8", "budget of 8", "give it at least"),

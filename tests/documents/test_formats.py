@@ -455,7 +455,7 @@ def test_mail(save: Save) -> None:
         "From: Ann <ann@example.org>\nTo: Bob <bob@example.org>\nSubject: Caf\u00e9 at noon\n\n"
         "We meet at the caf\u00e9.\n- bring money"
     )
-    assert read.not_read == ("1 attached file",)
+    assert read.not_read == ("1 attached file (a.pdf)",)
     unknown = b"Subject: Hi\nContent-Type: text/plain; charset=banana\n\nWe meet."
     assert read_document(save("b.eml", unknown)).text == "Subject: Hi\n\nWe meet."
 

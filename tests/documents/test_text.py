@@ -2,10 +2,14 @@
 
 import codecs
 import random
+import re
 
 import pytest
 
+from kvlite.config.settings import Settings
 from kvlite.documents import Document, read_document
+from kvlite.errors import SettingError
+from kvlite.methods.engine_config import require_meanings
 
 from .files import (
     Save,
@@ -59,10 +63,73 @@ def test_byte_order_marks(save: Save, bom: bytes, encoding: str, name: str) -> N
         ("koi8_r", "Привет, как дела? Это текст."),
         ("shift_jis", "これは日本語のテキストです。今日は良い天気です。"),
         ("gb18030", "中文文本测试,今天天气很好。"),
+        ("big5", "會議記錄：預算為三百萬元。"),
+        ("cp949", "안녕하세요. 계약서 제1조: 갑은 을에게 대금을 지급한다."),
+        ("cp1251", "Настройте IP-адрес и SMSки."),
+        ("cp866", "Договор аренды. Арендатор: Иванов. Сумма: 15 000 руб."),
+        ("cp1253", "Μισθωτήριο: ο ενοικιαστής πληρώνει 500 € το μήνα."),
+        ("cp1254", "Kiracı her ayın beşinde öder. İstanbul, Şişli, ığdır"),
+        ("cp1255", 'חוזה שכירות: השוכר ישלם 5000 ש"ח.'),
+        ("cp1256", "عقد إيجار: يدفع المستأجر 5000 دينار شهريا."),
+        ("cp874", "สัญญาเช่า ผู้เช่าชำระเงิน 5000 บาท"),
+        ("cp1250", "Umowa najmu: Najemca płaci 5 000 zł miesięcznie. Łódź, źdźbło"),
+        ("cp850", "Rechnung\nMüller, Köln, Straße 5, Größe: äußerst groß\n" * 5),
+        ("utf-16-le", "会议记录\n出席：王小明、李雷。\n"),
+        ("utf-16-be", "Name;Ort\nMüller;Köln\n"),
+        ("utf-32-le", "Name;Ort\nMüller;Köln\n"),
     ],
 )
-def test_older_encodings_are_guessed(save: Save, encoding: str, text: str) -> None:
-    assert read_document(save("a.txt", text.encode(encoding))).text == text
+def test_older_encodings_are_guessed_and_named(save: Save, encoding: str, text: str) -> None:
+    document = read_document(save("a.txt", text.encode(encoding)))
+    assert document.text == text
+    assert re.fullmatch(
+        r"a\.txt: read as \S+ \(the setting encoding names another\)", document.note
+    )
+
+
+def test_japanese_of_seven_bits_is_known_by_its_escapes(save: Save) -> None:
+    text = "御見積書\n合計金額は十二万三千円です。\n"
+    assert read_document(save("a.txt", text.encode("iso2022_jp"))) == Document("a.txt", text, ())
+    assert read_document(save("a.log", b"\x1b[31mred\x1b(B\x1b$ ls")).text.endswith(" ls")
+
+
+@pytest.mark.parametrize(
+    ("content", "places"),
+    [
+        ("Der Müller aus Köln. 漢字 😀\n".encode() * 20 + b"caf\xe9\n", "1 place"),
+        ("Résumé – 漢字\n".encode() * 5 + b"\xc3", "1 place"),
+        ("übung\n".encode() * 3 + "übung\n".encode("latin-1") * 3, "3 places"),
+    ],
+)
+def test_what_is_nearly_utf8_is_utf8(save: Save, content: bytes, places: str) -> None:
+    document = read_document(save("a.txt", content))
+    assert document.text == content.decode(errors="replace")
+    assert document.note == f"a.txt: U+FFFD stands for what is no UTF-8 in {places}"
+
+
+def test_nothing_but_nuls_at_the_end_are_left_out(save: Save) -> None:
+    document = read_document(save("a.txt", b"Total 500\n" + bytes(300)))
+    assert (document.text, document.note) == ("Total 500\n", "a.txt: 300 NULs at its end left out")
+    assert "binary data" in refusal(save("b.txt", b"line 1\n\0\0\0\nline 2: total 500\n"))
+
+
+@pytest.mark.parametrize("name", ["a.txt", "a.html"])
+def test_an_encoding_that_is_set(save: Save, name: str) -> None:
+    text = "Noël à Zoë"
+    path = save(name, text.encode("mac_roman"))
+    assert read_document(path, encoding="macintosh") == Document(name, text, ())
+    damaged = read_document(save(name, b"a\x81b"), encoding="cp1252")
+    assert (damaged.text, damaged.assumed) == (
+        "a\ufffdb", ("U+FFFD stands for what is no CP1252 in 1 place",)
+    )  # fmt: skip
+    declared = f"<meta charset='cp1252'>{text}"
+    assert read_document(save("b.html", declared.encode("cp1252")), encoding="cp866").text == text
+
+
+@pytest.mark.parametrize("name", ["nonsense", "rot13", "undefined", "a\0"])
+def test_an_encoding_that_there_is_not(name: str) -> None:
+    with pytest.raises(SettingError, match=r"^--encoding must be an encoding of text"):
+        require_meanings(Settings(encoding=name))
 
 
 def test_text_in_no_encoding_is_refused(save: Save) -> None:
@@ -71,6 +138,8 @@ def test_text_in_no_encoding_is_refused(save: Save) -> None:
     assert "save it as UTF-8" in refusal(save("a.txt", noise))
 
 
-def test_cut_utf16_is_refused(save: Save) -> None:
+def test_cut_utf16_is_read_as_far_as_it_goes(save: Save) -> None:
     cut = codecs.BOM_UTF16_LE + "abc".encode("utf-16-le")[:-1]
-    assert "save it again as UTF-8" in refusal(save("a.txt", cut))
+    document = read_document(save("a.txt", cut))
+    assert document.text == "ab\ufffd"
+    assert document.note == "a.txt: U+FFFD stands for what is no UTF-16-LE in 1 place"

@@ -108,7 +108,7 @@ def _served(
     url: str, files: Sequence[str], resolved: Resolved, screen: Console, *, as_json: bool
 ) -> None:
     """Let a server answer every line; documents go with the first."""
-    documents = documents_to_send(files, screen, ocr=resolved.settings.ocr)
+    documents = documents_to_send(files, screen, resolved.settings)
     talk, lines = talk_with(url, resolved, documents), lines_said(screen, _HINT)
     typed = partial(_entered, talk, screen) if at_terminal() else None
     said = answer_lines(talk, lines, resolved, screen, as_json=as_json, typed=typed)

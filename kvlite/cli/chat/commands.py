@@ -122,7 +122,7 @@ def _help(session: Session, terminal: "ChatTerminal", argument: str) -> None:
 
 @_command("read", "FILE...", "reads documents for your next message", "files")
 def _read(session: Session, terminal: "ChatTerminal", argument: str) -> None:
-    runner, ocr = session.runner, session.talk.settings.ocr
+    runner, settings = session.runner, session.talk.settings
 
     def opened(path: str) -> Document:
         return terminal.work(
@@ -132,7 +132,7 @@ def _read(session: Session, terminal: "ChatTerminal", argument: str) -> None:
                 limit=runner.text_limit,
                 progress=callbacks.progress,
                 cancel=callbacks.cancel,
-                ocr=ocr,
+                **settings.reading,
             ),
         )
 

@@ -1,0 +1,162 @@
+"""Mail: every part that a reader would see, and names for the rest."""
+
+import lzma
+from pathlib import Path
+
+import pytest
+
+from kvlite.documents import Document, read_document
+
+from .files import Save, refusal
+
+DATA = Path(__file__).parent / "data"
+PLAIN = "Content-Type: text/plain; charset=utf-8\n\n"
+PAGE = "Content-Type: text/html; charset=utf-8\n\n"
+PICTURE = "Content-Type: image/png; name=logo.png\nContent-ID: <a>\n\nx"
+INVITATION = """Content-Type: text/calendar; charset=utf-8; method=REQUEST
+
+BEGIN:VCALENDAR
+BEGIN:VTIMEZONE
+DTSTART:19700101T000000
+END:VTIMEZONE
+BEGIN:VEVENT
+DTSTART;TZID=Europe/Berlin:20260105T093000
+DTEND;TZID=Europe/Berlin:20260105T100000
+SUMMARY;LANGUAGE=en:Budget\\, again
+LOCATION:Room
+  7
+END:VEVENT
+END:VCALENDAR"""
+
+
+def attached(name: str, kind: str = "application/pdf") -> str:
+    return f"Content-Type: {kind}\nContent-Disposition: attachment; filename={name}\n\nx"
+
+
+def several(kind: str, *parts: str) -> str:
+    edge = kind[:3].upper()
+    inside = "".join(f"--{edge}\n{part}\n" for part in parts)
+    return f"Content-Type: multipart/{kind}; boundary={edge}\n\n{inside}--{edge}--"
+
+
+def read(save: Save, message: str) -> Document:
+    return read_document(save("a.eml", f"Subject: Hi\nMIME-Version: 1.0\n{message}\n"))
+
+
+@pytest.mark.parametrize(
+    ("message", "text", "not_read"),
+    [
+        (several("mixed", PLAIN + "Below.", PAGE + "<p>7 to 2.</p>"), "Below.\n\n7 to 2.", ()),
+        (several("mixed", PLAIN + "One.", PLAIN + "Two."), "One.\n\nTwo.", ()),
+        (several("alternative", PLAIN + " ", PAGE + "<p>In May.</p>"), "In May.", ()),
+        (several("alternative", PAGE + "<p>In May.</p>", PLAIN + "May"), "May", ()),
+        (
+            several("mixed", PLAIN + "One.", attached("a.pdf"), attached("b.txt", "text/plain")),
+            "One.", ("2 attached files (a.pdf, b.txt)",),
+        ),
+        # Apple's: what is attached lies beside the page.
+        (
+            several(
+                "alternative", PLAIN + "One.",
+                several("mixed", PAGE + "<p>One.</p>", attached("a.pdf"), PAGE + "<p></p>"),
+            ),
+            "One.", ("1 attached file (a.pdf)",),
+        ),
+        (
+            several("related", PAGE + "<p>One.</p><img src='cid:a'>", PICTURE),
+            "One.", ("1 picture",),
+        ),
+        (
+            several(
+                "alternative", PLAIN + "One.",
+                several("related", PAGE + "<img src='cid:a'>", PICTURE),
+            ),
+            "One.", ("1 picture (logo.png)",),
+        ),
+        (
+            several("alternative", PLAIN + "Come.", PAGE + "Come", INVITATION),
+            "Come.\n\nBegins: 2026-01-05 09:30 Europe/Berlin\n"
+            "Ends: 2026-01-05 10:00 Europe/Berlin\nEvent: Budget, again\nPlace: Room 7", (),
+        ),
+        (
+            several(
+                "mixed", PLAIN + "See.",
+                f"Content-Type: message/rfc822\n\nFrom: b@x.example\nSubject: Old\n{PLAIN}Sold.",
+            ),
+            "See.\n\nFrom: b@x.example\nSubject: Old\n\nSold.", (),
+        ),
+        (
+            several(
+                "report", PLAIN + "No.",
+                "Content-Type: message/delivery-status\n\nAction: failed\n\nStatus: 4.2.2",
+            ),
+            "No.\n\nAction: failed\n\nStatus: 4.2.2", (),
+        ),
+        (
+            several(
+                "signed", PLAIN + "One.",
+                "Content-Type: application/pgp-signature; name=a.asc\n\nx",
+            ),
+            "One.", ("1 signature (a.asc)",),
+        ),
+        (
+            "Content-Type: application/pkcs7-mime; smime-type=enveloped-data; name=smime.p7m\n\nM",
+            "", ("1 encrypted or signed part (smime.p7m)",),
+        ),
+        (
+            several("encrypted", "Content-Type: application/pgp-encrypted\n\nVersion: 1"),
+            "", ("1 encrypted part (multipart/encrypted)",),
+        ),
+        ("Content-Type: image/png\n\nx", "", ("1 picture (image/png)",)),
+        (
+            several("mixed", "Content-Type: message/external-body; access-type=URL\n\n\n"),
+            "", ("1 external part (message/external-body)",),
+        ),
+        (
+            "Content-Type: message/partial; number=1\n\nx",
+            "", ("1 partial message (message/partial)",),
+        ),
+    ],
+)  # fmt: skip
+def test_what_a_message_holds(
+    save: Save, message: str, text: str, not_read: tuple[str, ...]
+) -> None:
+    document = read(save, message)
+    assert document.text == f"Subject: Hi\n\n{text}".strip()
+    assert document.not_read == not_read
+
+
+@pytest.mark.parametrize(
+    ("declared", "encoding"), [("gb2312", "utf-8"), ("gb2312", "gb18030"), ("banana", "utf-8")]
+)
+def test_a_body_is_in_the_encoding_that_it_can_be_in(
+    save: Save, declared: str, encoding: str
+) -> None:
+    said = "你们看看这个是什么屄，张经理"
+    head = f"Subject: Hi\nContent-Type: text/plain; charset={declared}\n\n".encode()
+    document = read_document(save("a.eml", head + said.encode(encoding)))
+    assert (document.text, document.note) == (f"Subject: Hi\n\n{said}", "")
+
+
+def outlook(save: Save, name: str) -> Document:
+    return read_document(save("a.msg", lzma.decompress((DATA / f"{name}.msg.xz").read_bytes())))
+
+
+def test_messages_of_outlook(save: Save) -> None:
+    """Of the tests of msg-parser, with a message attached, and of Apache POI, in code page 1251."""
+    document = outlook(save, "outer")
+    assert document.text == (
+        "To: outer@foo.bar\nDate: 2016-11-15 23:29 UTC\nSubject: outer subject\n\nOuter body\n\n"
+        "To: test@foobar.com\nDate: 2016-11-15 23:28 UTC\nSubject: test\n\nbody"
+    )
+    assert document.note == ""
+    document = outlook(save, "cyrillic")
+    assert document.text.startswith(
+        "From: no-reply@niips.ru <no-reply@niips.ru>\nTo: Свиридов Дмитрий Владимирович\n"
+    )
+    assert "Сообщение передано в обработку 18.05.2010 11:38:39" in document.text
+    assert document.note == ""
+
+
+def test_what_is_no_message_of_outlook_is_refused(save: Save) -> None:
+    assert "is damaged or no message of Outlook's" in refusal(save("a.msg", "words"))
