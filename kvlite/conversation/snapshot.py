@@ -345,7 +345,8 @@ def _over_all(
 
 def _document(plain: Plain) -> Document:
     starts, not_read = tuple(plain["page_starts"]), tuple(map(str, plain.get("not_read", ())))
-    return Document(str(plain["name"]), str(plain["text"]), starts, not_read)
+    labels = tuple(map(str, plain.get("page_labels", ())))
+    return Document(str(plain["name"]), str(plain["text"]), starts, not_read, labels)
 
 
 def _whole_name(model: str) -> str:

@@ -17,12 +17,14 @@ class Document:
         page_starts: the character offset at which each page begins; empty for formats without
             pages.
         not_read: what else the file holds, such as "2 pictures".
+        page_labels: what pages are called, such as "iv"; empty if that is their number.
     """
 
     name: str
     text: str
     page_starts: tuple[int, ...]
     not_read: tuple[str, ...] = ()
+    page_labels: tuple[str, ...] = ()
 
     @property
     def note(self) -> str:
@@ -43,6 +45,11 @@ class Document:
         if not 0 <= offset <= len(self.text):
             raise ValueError(f"offset {offset} is outside the text's 0..{len(self.text)}")
         return bisect_right(self.page_starts, offset) or None
+
+    def page_label(self, offset: int) -> str:
+        """What the page that a character offset is on is called; "" without pages."""
+        page = self.page_of(offset)
+        return self.page_labels[page - 1] if page and self.page_labels else str(page or "")
 
 
 def whole_characters(text: str) -> str:

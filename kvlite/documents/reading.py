@@ -113,7 +113,7 @@ def _read(
         tracker.refuse(f"has {len(text):,} characters")
     ends = tuple(itertools.accumulate((len(page) + 1 for page in pages), initial=0))
     name = "stdin" if path == "-" else os.path.basename(path)
-    return Document(name, text, ends[:-1], tracker.skipped)
+    return Document(name, text, ends[:-1], tracker.skipped, tracker.page_labels)
 
 
 def _text(path: str, data: bytes, tracker: Tracker) -> str | list[str]:

@@ -32,6 +32,7 @@ class Tracker:
         ocr: whether pages that are pictures are read, too.
         not_read: counts of what was skipped, by kind, such as "picture".
         scanned: the numbers of pages that are pictures and were skipped.
+        page_labels: what the pages are called, where that is not their number from 1.
     """
 
     label: str
@@ -40,6 +41,7 @@ class Tracker:
     ocr: bool = False
     not_read: Counter[str] = field(default_factory=Counter)
     scanned: list[int] = field(default_factory=list)
+    page_labels: tuple[str, ...] = ()
     _characters: int = 0
 
     def report(self, done: int, total: int) -> None:

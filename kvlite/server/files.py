@@ -124,7 +124,8 @@ class Files:
         """What was uploaded. Raises Refusal if it is not there."""
         plain = self._read(self._path(file_id))["document"]
         starts, lacking = tuple(plain["page_starts"]), tuple(plain["not_read"])
-        return Document(plain["name"], plain["text"], starts, lacking)
+        labels = tuple(plain.get("page_labels", ()))
+        return Document(plain["name"], plain["text"], starts, lacking, labels)
 
     def _paths(self) -> list[Path]:
         return [*self.folder.glob("file-*.json")]
