@@ -345,8 +345,8 @@ def _over_all(
 
 def _document(plain: Plain) -> Document:
     starts = tuple(plain["page_starts"])
-    notes = (tuple(map(str, plain.get(each, ()))) for each in ("not_read", "assumed"))
-    return Document(str(plain["name"]), str(plain["text"]), starts, *notes)
+    told = (tuple(map(str, plain.get(each, ()))) for each in ("not_read", "assumed", "page_labels"))
+    return Document(str(plain["name"]), str(plain["text"]), starts, *told)
 
 
 def _whole_name(model: str) -> str:

@@ -49,8 +49,8 @@ class Source:
 
     @property
     def where(self) -> str:
-        """The page in words, or how far into the document."""
-        page = self.page
+        """The page as it is called, or how far into the document."""
+        page = self.document.page_label(self.start)
         return f"page {page}" if page else f"{100 * self.start // len(self.document.text)}% in"
 
     @property

@@ -18,6 +18,7 @@ class Document:
             pages.
         not_read: what else the file holds, such as "2 pictures".
         assumed: how it was read where that may be wrong, such as "read as cp850".
+        page_labels: what pages are called, such as "iv"; empty if that is their number.
     """
 
     name: str
@@ -25,6 +26,7 @@ class Document:
     page_starts: tuple[int, ...]
     not_read: tuple[str, ...] = ()
     assumed: tuple[str, ...] = ()
+    page_labels: tuple[str, ...] = ()
 
     @property
     def note(self) -> str:
@@ -45,6 +47,11 @@ class Document:
         if not 0 <= offset <= len(self.text):
             raise ValueError(f"offset {offset} is outside the text's 0..{len(self.text)}")
         return bisect_right(self.page_starts, offset) or None
+
+    def page_label(self, offset: int) -> str:
+        """What the page that a character offset is on is called; "" without pages."""
+        page = self.page_of(offset)
+        return self.page_labels[page - 1] if page and self.page_labels else str(page or "")
 
 
 def whole_characters(text: str) -> str:

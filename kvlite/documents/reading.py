@@ -123,7 +123,8 @@ def _read(
         tracker.refuse(f"has {len(text):,} characters")
     ends = tuple(itertools.accumulate((len(page) + 1 for page in pages), initial=0))
     name = "stdin" if path == "-" else os.path.basename(path)
-    return Document(name, text, ends[:-1], tracker.skipped, tuple(dict.fromkeys(tracker.assumed)))
+    assumed = tuple(dict.fromkeys(tracker.assumed))
+    return Document(name, text, ends[:-1], tracker.skipped, assumed, tracker.page_labels)
 
 
 def _text(path: str, data: bytes, tracker: Tracker) -> str | list[str]:

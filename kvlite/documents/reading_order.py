@@ -1,20 +1,24 @@
 """Lines of text on a page, from boxes with words, in the order in which they are read."""
 
+import math
+import unicodedata
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from statistics import median
 
 # A gap between columns is at least as wide as a line is high, times this.
-_GUTTER = 0.8
-# In a column of prose most lines take at least this share of its width; cells of a table do not.
-_FILLED = 0.5
+GUTTER = 0.8
+# In a column of prose most lines take at least this share of its width, and are so many times as
+# wide as high; cells of a table are not.
+_FILLED, _LONG = 0.5, 8
 # Fewer lines are no column.
 _FEWEST = 3
 
 
 @dataclass(frozen=True)
 class Box:
-    """Words and where they are, in pixels from the page's upper left corner."""
+    """Words and where they are, from the page's upper left corner."""
 
     text: str
     left: float
@@ -38,57 +42,98 @@ def lines_of(boxes: Sequence[Box]) -> list[str]:
 
     What crosses the gap between two columns, such as a heading, ends what stands above it.
     """
-    gutter = _gutter(boxes)
+    gutter, rows = _gutter(boxes), _rows(boxes)
     if gutter is None:
-        return _rows(boxes)
-    made, left, right = list[str](), list[Box](), list[Box]()
-    for box in sorted(boxes, key=lambda each: each.top):
-        if box.right <= gutter:
-            left.append(box)
-        elif box.left >= gutter:
-            right.append(box)
+        return [_line(row) for row in rows]
+    made, wide = list[str](), [_FILLED * _across(side) for side in _sides(boxes, gutter)]
+
+    def read(rows: Sequence[Sequence[Box]]) -> list[str]:
+        sides = _sides([box for row in rows for box in row], gutter)
+        full = [max(map(_filled, _rows(side)), default=0) for side in sides]
+        if all(sides) and (full[0] < wide[0] or full[1] < wide[1]):
+            return [_line(row) for row in rows]
+        return [line for side in sides for line in lines_of(side)]
+
+    above = list[Sequence[Box]]()
+    for row in rows:
+        if any(box.left < gutter < box.right for box in row):
+            made += [*read(above), _line(row)]
+            above = []
         else:
-            made += [*lines_of(left), *lines_of(right), box.text]
-            left, right = [], []
-    return [*made, *lines_of(left), *lines_of(right)]
+            above.append(row)
+    return [*made, *read(above)]
 
 
-def _gutter(boxes: Sequence[Box]) -> float | None:
-    """The middle of the widest gap that has a column of prose on both sides; None if there is
-    none."""
-    gaps = sorted(_gaps(boxes), key=lambda gap: gap[0] - gap[1])
-    for start, end in gaps:
-        at = (start + end) / 2
-        sides = [box for box in boxes if box.right <= at], [box for box in boxes if box.left >= at]
-        if all(map(_is_prose, sides)):
+def is_leftward(text: str) -> bool:
+    """Whether a text is written from right to left, at least in part."""
+    return any(c > "\u0590" and unicodedata.bidirectional(c) in ("R", "AL") for c in text)
+
+
+def _sides(boxes: Sequence[Box], gutter: float) -> tuple[list[Box], list[Box]]:
+    left = [box for box in boxes if box.right <= gutter]
+    return left, [box for box in boxes if box.left >= gutter]
+
+
+def _gutter(boxes: Sequence[Box], *, within: bool = False) -> float | None:
+    """The middle of the gap, the fewest boxes across it, that has columns of prose on both sides;
+    None if there is none. Within a column there are no others."""
+    tried = set[float]()
+    for at in _gaps(boxes):
+        if at not in tried and _are_columns(_sides(boxes, at), within):
             return at
+        tried.add(at)
     return None
 
 
-def _gaps(boxes: Sequence[Box]) -> Iterable[tuple[float, float]]:
-    """Where no box is but few wide ones: between the left edges of boxes and the right edges of
-    those before them."""
-    if not boxes:
+def _gaps(boxes: Sequence[Box]) -> Iterable[float]:
+    """The middles of gaps that no box or only few go across, the emptiest and widest first."""
+    if len(boxes) < 2 * _FEWEST:
         return
-    high, across = median(box.height for box in boxes), max(2, len(boxes) // 10)
-    widest = sorted(boxes, key=lambda each: -each.width)
-    for fewer in range(across + 1):
-        end = None
-        for box in sorted(widest[fewer:], key=lambda each: each.left):
-            if end is not None and box.left - end >= _GUTTER * high:
-                yield end, box.left
-            end = max(box.right, end or box.right)
+    wide, most = GUTTER * _height(boxes), max(2, len(boxes) // 10)
+    begins, ends = [(box.left, 1) for box in boxes], [(box.right, -1) for box in boxes]
+    edges = sorted(begins + ends)
+    depths = list(accumulate(step for _, step in edges))
+    for across in range(most + 1):
+        found, start = list[tuple[float, float]](), math.inf
+        for (at, step), depth in zip(edges, depths, strict=True):
+            if step < 0 and depth == across:
+                start = at
+            elif step > 0 and depth == across + 1:
+                found += [(start - at, (start + at) / 2)] if at - start >= wide else []
+        yield from (middle for _, middle in sorted(found))
 
 
-def _is_prose(boxes: Sequence[Box]) -> bool:
-    if len(boxes) < _FEWEST:
-        return False
-    across = max(box.right for box in boxes) - min(box.left for box in boxes)
-    return median(box.width for box in boxes) >= _FILLED * across
+def _are_columns(sides: Sequence[Sequence[Box]], within: bool) -> bool:
+    """Whether both have lines of prose, or columns of it, and one has almost nothing else."""
+    shares = list[float]()
+    for side in sides:
+        long = [box for box in side if box.width >= _LONG * box.height]
+        if len(long) < _FEWEST:
+            return False
+        wide, rows = _FILLED * _across(side), _rows(side)
+        full = [row for row in rows if _filled(row) >= wide]
+        if 2 * len(full) < len(rows) and not within and _gutter(side, within=True) is not None:
+            full = rows
+        if len(full) < _FEWEST:
+            return False
+        shares.append(len(full) / len(rows))
+    return max(shares) >= 0.5
 
 
-def _rows(boxes: Sequence[Box]) -> list[str]:
-    """Boxes at the same height as one line."""
+def _filled(row: Sequence[Box]) -> float:
+    return sum(box.width for box in row)
+
+
+def _height(boxes: Sequence[Box]) -> float:
+    return median(box.height for box in boxes)
+
+
+def _across(boxes: Sequence[Box]) -> float:
+    return max(box.right for box in boxes) - min(box.left for box in boxes)
+
+
+def _rows(boxes: Sequence[Box]) -> list[list[Box]]:
+    """Boxes at the same height together."""
     rows: list[list[Box]] = []
     for box in sorted(boxes, key=lambda each: each.top + each.bottom):
         middle = (box.top + box.bottom) / 2
@@ -97,4 +142,10 @@ def _rows(boxes: Sequence[Box]) -> list[str]:
             rows[-1].append(box)
         else:
             rows.append([box])
-    return [" ".join(b.text for b in sorted(row, key=lambda each: each.left)) for row in rows]
+    return rows
+
+
+def _line(row: Sequence[Box]) -> str:
+    leftward = 2 * sum(is_leftward(box.text) for box in row) > len(row)
+    ordered = sorted(row, key=lambda box: -box.right if leftward else box.left)
+    return " ".join(box.text for box in ordered)

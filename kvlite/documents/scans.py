@@ -14,7 +14,7 @@ from kvlite.errors import SettingError
 
 # Dots an inch, of 72 points; and the most pixels of a page, however large it is.
 _DOTS, _PIXELS = 200, 12_000_000
-_NEEDED = "rapidocr", "onnxruntime", "pypdfium2"
+_NEEDED = "rapidocr", "onnxruntime"
 
 
 def require_ocr(wanted: bool) -> None:
@@ -28,31 +28,21 @@ def require_ocr(wanted: bool) -> None:
 
 
 class Scans:
-    """Reads pages of one PDF."""
+    """Reads pages of PDFs; models are loaded with the first that is read."""
 
-    def __init__(self, data: bytes) -> None:
-        """Of a PDF's bytes; models are loaded with the first page that is read."""
-        self._data = data
-        self._pdf: Any = None
+    def __init__(self) -> None:
         self._engine: Any = None
 
-    def text(self, index: int) -> str:
-        """The lines of a page, counted from 0; "" if it has none, or cannot be drawn.
-
-        Takes seconds, and cannot be stopped.
-        """
+    def text(self, page: Any) -> str:
+        """The lines of a page; "" if it has none, or cannot be drawn. Takes seconds."""
         import pypdfium2
 
         if self._engine is None:
             self._engine = _engine()
         try:
-            if self._pdf is None:
-                self._pdf = pypdfium2.PdfDocument(self._data)
-            page = self._pdf[index]
             width, height = page.get_size()
             scale = min(_DOTS / 72, (_PIXELS / max(1.0, width * height)) ** 0.5)
             picture = page.render(scale=scale, grayscale=True).to_numpy()
-            page.close()
         except (pypdfium2.PdfiumError, ValueError, MemoryError):
             return ""
         found = self._engine(picture)
@@ -64,12 +54,6 @@ class Scans:
             for text, (x, y) in zip(found.txts, corners, strict=True)
         ]
         return "\n".join(lines_of(boxes))
-
-    def close(self) -> None:
-        """Let go of all."""
-        if self._pdf is not None:
-            self._pdf.close()
-        self._pdf = self._engine = None
 
 
 def _engine() -> Any:

@@ -34,6 +34,7 @@ class Tracker:
         not_read: counts of what was skipped, by kind, such as "picture" or "attached file (a.doc)".
         scanned: the numbers of pages that are pictures and were skipped.
         assumed: how the text was taken where that may be wrong, such as "read as cp850".
+        page_labels: what the pages are called, where that is not their number from 1.
     """
 
     label: str
@@ -44,6 +45,7 @@ class Tracker:
     not_read: Counter[str] = field(default_factory=Counter)
     scanned: list[int] = field(default_factory=list)
     assumed: list[str] = field(default_factory=list)
+    page_labels: tuple[str, ...] = ()
     _characters: int = 0
 
     def report(self, done: int, total: int) -> None:

@@ -123,8 +123,10 @@ class Files:
     def document(self, file_id: str) -> Document:
         """What was uploaded. Raises Refusal if it is not there."""
         plain = self._read(self._path(file_id))["document"]
-        tuples = (tuple(plain.get(each, ())) for each in ("page_starts", "not_read", "assumed"))
-        return Document(plain["name"], plain["text"], *tuples)
+        fields = "page_starts", "not_read", "assumed", "page_labels"
+        return Document(
+            plain["name"], plain["text"], *(tuple(plain.get(each, ())) for each in fields)
+        )
 
     def _paths(self) -> list[Path]:
         return [*self.folder.glob("file-*.json")]

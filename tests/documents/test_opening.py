@@ -116,7 +116,7 @@ def test_other_archives_and_rich_text_are_known_by_their_contents(save: Save) ->
 
 def test_parsers_are_imported_only_when_needed() -> None:
     code = (
-        "import sys, kvlite.documents; print({'pypdf', 'docx', 'bs4', 'chardet'}"
+        "import sys, kvlite.documents; print({'pypdfium2', 'docx', 'bs4', 'chardet'}"
         " & set(sys.modules))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -264,7 +264,7 @@ def test_text_that_just_fits_is_read_in_every_encoding(
     ("name", "content"),
     [
         ("a.html", "<p>" + "word " * 100),
-        ("a.pdf", pdf(["one " * 50, "two"])),
+        ("a.pdf", pdf(["one " * 20] * 3)),
         ("a.docx", word(lambda document: document.add_paragraph("word " * 100))),
     ],
 )
