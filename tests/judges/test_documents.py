@@ -1,0 +1,81 @@
+"""Real documents beside what other programs read of them: no word is lost.
+
+`make documents` fetches them; the folder is named by KVLITE_DOCUMENTS.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import unicodedata
+from collections import Counter
+from pathlib import Path
+
+import pypandoc
+import pytest
+
+from kvlite.documents import read_document
+from kvlite.errors import DocumentError
+
+_FOLDER = Path(os.environ.get("KVLITE_DOCUMENTS", ".documents"))
+_PANDOC = [pypandoc.get_pandoc_path(), "--sandbox", "-t", "plain", "--wrap=none"]
+_JUDGES = {
+    ".docx": [*_PANDOC, "-f", "docx"],
+    ".odt": [*_PANDOC, "-f", "odt"],
+    ".epub": [*_PANDOC, "-f", "epub"],
+    ".fb2": [*_PANDOC, "-f", "fb2"],
+    ".rtf": [*_PANDOC, "-f", "rtf"],
+    ".pdf": ["pdftotext", "-layout"],
+}
+# Words that a judge has and kvlite rightly has not, by the document's name.
+_RIGHT = {
+    # Hidden text.
+    "libapache-poi-java-bug59058.docx": {"Expand", "Collapse", "Bottom"},
+    # Names of controls.
+    "publican-Publican-4.2-Users_Guide-en-US.epub": {"b", "h"},
+}
+# Formulas are written otherwise.
+_FORMULAS = {"fonts-texgyre-math-test-word-texgyre_termes_math.docx", "pandoc-features.epub"}
+_FILES = sorted(
+    each
+    for each in _FOLDER.glob("*")
+    if each.suffix.lower() in _JUDGES and each.name not in _FORMULAS
+)
+
+
+def _lost(judged: str, text: str, path: Path) -> set[str]:
+    """Words that a text lacks; of a PDF, where words are broken by lines, letters and digits."""
+    wanted = Counter(_parts(re.sub(r"\[\d+\]", "", judged), path))  # numbers of notes
+    found = Counter(_parts(text, path) + _parts(re.sub(r"[\^_]\(?", "", text), path))
+    if path.suffix.lower() != ".pdf":
+        return {*wanted} - {*found}
+    few = 0.01 * wanted.total() + 5
+    return {f"{part} {count}" for part, count in (wanted - found).items() if count > few}
+
+
+def _parts(text: str, path: Path) -> list[str]:
+    plain = unicodedata.normalize("NFKC", text).replace("\xad", "")
+    return re.findall(r"\w" if path.suffix.lower() == ".pdf" else r"[^\W_]+", plain)
+
+
+def _judged(path: Path) -> str:
+    command = _JUDGES[path.suffix.lower()]
+    if shutil.which(command[0]) is None:
+        pytest.skip(f"{command[0]} is not installed")
+    output = ["-"] if command[0] == "pdftotext" else []
+    done = subprocess.run([*command, str(path), *output], capture_output=True, timeout=120)
+    if done.returncode:
+        pytest.skip(f"{command[0]} cannot read it: {done.stderr.decode()[:100]}")
+    return done.stdout.decode(errors="replace")
+
+
+@pytest.mark.skipif(not _FILES, reason="no real documents here: make documents")
+@pytest.mark.parametrize("path", _FILES, ids=lambda path: path.name)
+def test_no_word_is_lost(path: Path) -> None:
+    judged = _judged(path)
+    try:
+        text = read_document(str(path)).text
+    except DocumentError as error:
+        assert "scan" in str(error) or not _lost(judged, "", path)
+        return
+    assert _lost(judged, text, path) <= _RIGHT.get(path.name, set())
