@@ -242,7 +242,8 @@ class _Writer:
             own = _whole(child.get("value"))
             number = number if own is None else own
             form = child.get("type") or element.get("type") or ""
-            self._label = f"{number_in(form, number)}. " if ordered else "- "
+            label = f"{number_in(form, number)}. " if ordered else "- "
+            self._label = child.get("data-label", label)
             self._indent += "  "
             self._break = max(self._break, 1)
             self._inside(child)
