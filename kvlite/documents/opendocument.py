@@ -33,21 +33,16 @@ _HTML_NAMES = {
     "drawing:object-ole": "object",
     "drawing:plugin": "video",
     "drawing:floating-frame": "iframe",
-    # Hidden: what a wider cell covers, deleted text, who wrote a note and when, how a word is
-    # pronounced.
-    "table:covered-table-cell": "template",
-    "table:title": "template",
-    "table:desc": "template",
-    "text:tracked-changes": "template",
-    "text:note-citation": "template",
-    "text:number": "template",
-    "text:ruby-text": "template",
-    "text:script": "template",
-    "office:binary-data": "template",
-    "dc:creator": "template",
-    "dc:date": "template",
-    "svg-compatible:title": "template",
 }
+# Hidden: what a wider cell covers, deleted text, who wrote a note and when, how a word is
+# pronounced.
+_HIDDEN = frozenset(
+    (
+        *("table:covered-table-cell", "table:title", "table:desc", "svg-compatible:title"),
+        *("text:tracked-changes", "text:note-citation", "text:number", "text:ruby-text"),
+        *("text:script", "office:binary-data", "dc:creator", "dc:date"),
+    )
+)
 _BESIDE = {
     **{f"style:{kind}{which}": kind for kind in ("header", "footer")
        for which in ("", "-left", "-first")},
@@ -171,7 +166,7 @@ class _Document:
             if about.get("style:text-line-through-style", "none") != "none":
                 effect = effect or "del"
             if about.get("text:display") == "none":
-                effect = "template"
+                effect = "hidden"
             if "text:level" in about:
                 self._levels[name, int(about["text:level"])] = _Level(
                     about.get("style:num-format", "-" if "bullet" in element.tag else ""),
@@ -187,10 +182,12 @@ class _Document:
         if ":" not in name or name in _HTML_NAMES:
             element.tag = _HTML_NAMES.get(name, name)
         effect = self._effects.get(attributes.get("text:style-name", ""), "")
-        if name == "text:span" and effect:
+        is_off = effect == "hidden" or attributes.get("text:display") == "none"
+        # Lists of contents are made from sources.
+        if name in _HIDDEN or is_off or (name[:5] == "text:" and name.endswith("-source")):
+            element.set("hidden", "")
+        elif name == "text:span" and effect:
             element.tag = effect
-        elif effect == "template" or attributes.get("text:display") == "none":
-            element.tag = "template"
         match name:
             case "text:tab":
                 element.text = TAB
@@ -224,9 +221,6 @@ class _Document:
                 self._described(element)
             case _ if name in _BESIDE:
                 self.beside[_BESIDE[name]].append(element)
-            case _ if name.startswith("text:") and name.endswith("-source"):
-                # What a list of contents is made from.
-                element.tag = "template"
 
     def _list(self, element: Element, attributes: Attributes) -> None:
         outer = next((each for each in element.iterancestors() if each in self._lists), None)
@@ -304,7 +298,7 @@ class _Document:
     def _image(self, element: Element) -> None:
         """A picture, if it does not stand for something else that is in its frame."""
         before = element.itersiblings(preceding=True)
-        element.tag = "template" if any(each.tag != "template" for each in before) else "img"
+        element.tag = "template" if any(each.get("hidden") is None for each in before) else "img"
         described = (element.getparent().findtext(f"{{*}}{each}") for each in ("desc", "title"))
         if alternative := next(filter(None, described), ""):
             element.set("alt", alternative)
