@@ -163,6 +163,8 @@ class _Writer:
                 self._put(self._input(element))
             case "span" if "math" in _classes(element):
                 self._put(formula("".join(element.itertext())[2:-2]))
+            case "note":
+                self._put(f" [Note: {self._captured(element)}]")
             case "span" if "comment-start" in _classes(element):
                 by = f" by {author}" if (author := element.get("data-author")) else ""
                 self._put(f" [Comment{by}: {self._captured(element)}] ")

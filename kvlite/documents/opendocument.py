@@ -1,6 +1,5 @@
 """OpenDocument files, of LibreOffice and others: texts (.odt) and slides (.odp)."""
 
-import itertools
 import posixpath
 from collections import defaultdict
 from typing import Any, NamedTuple
@@ -22,6 +21,7 @@ _HTML_NAMES = {
     "text:p": "p",
     "text:h": "h1",
     "text:line-break": "br",
+    "text:note-body": "note",
     "table:table": "table",
     "table:table-header-rows": "thead",
     "table:table-rows": "tbody",
@@ -140,7 +140,6 @@ class _Document:
         self._levels = dict[tuple[str, int], _Level]()
         self._numbers = dict[tuple[str, int], int]()
         self._lists = dict[Element, tuple[str, int]]()
-        self._noted = itertools.count()
 
     def read(self, part: str) -> Element:
         """The body of a part, in HTML's elements; errors as of `Archive.tree`."""
@@ -199,8 +198,6 @@ class _Document:
                 self._item(element, attributes, is_header=name == "text:list-header")
             case "text:h":
                 self._heading(element, attributes)
-            case "text:note-body":
-                self._note(element)
             case "office:annotation":
                 element.tag = "span"
                 element.set("class", "comment-start")
@@ -248,12 +245,15 @@ class _Document:
         style, level = self._lists.get(element.getparent(), ("", 1))
         if element.getparent().tag != "ul":
             return
-        element.tag = "li"
         first, label = next(iter(element), None), ""
-        if not is_header and (first is None or _own(first) != "list"):
-            self._count(style, level, attributes.get("text:start-value"))
-            label = self._label(style, level, "-")
-        element.set("data-label", f"{label} " if label else "")
+        # What holds a list and nothing before it is a level without a number.
+        if first is None or _own(first) != "list":
+            if not is_header:
+                self._count(style, level, attributes.get("text:start-value"))
+                label = self._label(style, level, "-")
+            label = f"{label} " if label else "  "
+        element.tag = "li"
+        element.set("data-label", label)
 
     def _heading(self, element: Element, attributes: Attributes) -> None:
         level = int(attributes.get("text:outline-level", "1"))
@@ -288,13 +288,6 @@ class _Document:
         )
         return f"{at.prefix}{numbers}{at.suffix or ('.' if other else '')}".strip()
 
-    def _note(self, body: Element) -> None:
-        note, number = body.getparent(), f"note{next(self._noted)}"
-        note.tag, body.tag = "a", "aside"
-        note.set("role", "doc-noteref")
-        note.set("href", f"#{number}")
-        body.set("id", number)
-
     def _notes(self, element: Element) -> None:
         """Take a speaker's notes off their slide, without what each page of notes says again."""
         for frame in element.iter("{*}frame"):
@@ -306,17 +299,20 @@ class _Document:
 
     def _image(self, element: Element) -> None:
         """A picture, if it does not stand for something else that is in its frame."""
-        before = element.itersiblings(preceding=True)
-        element.tag = "template" if any(each.get("hidden") is None for each in before) else "img"
-        described = (element.getparent().findtext(f"{{*}}{each}") for each in ("desc", "title"))
+        frame, before = element.getparent(), element.itersiblings(preceding=True)
+        element.tag = (
+            "img" if all(each.get("hidden") is not None for each in before) else "template"
+        )
+        described = (frame.findtext(f"{{*}}{each}") for each in ("desc", "title"))
         if alternative := next(filter(None, described), ""):
             element.set("alt", alternative)
 
     def _described(self, element: Element) -> None:
         """A description of something else than a picture."""
-        is_said = element.getparent().find("img") is not None
-        element.set("alt", element.text or "")
-        element.tag = "template" if is_said or not element.text else "img"
+        if element.text and element.getparent().find("img") is None:
+            element.text = f"[Picture: {element.text}]"
+        else:
+            element.set("hidden", "")
 
     def _object(self, element: Element, folder: str) -> None:
         """What is a part of its own, such as a formula or a table."""
