@@ -1,6 +1,7 @@
 """OpenDocument files, of LibreOffice and others: texts (.odt) and slides (.odp)."""
 
 import posixpath
+import re
 from collections import defaultdict
 from typing import Any, NamedTuple
 
@@ -51,6 +52,8 @@ _BESIDE = {
 }  # fmt: skip
 # What each page of notes says again.
 _REPEATED = frozenset(("page-number", "date-time", "header", "footer"))
+# What programs write as a picture's title.
+_FILE_NAME = re.compile(r"\.\w{3,4}$")
 _MOST_SPACES, _MOST_LEVELS = 1000, 10
 
 
@@ -70,7 +73,8 @@ class _Names(dict[str, str]):
 
 
 class _Level(NamedTuple):
-    """How a level of a list is numbered; with `shown` levels, or not if `form` is none."""
+    """How a level of a list is numbered: in a form of `number_in`, "-" for a bullet, "" for
+    nothing; `shown` is how many levels its number has."""
 
     form: str
     start: int
@@ -230,15 +234,16 @@ class _Document:
 
     def _list(self, element: Element, attributes: Attributes) -> None:
         outer = next((each for each in element.iterancestors() if each in self._lists), None)
-        style, level = self._lists.get(outer, ("", 0))
-        style, level = attributes.get("text:style-name", style), level + 1
+        outer_style, outer_level = self._lists.get(outer, ("", 0))
+        style, level = attributes.get("text:style-name", outer_style), outer_level + 1
         self._lists[element] = style, level
         first = next((each for each in element.iter() if _own(each) in ("p", "h")), None)
         # Headings are numbered whatever list they stand in.
         if first is None or _own(first) != "h":
             element.tag = "ul"
             continues = attributes.get("text:continue-numbering") == "true"
-            if not continues and "text:continue-list" not in attributes:
+            within = outer is not None and style == outer_style
+            if not (continues or within or "text:continue-list" in attributes):
                 self._restart(style, level)
 
     def _item(self, element: Element, attributes: Attributes, *, is_header: bool) -> None:
@@ -304,7 +309,8 @@ class _Document:
             "img" if all(each.get("hidden") is not None for each in before) else "template"
         )
         described = (frame.findtext(f"{{*}}{each}") for each in ("desc", "title"))
-        if alternative := next(filter(None, described), ""):
+        alternative = next(filter(None, described), "")
+        if alternative and not _FILE_NAME.search(alternative):
             element.set("alt", alternative)
 
     def _described(self, element: Element) -> None:
