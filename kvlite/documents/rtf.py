@@ -116,7 +116,7 @@ class _Flow:
         if in_table:
             self._cell.append(ended)
             return
-        self._close_row([])
+        self.end_row([])
         self._table = None
         self.body.append(ended)
 
@@ -126,6 +126,12 @@ class _Flow:
         self._cells.append(self._cell)
         self._cell = self.body.makeelement("td")
 
+    def end(self) -> None:
+        """Write what has no end of its own."""
+        if len(self.paragraph) or self.paragraph.text or self.label:
+            self.end_paragraph(in_table=False)
+        self.end_row([])
+
     def end_row(self, merged: list[str]) -> None:
         """Begin the next row.
 
@@ -134,15 +140,6 @@ class _Flow:
         """
         if len(self.paragraph) or self.paragraph.text:
             self.end_paragraph(in_table=True)
-        self._close_row(merged)
-
-    def end(self) -> None:
-        """Write what has no end of its own."""
-        if len(self.paragraph) or self.paragraph.text or self.label:
-            self.end_paragraph(in_table=False)
-        self._close_row([])
-
-    def _close_row(self, merged: list[str]) -> None:
         cells = [*self._cells, *([self._cell] if len(self._cell) else [])]
         self._cells, self._cell = [], self.body.makeelement("td")
         if not cells:
