@@ -286,7 +286,6 @@ class _RichText:
         if word in _CHARACTERS:
             self._put(_CHARACTERS[word])
         elif word in _APART or word in _BESIDE:
-            self._flush()
             group.flow, group.mark, group.in_table = self._inner(word), "", False
         elif word == "pard":
             group.in_table, group.flow.level = False, 0
@@ -319,6 +318,7 @@ class _RichText:
             return self.beside[_BESIDE[word]]
         if flow.depth == _MOST_INNER:
             return flow
+        self._flush()
         element = flow.add(_APART[word])
         if word == "annotation":
             element.set("class", "comment-start")
