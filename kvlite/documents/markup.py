@@ -163,12 +163,14 @@ class _Writer:
                 self._put(self._input(element))
             case "span" if "math" in _classes(element):
                 self._put(formula("".join(element.itertext())[2:-2]))
+            case "note":
+                self._put(f" [Note: {self._captured(element)}]")
             case "span" if "comment-start" in _classes(element):
                 by = f" by {author}" if (author := element.get("data-author")) else ""
                 self._put(f" [Comment{by}: {self._captured(element)}] ")
             case _ if name in _STRUCK:
                 struck = self._captured(element)
-                self._put(f"~~{struck}~~" if struck else "")
+                self._put_spaced(f"~~{struck}~~" if struck else "", element)
             case _:
                 self._tracker.not_read[_NOT_READ.get(name, "")] += name in _NOT_READ
                 if name not in _FALLBACKS:
@@ -190,6 +192,13 @@ class _Writer:
                 text = text.lstrip(" ") if text.strip() or not begins else ""
         if text:
             self._write(text)
+
+    def _put_spaced(self, text: str, element: Element) -> None:
+        """Write what stands for an element, and the spaces that it begins and ends with."""
+        before, after = _ends(element)
+        self._put(before)
+        self._put(text)
+        self._put(after)
 
     def _write(self, text: str) -> None:
         """Write text after the break and the label that it waited for."""
@@ -242,7 +251,8 @@ class _Writer:
             own = _whole(child.get("value"))
             number = number if own is None else own
             form = child.get("type") or element.get("type") or ""
-            self._label = f"{number_in(form, number)}. " if ordered else "- "
+            label = f"{number_in(form, number)}. " if ordered else "- "
+            self._label = child.get("data-label", label)
             self._indent += "  "
             self._break = max(self._break, 1)
             self._inside(child)
@@ -312,10 +322,10 @@ class _Writer:
         elif text.startswith("[Note: "):
             self._put(f" {text}")
         elif text:
-            after = _following(element)[:1]
+            after = "" if _ends(element)[1] else _following(element)[:1]
             plain = re.fullmatch(r"[+\-\u2212]?\w+|\W", text)
             joins = re.fullmatch(r"\w*(\d\d|[^\W\d]{2})", text + after) and after
-            self._put(f"{mark}({text})" if joins or not plain else mark + text)
+            self._put_spaced(f"{mark}({text})" if joins or not plain else mark + text, element)
 
     def _note(self, link: Element) -> str:
         """A note at the first place that refers to it, elsewhere its mark."""
@@ -369,6 +379,12 @@ def _following(element: Element) -> str:
     """The text right after an element."""
     after = element.getnext()
     return element.tail or ("" if after is None else next(after.itertext(), ""))
+
+
+def _ends(element: Element) -> tuple[str, str]:
+    """The spaces that an element begins and ends with."""
+    text = "".join(element.itertext()).translate(PLAIN)
+    return " " if text[:1].isspace() else "", " " if text[-1:].isspace() else ""
 
 
 def _is_note(link: Element) -> bool:

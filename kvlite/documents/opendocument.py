@@ -1,234 +1,338 @@
-"""OpenDocument files, of LibreOffice and others: texts (.odt), tables (.ods), slides (.odp)."""
+"""OpenDocument files, of LibreOffice and others: texts (.odt) and slides (.odp)."""
 
 import posixpath
+import re
+from collections import defaultdict
+from typing import Any, NamedTuple
 
 from kvlite.documents.archive import Archive, Attributes
-from kvlite.documents.elements import Elements
+from kvlite.documents.markup import SPACE, TAB, number_in, text_of
+from kvlite.documents.pandoc import write_formulas
 from kvlite.documents.tracker import Tracker
-from kvlite.documents.visible_text import VisibleText, texts_of
 from kvlite.errors import DocumentError
 
+Element = Any
+
+_SPACES = {
+    "http://www.w3.org/1998/Math/MathML": "",
+    "http://www.w3.org/1999/xlink": "xlink:",
+    "http://purl.org/dc/elements/1.1/": "dc:",
+}
 _HTML_NAMES = {
     "text:p": "p",
     "text:h": "h1",
-    "text:list-item": "li",
-    "text:list-header": "li",
     "text:line-break": "br",
+    "text:note-body": "note",
     "table:table": "table",
+    "table:table-header-rows": "thead",
+    "table:table-rows": "tbody",
+    "table:table-row-group": "tbody",
     "table:table-row": "tr",
     "table:table-cell": "td",
-    "drawing:image": "img",
-    "drawing:object": "object",
+    "drawing:page": "div",
+    "drawing:text-box": "div",
     "drawing:object-ole": "object",
     "drawing:plugin": "video",
-    # Hidden: what a wider cell covers, deleted text, who wrote a note and when, how a word is
-    # pronounced.
-    "table:covered-table-cell": "template",
-    "text:tracked-changes": "template",
-    "text:note-citation": "template",
-    "text:ruby-text": "template",
-    "dc:creator": "template",
-    "dc:date": "template",
-    "svg-compatible:title": "template",
+    "drawing:floating-frame": "iframe",
 }
-_BRACKETED = {
-    "text:note-body": "Note",
-    "office:annotation": "Note",
-    "svg-compatible:desc": "Picture",
-}
-_CHARACTERS = {"text:tab": "\t", "text:s": " "}
-# Empty cells up to the next one that is not; more of them fill a row up to column 16,384.
-_MOST_EMPTY = 64
+# Hidden: what a wider cell covers, deleted text, who wrote a note and when, how a word is
+# pronounced.
+_HIDDEN = frozenset(
+    (
+        *("table:covered-table-cell", "table:title", "table:desc", "svg-compatible:title"),
+        *("text:tracked-changes", "text:note-citation", "text:number", "text:ruby-text"),
+        *("text:script", "office:binary-data", "dc:creator", "dc:date"),
+    )
+)
+_BESIDE = {
+    **{f"style:{kind}{which}": kind for kind in ("header", "footer")
+       for which in ("", "-left", "-first")},
+    "presentation:header-decl": "header",
+    "presentation:footer-decl": "footer",
+}  # fmt: skip
+# What each page of notes says again.
+_REPEATED = frozenset(("page-number", "date-time", "header", "footer"))
+# What programs write as a picture's title.
+_FILE_NAME = re.compile(r"\.\w{3,4}$")
+_MOST_SPACES, _MOST_LEVELS = 1000, 10
 
 
 class _Names(dict[str, str]):
-    """Names with a short prefix, such as `text:p`, by expat's full names."""
+    """Names with a short prefix, such as `text:p`, by lxml's full names."""
 
     def __missing__(self, name: str) -> str:
-        space, _, own = name.rpartition(" ")
+        space, _, own = name.rpartition("}")
         # Such as urn:oasis:names:tc:opendocument:xmlns:text:1.0
-        short = space.split(":")[-2] if space.startswith("urn:") else ""
-        self[name] = f"{'dc' if 'purl.org/dc' in space else short}:{own}"
+        short = f"{space.split(':')[-2]}:" if space.startswith("{urn:") else "?:" if space else ""
+        self[name] = _SPACES.get(space[1:], short) + own
         return self[name]
+
+    def of(self, element: Element) -> Attributes:
+        """An element's attributes."""
+        return {self[name]: value for name, value in element.attrib.items()}
+
+
+class _Level(NamedTuple):
+    """How a level of a list is numbered: in a form of `number_in`, "-" for a bullet, "" for
+    nothing; `shown` is how many levels its number has."""
+
+    form: str
+    start: int
+    shown: int
+    prefix: str
+    suffix: str
 
 
 def opendocument_text(data: bytes, tracker: Tracker) -> str | list[str]:
-    """The text of an .odt or .ods file, or of each slide of an .odp file. Footnotes and comments
-    stand in brackets where they belong, headers come first and footers last.
+    """The text of an .odt file, or of each slide of an .odp file. Footnotes and comments stand in
+    brackets where they belong, headers come first and footers last.
 
     Raises:
         DocumentError: it has a password, or unpacks to too much.
         ContextError: it is longer than could fit.
     """
-    archive, names = Archive(data, tracker), _Names()
-    content, beside = _Content(tracker, archive), _Beside(tracker, archive)
-
-    def require_open(name: str, _: Attributes) -> None:
-        if name == "manifest:encryption-data":
+    archive, manifest = Archive(data, tracker), "META-INF/manifest.xml"
+    if manifest in archive.names:
+        locked = archive.tree(manifest).iter("{*}encryption-data")
+        if next(locked, None) is not None:
             raise DocumentError(
                 f"{tracker.label} is locked by a password: save it in LibreOffice without one."
             )
-
-    if "META-INF/manifest.xml" in archive.names:
-        archive.parse("META-INF/manifest.xml", require_open, names=names)
+    document = _Document(archive, set(archive.names))
     if "styles.xml" in archive.names:
-        callbacks = beside.begin, beside.end, beside.characters
-        archive.parse("styles.xml", *callbacks, names=names)
-        content.styles, content.numbered = beside.styles, beside.numbered
-    callbacks = content.begin, content.end, content.characters
-    archive.parse("content.xml", *callbacks, names=names, shown=True)
-    header, *texts, footer = texts_of(
-        [beside.kinds["header"], *content.pages, beside.kinds["footer"]], tracker
+        document.read("styles.xml")
+    body = document.read("content.xml")
+    write_formulas(body.xpath(".//math[not(ancestor::math)]"), "html", tracker)
+    texts = [text_of(body, tracker)] if not document.slides else []
+    for slide in document.slides:
+        notes = [text_of(each, tracker, gap=1) for each in document.notes[slide]]
+        said = [f"Notes: {each}" for each in notes if each]
+        texts.append("\n\n".join((text_of(slide, tracker, gap=1), *said)))
+    header, footer = (
+        dict.fromkeys("\n".join(text_of(each, tracker, gap=1) for each in found).split("\n"))
+        for found in (document.beside["header"], document.beside["footer"])
     )
-    texts[0] = "\n\n".join(filter(None, (_once(header), texts[0])))
-    texts[-1] = "\n\n".join(filter(None, (texts[-1], _once(footer))))
-    return texts if content.slides else texts[0]
+    texts[0] = "\n\n".join(filter(None, ("\n".join(filter(None, header)), texts[0])))
+    texts[-1] = "\n\n".join(filter(None, (texts[-1], "\n".join(filter(None, footer)))))
+    return texts if document.slides else texts[0]
 
 
-def _once(text: str) -> str:
-    """Lines that several kinds of pages have."""
-    return "\n".join(dict.fromkeys(filter(None, text.split("\n"))))
-
-
-class _Content(Elements):
-    """Collects the text of a document.
+class _Document:
+    """Makes a document's elements those of HTML.
 
     Attributes:
-        slides: how many there were so far.
-        styles: what text of a style is in HTML, if it is raised, lowered, struck or hidden.
-        numbered: styles and levels of lists with numbers.
+        slides: what stands on each.
+        notes: the speaker's notes of each.
+        beside: its headers and its footers.
     """
 
-    def __init__(self, tracker: Tracker, archive: Archive) -> None:
-        super().__init__(tracker, _HTML_NAMES)
-        self.slides = 0
-        self.styles = dict[str, str]()
-        self.numbered = set[tuple[str, str]]()
+    def __init__(self, archive: Archive, unread: set[str]) -> None:
+        """A document.
+
+        Args:
+            unread: the parts that are read if something refers to them.
+        """
+        self.slides = list[Element]()
+        self.notes = defaultdict[Element, list[Element]](list)
+        self.beside = defaultdict[str, list[Element]](list)
         self._archive = archive
-        self._style = ""
-        self._names = list[str]()
-        self._lists = [""]
-        self._formula = False
+        self._unread = unread
+        self._names = _Names()
+        # What text of a style is in HTML, if it is raised, lowered, struck or hidden.
+        self._effects = dict[str, str]()
+        # By style and level; and the last number of each.
+        self._levels = dict[tuple[str, int], _Level]()
+        self._numbers = dict[tuple[str, int], int]()
+        self._lists = dict[Element, tuple[str, int]]()
 
-    def begin_style(self, name: str, attributes: Attributes) -> None:
-        """Note which levels of which lists are numbered, and what changes numbers in text."""
-        if name in ("text:list-style", "style:style"):
-            self._style = attributes.get("style:name", "")
-        elif name == "text:list-level-style-number" and attributes.get("style:num-format"):
-            self.numbered.add((self._style, attributes.get("text:level", "")))
-        elif name == "style:text-properties":
-            raised = attributes.get("style:text-position", "").split(" ")[0]
-            if raised not in ("", "0%"):
-                self.styles[self._style] = "sub" if raised.startswith(("sub", "-")) else "sup"
-            elif attributes.get("style:text-line-through-style", "none") != "none":
-                self.styles[self._style] = "del"
-            if attributes.get("text:display") == "none":
-                self.styles[self._style] = "template"
+    def read(self, part: str) -> Element:
+        """The body of a part, in HTML's elements; errors as of `Archive.tree`."""
+        self._unread.discard(part)
+        tree = self._archive.tree(part)
+        for style in tree.iter("{*}style", "{*}list-style", "{*}outline-style"):
+            self._learn(style)
+        body = next(tree.iter("{*}body", "{*}master-styles"), tree)
+        for element in list(body.iter()):
+            self._convert(element)
+        return body
 
-    def begin(self, name: str, attributes: Attributes) -> None:
-        self.begin_style(name, attributes)
-        self._names.append(name)
-        html_attributes = dict[str, str]()
-        html_name, around = _HTML_NAMES.get(name, ""), self._names[-2:-1]
-        if name == "drawing:page":
-            self.slides += 1
-            if self.slides > 1:
-                self.begin_page()
-        elif name == "text:span":
-            html_name = self.styles.get(attributes.get("text:style-name", ""), "")
-        elif name == "text:list":
-            self._lists.append(attributes.get("text:style-name", self._lists[-1]))
-            numbered = (self._lists[-1], str(len(self._lists) - 1)) in self.numbered
-            html_name = "ol" if numbered else "ul"
-        elif name == "table:table-cell":
-            repeated = attributes.get("table:number-columns-repeated", "1")
-            html_attributes["colspan"] = attributes.get("table:number-columns-spanned", repeated)
-            html_attributes["rowspan"] = attributes.get("table:number-rows-spanned", "")
-            if "office:value-type" not in attributes and int(repeated) > _MOST_EMPTY:
-                html_name = ""
-        elif name == "table:table" and around == ["office:spreadsheet"]:
-            self.enter("h1", {})
-            self.characters(attributes.get("table:name", ""))
-            super().end(name)
-        elif name == "drawing:frame":
-            self._formula = False
-        elif name == "drawing:object" and self._read_formula(attributes.get(":href", "")):
-            html_name, self._formula = "", True
-        elif name == "drawing:image" and self._formula:
-            html_name = ""
-        self.enter(html_name, html_attributes)
-        if name in _BRACKETED:
-            self._inline += 1
-            self.characters(f" [{_BRACKETED[name]}: ")
-        self.characters(_CHARACTERS.get(name, ""))
+    def _learn(self, style: Element) -> None:
+        attributes = self._names.of(style)
+        name = attributes.get("style:name", "Outline")
+        effect = self._effects.get(attributes.get("style:parent-style-name", ""), "")
+        for element in style:
+            about = self._names.of(element)
+            raised = about.get("style:text-position", "").split(" ")[0]
+            if raised:
+                lowered = raised.startswith(("sub", "-"))
+                effect = "" if raised == "0%" else "sub" if lowered else "sup"
+            if about.get("style:text-line-through-style", "none") != "none":
+                effect = effect or "del"
+            if about.get("text:display") == "none":
+                effect = "hidden"
+            if "text:level" in about:
+                self._levels[name, int(about["text:level"])] = _Level(
+                    about.get("style:num-format", "-" if "bullet" in element.tag else ""),
+                    int(about.get("text:start-value", "1")),
+                    int(about.get("text:display-levels", "1")),
+                    about.get("style:num-prefix", ""),
+                    about.get("style:num-suffix", ""),
+                )
+        self._effects[name] = effect
 
-    def end(self, name: str) -> None:
-        if name in _BRACKETED:
-            self._inline -= 1
-            self.characters("]")
-        elif name == "text:list":
-            self._lists.pop()
-        self._names.pop()
-        super().end(name)
+    def _convert(self, element: Element) -> None:
+        name, attributes = self._names[element.tag], self._names.of(element)
+        if ":" not in name or name in _HTML_NAMES:
+            element.tag = _HTML_NAMES.get(name, name)
+        effect = self._effects.get(attributes.get("text:style-name", ""), "")
+        is_off = effect == "hidden" or attributes.get("text:display") == "none"
+        # Lists of contents are made from sources.
+        if name in _HIDDEN or is_off or (name[:5] == "text:" and name.endswith("-source")):
+            element.set("hidden", "")
+        elif name == "text:span" and effect:
+            self._mark(element, effect)
+        match name:
+            case "text:tab":
+                element.text = TAB
+            case "text:s":
+                element.text = SPACE * min(int(attributes.get("text:c", "1")), _MOST_SPACES)
+            case "text:list":
+                self._list(element, attributes)
+            case "text:list-item" | "text:list-header":
+                self._item(element, attributes, is_header=name == "text:list-header")
+            case "text:h":
+                self._heading(element, attributes)
+            case "office:annotation":
+                element.tag = "span"
+                element.set("class", "comment-start")
+                element.set("data-author", element.findtext("{*}creator") or "")
+            case "table:table-cell":
+                repeated = attributes.get("table:number-columns-repeated", "1")
+                element.set("colspan", attributes.get("table:number-columns-spanned", repeated))
+                element.set("rowspan", attributes.get("table:number-rows-spanned", ""))
+            case "drawing:page":
+                self.slides.append(element)
+            case "presentation:notes":
+                self._notes(element)
+            case "drawing:image":
+                self._image(element)
+            case "drawing:object" if len(element) == 0:
+                self._object(element, attributes.get("xlink:href", ""))
+            case "svg-compatible:desc":
+                self._described(element)
+            case _ if name in _BESIDE:
+                self.beside[_BESIDE[name]].append(element)
 
-    def _read_formula(self, folder: str) -> bool:
-        """Whether an object was a formula, which is a part of its own."""
-        part = posixpath.normpath(posixpath.join(folder, "content.xml"))
-        if part not in self._archive.names:
-            return False
-        found = list[str]()
-
-        def begin(name: str, attributes: Attributes) -> None:
-            found.append(name)
-            if found[0] == "math":
-                self.enter(name, {})
-
-        def end(name: str) -> None:
-            if found[0] == "math":
-                Elements.end(self, name)
-
-        def characters(text: str) -> None:
-            if found[:1] == ["math"]:
-                self.characters(text)
-
-        self._archive.parse(part, begin, end, characters)
-        return found[:1] == ["math"]
-
-
-class _Beside(_Content):
-    """Collects headers and footers, which stand among the styles.
-
-    Attributes:
-        kinds: the text of each kind.
-    """
-
-    def __init__(self, tracker: Tracker, archive: Archive) -> None:
-        super().__init__(tracker, archive)
-        self.kinds = {kind: VisibleText(tracker) for kind in ("header", "footer")}
-        self._inside = False
-
-    def begin(self, name: str, attributes: Attributes) -> None:
-        kind = _kind(name)
-        if kind:
-            self.pages, self._inside = [self.kinds[kind]], True
-        elif self._inside:
-            super().begin(name, attributes)
+    def _mark(self, span: Element, effect: str) -> None:
+        """Mark raised, lowered or struck text, together with that of the same kind before it."""
+        before = span.getprevious()
+        if before is None or before.tag != effect or before.tail:
+            span.tag = effect
         else:
-            self.begin_style(name, attributes)
+            before.tail, span.tail, span.tag = span.tail, None, "span"
+            before.append(span)
 
-    def end(self, name: str) -> None:
-        if _kind(name):
-            self._inside = False
-        elif self._inside:
-            super().end(name)
+    def _list(self, element: Element, attributes: Attributes) -> None:
+        outer = next((each for each in element.iterancestors() if each in self._lists), None)
+        outer_style, outer_level = self._lists.get(outer, ("", 0))
+        style, level = attributes.get("text:style-name", outer_style), outer_level + 1
+        self._lists[element] = style, level
+        first = next((each for each in element.iter() if _own(each) in ("p", "h")), None)
+        # Headings are numbered whatever list they stand in.
+        if first is None or _own(first) != "h":
+            element.tag = "ul"
+            continues = attributes.get("text:continue-numbering") == "true"
+            within = outer is not None and style == outer_style
+            if not (continues or within or "text:continue-list" in attributes):
+                self._restart(style, level)
 
-    def characters(self, text: str) -> None:
-        if self._inside:
-            super().characters(text)
+    def _item(self, element: Element, attributes: Attributes, *, is_header: bool) -> None:
+        style, level = self._lists.get(element.getparent(), ("", 1))
+        if element.getparent().tag != "ul":
+            return
+        first, label = next(iter(element), None), ""
+        # What holds a list and nothing before it is a level without a number.
+        if first is None or _own(first) != "list":
+            if not is_header:
+                self._count(style, level, attributes.get("text:start-value"))
+                label = self._label(style, level, "-")
+            label = f"{label} " if label else "  "
+        element.tag = "li"
+        element.set("data-label", label)
+
+    def _heading(self, element: Element, attributes: Attributes) -> None:
+        level = int(attributes.get("text:outline-level", "1"))
+        style, _ = self._lists.get(element.getparent().getparent(), ("", 0))
+        style = style if (style, level) in self._levels else "Outline"
+        if attributes.get("text:is-list-header") != "true":
+            self._count(style, level, attributes.get("text:start-value"))
+            if label := self._label(style, level, ""):
+                element.text = f"{label} {element.text or ''}"
+
+    def _count(self, style: str, level: int, start: str | None) -> None:
+        at = self._levels.get((style, level))
+        before = self._numbers.get((style, level), at.start - 1 if at else 0)
+        self._numbers[style, level] = before + 1 if start is None else int(start)
+        self._restart(style, level + 1)
+
+    def _restart(self, style: str, level: int) -> None:
+        for deeper in range(level, _MOST_LEVELS + 1):
+            self._numbers.pop((style, deeper), None)
+
+    def _label(self, style: str, level: int, other: str) -> str:
+        """What stands before an item of a level, or the other if the style has no such level."""
+        at = self._levels.get((style, level))
+        if at is None or at.form in ("-", ""):
+            return other if at is None else at.form
+        shown = range(max(level - at.shown, 0) + 1, level + 1)
+        found = [(each, self._levels.get((style, each))) for each in shown]
+        numbers = ".".join(
+            number_in(each.form, self._numbers.get((style, number), each.start))
+            for number, each in found
+            if each is not None and each.form not in ("-", "")
+        )
+        return f"{at.prefix}{numbers}{at.suffix or ('.' if other else '')}".strip()
+
+    def _notes(self, element: Element) -> None:
+        """Take a speaker's notes off their slide, without what each page of notes says again."""
+        for frame in element.iter("{*}frame"):
+            if self._names.of(frame).get("presentation:class") in _REPEATED:
+                frame.clear(keep_tail=True)
+        slide = element.getparent()
+        slide.remove(element)
+        self.notes[slide].append(element)
+
+    def _image(self, element: Element) -> None:
+        """A picture, if it does not stand for something else that is in its frame."""
+        frame, before = element.getparent(), element.itersiblings(preceding=True)
+        element.tag = (
+            "img" if all(each.get("hidden") is not None for each in before) else "template"
+        )
+        described = (frame.findtext(f"{{*}}{each}") for each in ("desc", "title"))
+        alternative = next(filter(None, described), "")
+        if alternative and not _FILE_NAME.search(alternative):
+            element.set("alt", alternative)
+
+    def _described(self, element: Element) -> None:
+        """A description of something else than a picture."""
+        if element.text and element.getparent().find("img") is None:
+            element.text = f"[Picture: {element.text}]"
+        else:
+            element.set("hidden", "")
+
+    def _object(self, element: Element, folder: str) -> None:
+        """What is a part of its own, such as a formula or a table."""
+        part = posixpath.normpath(posixpath.join(folder, "content.xml"))
+        if part not in self._unread:
+            element.tag = "object"
+            return
+        body = _Document(self._archive, self._unread).read(part)
+        if body.find("{*}chart") is None:
+            element.append(body)
+        else:
+            element.tag = "object"
 
 
-def _kind(name: str) -> str:
-    """Whether an element is a header or a footer, of all pages or only some."""
-    kind = name.removeprefix("style:").split("-")[0]
-    is_one = name.startswith("style:") and not name.endswith(("-style", "-properties"))
-    return kind if is_one and kind in ("header", "footer") else ""
+def _own(element: Element) -> str:
+    """An element's name without its namespace."""
+    return str(element.tag).rpartition("}")[2]

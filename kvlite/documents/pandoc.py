@@ -56,15 +56,18 @@ def write_formulas(found: Sequence[Any], form: str, tracker: Tracker) -> None:
     if not found:
         return
     for each in found:
-        for inner in [inner for inner in each.iter() if _is_deep(inner, each)]:
-            inner.clear(keep_tail=True)
+        for inner in list(each.iter()):
+            if inner.tag in ("annotation", "annotation-xml") or _is_deep(inner, each):
+                inner.clear(keep_tail=True)
     made = (tostring(each, encoding="unicode", with_tail=False) for each in found)
     # Paragraphs without a word might be left out.
     if form == "docx":
         text = "".join(f"<w:p><w:r><w:t>x</w:t></w:r>{each}</w:p>" for each in made)
         data = _packed(text)
     else:
-        data = "".join(f"<p>x{each}</p>" for each in made).encode(errors="replace")
+        # pandoc takes none that declare names of other markup.
+        text = re.sub(r' xmlns(:\w+)?="[^"]*"', "", "".join(f"<p>x{each}</p>" for each in made))
+        data = text.encode(errors="replace")
     for each, paragraph in zip(found, pandoc_tree(data, form, tracker).iter("p"), strict=True):
         spans = (span for span in paragraph.iter("span") if "math" in span.get("class", ""))
         tex = "".join((span.text or "")[2:-2] for span in spans)

@@ -3,14 +3,20 @@
 import codecs
 import re
 from dataclasses import dataclass, replace
+from itertools import zip_longest
+from typing import Any
 
 from kvlite.documents.document import whole_characters
+from kvlite.documents.markup import SPACE, TAB, text_of
 from kvlite.documents.tracker import Tracker
-from kvlite.documents.visible_text import VisibleText, texts_of
+
+Element = Any
 
 _TOKEN = re.compile(
     r"\\([a-z]{1,32})(-?[0-9]{1,10})?[ ]?|\\'([0-9a-f]{2})|\\(.)|([{}])|([^\\{}]+)", re.I | re.S
 )
+# What no XML may contain, and lxml refuses.
+_NO_TEXT = re.compile("[\0-\x08\x0b-\x1f\ufffe\uffff]")
 # Tokens between two looks at whether someone cancelled.
 _BEAT = 10_000
 _CODECS = {
@@ -22,18 +28,29 @@ _PAGES = {"mac": "mac_roman", "pc": "cp437", "pca": "cp850"}
 # What is no text, besides what begins with \*.
 _SKIPPED = frozenset((
     "colortbl", "stylesheet", "info", "fldinst", "pict", "objdata", "nonshppict", "sp", "filetbl",
-    "revtbl", "listtable", "xe", "tc", "template",
+    "revtbl", "listtable", "xe", "tc", "template", "shprslt", "nonesttables", "fonttbl",
 ))  # fmt: skip
-_SHOWN = frozenset(("shppict", "shpinst", "footnote", "annotation", "ud"))
-_BRACKETED = {"footnote": "Note", "annotation": "Comment"}
+_SHOWN = frozenset(("shppict", "shpinst", "do", "footnote", "annotation"))
 _NOT_READ = {"pict": "picture", "objdata": "embedded object"}
 _BESIDE = {each + which: each for each in ("header", "footer") for which in ("", "l", "r", "f")}
+# Text of its own within a paragraph.
+_APART = {
+    "footnote": "note", "annotation": "span", "shptxt": "div", "dptxbxtext": "div",
+    "listtext": "label", "pntext": "label",
+}  # fmt: skip
+# Boxes in notes in boxes, deeper than anyone writes them.
+_MOST_INNER = 20
+_MARKS = {
+    "super": "sup", "up": "sup", "sub": "sub", "dn": "sub", "strike": "del", "striked": "del",
+    "nosupersub": "",
+}  # fmt: skip
+_MERGED = {"clmrg": "colspan", "clvmrg": "rowspan"}
 _CHARACTERS = {
-    "tab": " ", "emdash": "\u2014", "endash": "\u2013", "lquote": "\u2018", "rquote": "\u2019",
+    "tab": TAB, "emdash": "\u2014", "endash": "\u2013", "lquote": "\u2018", "rquote": "\u2019",
     "ldblquote": "\u201c", "rdblquote": "\u201d", "bullet": "\u2022", "~": "\xa0", "_": "-",
     "\\": "\\", "{": "{", "}": "}", "emspace": " ", "enspace": " ", "nestcell": " | ",
 }  # fmt: skip
-_ENDS = frozenset(("par", "page", "sect", "nestrow", "\n", "\r"))
+_ENDS = frozenset(("par", "page", "sect", "column", "nestrow", "\n", "\r"))
 
 
 def rtf_text(data: bytes, tracker: Tracker) -> str:
@@ -43,40 +60,140 @@ def rtf_text(data: bytes, tracker: Tracker) -> str:
     Raises:
         ContextError: it is longer than could fit.
     """
-    text = _RichText(tracker)
-    text.read(data.decode("latin-1"))
-    pages = [text.pages[name] for name in ("header", "", "footer")]
-    return "\n".join(filter(None, texts_of(pages, tracker)))
+    page = _RichText(tracker)
+    page.read(data.decode("latin-1"))
+    header, footer = (
+        "\n".join(dict.fromkeys(text_of(page.beside[kind].body, tracker, gap=1).split("\n")))
+        for kind in ("header", "footer")
+    )
+    return "\n".join(filter(None, (header, text_of(page.body, tracker, gap=1), footer)))
+
+
+class _Flow:
+    """Paragraphs one after another, some in cells.
+
+    Attributes:
+        body: the element that holds them.
+        paragraph: the one that is being written.
+        label: what stands before it in a list.
+        level: how deep the list is.
+        depth: in how many others it stands.
+    """
+
+    def __init__(self, body: Element, depth: int = 0) -> None:
+        self.body = body
+        self.depth = depth
+        self.paragraph = body.makeelement("p")
+        self.label, self.level = "", 0
+        self._cell = body.makeelement("td")
+        self._cells = list[Element]()
+        self._table: Element = None
+        # The last cell of each column that none above reaches into.
+        self._above = dict[int, Element]()
+
+    def put(self, text: str, mark: str) -> None:
+        """Add text to the paragraph."""
+        text = _NO_TEXT.sub("", whole_characters(text)).replace("  ", SPACE * 2)
+        before = next(self.paragraph.iterchildren(reversed=True), None)
+        if mark and text.strip():
+            self.add(mark).text = text
+        elif before is None:
+            self.paragraph.text = (self.paragraph.text or "") + text
+        else:
+            before.tail = (before.tail or "") + text
+
+    def add(self, name: str) -> Element:
+        """A new element in the paragraph."""
+        self.paragraph.append(self.paragraph.makeelement(name))
+        return self.paragraph[-1]
+
+    def end_paragraph(self, *, in_table: bool) -> None:
+        """Begin the next paragraph."""
+        ended, self.paragraph = self.paragraph, self.body.makeelement("p")
+        if self.label:
+            ended.text = SPACE * 2 * min(self.level, 8) + self.label + (ended.text or "")
+        self.label = ""
+        if in_table:
+            self._cell.append(ended)
+            return
+        self.end_row([])
+        self._table = None
+        self.body.append(ended)
+
+    def end_cell(self) -> None:
+        """Begin the next cell."""
+        self.end_paragraph(in_table=True)
+        self._cells.append(self._cell)
+        self._cell = self.body.makeelement("td")
+
+    def end(self) -> None:
+        """Write what has no end of its own."""
+        if len(self.paragraph) or self.paragraph.text or self.label:
+            self.end_paragraph(in_table=False)
+        self.end_row([])
+
+    def end_row(self, merged: list[str]) -> None:
+        """Begin the next row.
+
+        Args:
+            merged: in which attribute of another cell each cell of this row is counted, if any.
+        """
+        if len(self.paragraph) or self.paragraph.text:
+            self.end_paragraph(in_table=True)
+        cells = [*self._cells, *([self._cell] if len(self._cell) else [])]
+        self._cells, self._cell = [], self.body.makeelement("td")
+        if not cells:
+            return
+        if self._table is None:
+            self._table, self._above = self.body.makeelement("table"), {}
+            self.body.append(self._table)
+        row = self._table.makeelement("tr")
+        self._table.append(row)
+        for column, (cell, spans) in enumerate(zip_longest(cells, merged[: len(cells)])):
+            into = row[-1] if spans == "colspan" and len(row) else self._above.get(column)
+            if not spans or into is None or "".join(cell.itertext()).strip():
+                row.append(cell)
+                self._above[column] = cell
+            else:
+                into.set(spans, str(int(into.get(spans, "1")) + 1))
 
 
 @dataclass
 class _Group:
     """What holds until the end of a group."""
 
-    skipped: bool = False
-    page: str = ""
-    bracket: str = ""
+    flow: _Flow
+    skipped: str = ""
     font: int = -1
-    style: str = ""
+    mark: str = ""
     hidden: bool = False
     in_table: bool = False
     after_unicode: int = 1
 
 
 class _RichText:
+    """Reads control words.
+
+    Attributes:
+        body: the elements of the page.
+        beside: headers and footers.
+    """
+
     def __init__(self, tracker: Tracker) -> None:
-        self.pages = {name: VisibleText(tracker) for name in ("header", "", "footer")}
+        from lxml.etree import Element
+
+        self.body = Element("body")
+        self.beside = {kind: _Flow(Element("body")) for kind in ("header", "footer")}
         self._tracker = tracker
-        self._groups = [_Group()]
+        self._groups = [_Group(_Flow(self.body))]
+        # Whether a row is open, and what cells of it are merged into others.
+        self._in_row, self._merged = False, [""]
         self._page = "cp1252"
         self._fonts = dict[int, str]()
-        self._in_fonts = 0
-        self._decoder: codecs.IncrementalDecoder | None = None
+        self._bytes = bytearray()
         self._text = list[str]()
-        self._text_style = ""
+        self._written = self._groups[0].flow, ""
         self._to_skip = 0
-        self._row = self._table = self._cell = False
-        self._in_row = False
 
     def read(self, markup: str) -> None:
         """Read a whole file."""
@@ -87,195 +204,148 @@ class _RichText:
             if count % _BEAT == 0:
                 self._tracker.report(at, len(markup))
             word, number, byte, sign, brace, text = found.groups()
-            if brace:
-                self._begin() if brace == "{" else self._end()
-            elif sign == "*":
-                starred = True
+            if byte or text:
+                read = (
+                    bytes.fromhex(byte) if byte else re.sub(r"[\r\n]", "", text).encode("latin-1")
+                )
+                skipped = min(self._to_skip, len(read))
+                self._to_skip -= skipped
+                self._bytes += read[skipped:]
                 continue
-            elif byte:
-                self._bytes(int(byte, 16))
-            elif text:
-                self._plain(text)
+            self._decode()
+            if brace:
+                self._to_skip = 0
+                self._begin() if brace == "{" else self._end()
             elif word == "bin" and number:
                 at += max(0, int(number))
-            elif word:
-                self._word(word, None if number is None else int(number), starred)
-            else:
-                self._word(sign, None, False)
-            starred = False
+            elif sign != "*":
+                self._word(word or sign, None if number is None else int(number), starred)
+            starred = sign == "*"
+        self._decode()
+        while len(self._groups) > 1:
+            self._end()
         self._flush()
+        self._group.flow.end()
 
     @property
     def _group(self) -> _Group:
         return self._groups[-1]
 
     def _begin(self) -> None:
-        self._to_skip, self._decoder = 0, None
-        self._groups.append(replace(self._group, bracket=""))
+        self._groups.append(replace(self._group))
 
     def _end(self) -> None:
-        self._to_skip, self._decoder = 0, None
-        if self._group.bracket:
-            self._put("]")
-        if len(self._groups) == self._in_fonts:
-            self._in_fonts = 0
-        page = self._group.page
-        if len(self._groups) > 1:
-            if self._groups[-2].page != page:
-                self._break()
-            self._groups.pop()
+        if len(self._groups) == 1:
+            return
+        flow = self._groups.pop().flow
+        outer = self._group.flow
+        if flow is outer:
+            return
+        self._flush()
+        flow.end()
+        if flow.body.tag == "label":
+            label = " ".join("".join(flow.body.itertext()).replace(TAB, " ").split())
+            # Bullets are signs of fonts such as Symbol.
+            label = label if any(map(str.isalnum, label)) else label and "-"
+            outer.label = f"{label} " if label else ""
+            flow.body.getparent().remove(flow.body)
 
     def _word(self, word: str, number: int | None, starred: bool) -> None:
-        group = self._group
-        on = number != 0
-        if word in _SKIPPED or (starred and word not in _SHOWN):
-            if word in _NOT_READ and not group.skipped:
-                self._tracker.not_read[_NOT_READ[word]] += 1
-            group.skipped = True
-        elif word == "fonttbl":
-            group.skipped, self._in_fonts = True, len(self._groups)
+        group, is_on = self._group, number != 0
+        if word == "ud" and group.skipped == "upr":
+            group.skipped = ""
+        elif word in _SKIPPED or (starred and word not in _SHOWN) or word == "upr":
+            if not group.skipped:
+                self._tracker.not_read[_NOT_READ.get(word, "")] += word in _NOT_READ
+            group.skipped = group.skipped or word
         elif word == "ansicpg" and number:
             self._page = _codec(f"cp{number}", self._page)
         elif word in _PAGES:
             self._page = _PAGES[word]
-        elif word == "f" and number is not None:
-            group.font, self._decoder = number, None
-        elif word == "fcharset" and self._in_fonts and number in _CODECS:
+        elif word in ("f", "deff") and number is not None:
+            group.font = number
+        elif word == "fcharset" and group.skipped == "fonttbl" and number in _CODECS:
             self._fonts[group.font] = _codec(_CODECS[number], self._page)
         elif word == "uc" and number is not None:
             group.after_unicode = max(0, number)
         elif word == "u" and number is not None:
             self._put(chr(number % 0x10000))
             self._to_skip = group.after_unicode
-        elif word in ("super", "sub", "strike", "striked", "up", "dn"):
-            names = {"super": "sup", "up": "sup", "sub": "sub", "dn": "sub"}
-            group.style = names.get(word, "del") if on else ""
-        elif word == "nosupersub":
-            group.style = ""
+        elif word in _MARKS:
+            group.mark = _MARKS[word] if is_on else ""
         elif word in ("v", "deleted"):
-            group.hidden = on
+            group.hidden = is_on
         elif word == "plain":
-            group.style, group.hidden = "", False
-        elif word == "pard":
-            group.in_table = False
-        elif word in ("intbl", "trowd"):
-            group.in_table = group.in_table or word == "intbl"
-            self._row = self._row or word == "trowd"
-        elif group.skipped or group.hidden:
-            return
-        elif word in _BRACKETED:
-            group.bracket, group.style = _BRACKETED[word], ""
-            self._put(f" [{group.bracket}: ")
-        elif word in _BESIDE:
-            self._break()
-            group.page = _BESIDE[word]
-        elif word in ("cell", "row"):
-            self._cells(word)
-        elif word == "line":
-            self._flush()
-            self._sink("br")
-        elif word in _ENDS:
-            self._break()
-        elif word in _CHARACTERS:
-            self._put(_CHARACTERS[word])
+            group.mark, group.hidden = "", False
+        elif not group.skipped and not group.hidden:
+            self._shown(word, number)
 
-    def _plain(self, text: str) -> None:
-        text = re.sub(r"[\r\n]", "", text)
-        if self._to_skip:
-            skipped = min(self._to_skip, len(text))
-            text, self._to_skip = text[skipped:], self._to_skip - skipped
-        decoder = self._decoder
-        if decoder is not None and decoder.getstate()[0] and text:
-            self._put(decoder.decode(text[:1].encode("latin-1")), keep=True)
-            text = text[1:]
-        if text:
-            self._put(text)
-
-    def _bytes(self, byte: int) -> None:
-        """A byte of the font's encoding, which may take two for a character."""
-        if self._to_skip:
-            self._to_skip -= 1
-            return
-        if self._decoder is None:
-            name = self._fonts.get(self._group.font, self._page)
-            self._decoder = codecs.getincrementaldecoder(name)("replace")
-        self._put(self._decoder.decode(bytes((byte,))), keep=True)
-
-    def _put(self, text: str, *, keep: bool = False) -> None:
-        """Add text.
-
-        Args:
-            keep: what follows may be the second byte of a character.
-        """
-        if not keep:
-            self._decoder = None
+    def _shown(self, word: str, number: int | None) -> None:
+        """What changes the text, if text is shown here."""
         group = self._group
-        if group.skipped or group.hidden or not text:
-            return
-        if self._text_style != group.style:
+        if word in _CHARACTERS:
+            self._put(_CHARACTERS[word])
+        elif word in _APART or word in _BESIDE:
+            group.flow, group.mark, group.in_table = self._inner(word), "", False
+        elif word == "pard":
+            group.in_table, group.flow.level = False, 0
+        elif word == "ilvl" and number:
+            group.flow.level = number
+        elif word == "intbl":
+            group.in_table = True
+        elif word == "trowd":
+            self._in_row, self._merged = True, [""]
+        elif word in _MERGED:
+            self._merged[-1] = _MERGED[word]
+        elif word == "cellx":
+            self._merged.append("")
+        elif word in ("cell", "row", "line", *_ENDS):
             self._flush()
-        self._text_style = group.style
+            if word == "cell":
+                group.flow.end_cell()
+            elif word == "row":
+                group.flow.end_row(self._merged)
+                self._in_row = False
+            elif word == "line":
+                group.flow.add("br")
+            else:
+                group.flow.end_paragraph(in_table=group.in_table or self._in_row)
+
+    def _inner(self, word: str) -> _Flow:
+        """Where the text of a group goes that stands apart."""
+        flow = self._group.flow
+        if word in _BESIDE:
+            return self.beside[_BESIDE[word]]
+        if flow.depth == _MOST_INNER:
+            return flow
+        self._flush()
+        element = flow.add(_APART[word])
+        if word == "annotation":
+            element.set("class", "comment-start")
+        return _Flow(element, flow.depth + 1)
+
+    def _decode(self) -> None:
+        """Write the bytes so far: some encodings take two for a character."""
+        if self._bytes:
+            name = self._fonts.get(self._group.font, self._page)
+            self._put(self._bytes.decode(name, "replace"))
+            self._bytes.clear()
+
+    def _put(self, text: str) -> None:
+        group = self._group
+        if group.skipped or group.hidden:
+            return
+        if self._written != (group.flow, group.mark):
+            self._flush()
+            self._written = group.flow, group.mark
         self._text.append(text)
 
     def _flush(self) -> None:
         """Hand on the text so far: halves of characters beyond the first 65,536 come one by one."""
-        text, self._text = whole_characters("".join(self._text)), []
-        if not text:
-            return
-        if text.strip():
-            self._open_cell()
-        page, style = self.pages[self._group.page], self._text_style
-        if style and text.strip():
-            page.start(style, {})
-        page.data(text)
-        if style and text.strip():
-            page.end(style)
-
-    def _break(self) -> None:
-        """End a paragraph; an empty one keeps those around it apart."""
-        if any(group.bracket for group in self._groups):
-            self._put(" ")
-            return
-        empty = not self._text and not self._cell
-        self._flush()
-        self._sink("hr" if empty else "div")
-
-    def _sink(self, name: str) -> None:
-        page = self.pages[self._group.page]
-        page.start(name, {})
-        page.end(name)
-
-    def _open_cell(self) -> None:
-        """Begin a cell if the paragraph is in one, or end the table if it is not."""
-        page = self.pages[self._group.page]
-        if not (self._row or self._group.in_table):
-            self._end_table(page)
-            return
-        for name, is_open in (("table", self._table), ("tr", self._in_row), ("td", self._cell)):
-            if not is_open:
-                page.start(name, {})
-        self._table = self._in_row = self._cell = True
-
-    def _end_table(self, page: VisibleText) -> None:
-        for name, is_open in (("td", self._cell), ("tr", self._in_row), ("table", self._table)):
-            if is_open:
-                page.end(name)
-        self._table = self._in_row = self._cell = False
-
-    def _cells(self, word: str) -> None:
-        self._flush()
-        page = self.pages[self._group.page]
-        if word == "cell":
-            self._row = True
-            self._open_cell()
-            page.end("td")
-            self._cell = False
-            return
-        if self._cell:
-            page.end("td")
-        if self._in_row:
-            page.end("tr")
-        self._cell = self._in_row = self._row = False
+        flow, mark = self._written
+        if self._text:
+            flow.put("".join(self._text), mark)
+        self._text = []
 
 
 def _codec(name: str, other: str) -> str:

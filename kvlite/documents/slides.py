@@ -1,106 +1,134 @@
 """PowerPoint slides (.pptx)."""
 
-from kvlite.documents.archive import Archive, Attributes
-from kvlite.documents.elements import Elements
-from kvlite.documents.office import OfficeNames, document_part, relations, require_new
+from typing import Any
+
+from kvlite.documents.archive import Archive
+from kvlite.documents.markup import SPACE, number_in, text_of
+from kvlite.documents.office import (
+    NAMES,
+    document_part,
+    find,
+    full,
+    office_tree,
+    relations,
+    require_new,
+)
+from kvlite.documents.pandoc import write_formulas
 from kvlite.documents.tracker import Tracker
-from kvlite.documents.visible_text import VisibleText, texts_of
 
 _HTML_NAMES = {
     "a:p": "div",
+    "p:text": "div",
     "a:br": "br",
     "a:tbl": "table",
     "a:tr": "tr",
     "a:tc": "td",
-    "a:fld": "template",  # the slide's number, and the date
-    "a:tableStyleId": "template",
-    "p:timing": "template",
-    "mc:Fallback": "template",
 }
-# Formulas, in a line.
-_OPENING = {
-    "m:num": "(",
-    "m:den": "/(",
-    "m:sup": "^(",
-    "m:sub": "_(",
-    "m:deg": "^(",
-    "m:rad": "\u221a(",
-    "m:d": "(",
+# The slide's number, and the date; what a wider cell covers; what is not shown.
+_HIDDEN = (
+    ".//a:fld | .//p:sp[.//p:ph/@type='sldNum'] | .//a:tableStyleId | .//p:timing "
+    "| .//a:tc[@hMerge or @vMerge] | .//p:cNvPr[@hidden='1']/../.."
+)
+_TITLES = ".//p:sp[p:nvSpPr/p:nvPr/p:ph[@type='title' or @type='ctrTitle']]"
+_BESIDE = {"notesSlide": "Notes", "comments": "Comments"}
+_NOT_READ = {
+    "p:pic[not(ancestor::p:oleObj)]": "picture",
+    "c:chart": "chart",
+    "cx:chart": "chart",
+    "p:oleObj": "embedded object",
 }
-_NOT_READ = {"p:pic": "picture", "c:chart": "chart", "dgm:relIds": "diagram"}
+_FORMS = {"alphaLc": "a", "alphaUc": "A", "romanLc": "i", "romanUc": "I"}
 
 
 def slides(data: bytes, tracker: Tracker) -> list[str]:
-    """The text of each slide, in the order in which they are shown, with its speaker's notes.
+    """The text of each slide, in the order in which they are shown, with its speaker's notes and
+    its comments.
 
     Raises:
         DocumentError: it is an old or locked one, or unpacks to too much.
         ContextError: it is longer than could fit.
     """
     require_new(data, tracker.label, "PowerPoint", ".pptx")
-    archive, names, ids = Archive(data, tracker), OfficeNames(), list[str]()
-
-    def begin(name: str, attributes: Attributes) -> None:
-        if name == "p:sldId":
-            ids.append(attributes["r:id"])
-
+    archive, made = Archive(data, tracker), list[str]()
     start = document_part(archive, "ppt/presentation.xml")
-    archive.parse(start, begin, names=names)
     targets = {each.id: each.target for each in relations(archive, start)}
-    pages, is_note = list[VisibleText](), list[bool]()
-    for number, part in enumerate((targets[each] for each in ids), 1):
-        notes = [each.target for each in relations(archive, part) if each.kind == "notesSlide"]
-        pages += [_read(archive, each, names, tracker) for each in (part, *notes)]
-        is_note += [False, *(True for _ in notes)]
-        tracker.report(number, len(ids))
-    made = list[str]()
-    for text, is_said in zip(texts_of(pages, tracker), is_note, strict=True):
-        if not is_said:
-            made.append(text)
-        elif text.strip():
-            made[-1] += f"\n\nNotes: {text.strip()}"
+    parts = [targets[each] for each in find(office_tree(archive, start), "//p:sldId/@r:id")]
+    for number, part in enumerate(parts, 1):
+        texts = [_text(archive, part, tracker)]
+        for beside in relations(archive, part):
+            said = _text(archive, beside.target, tracker) if beside.kind in _BESIDE else ""
+            texts += [f"{_BESIDE[beside.kind]}: {said}"] if said else []
+        made.append("\n\n".join(texts))
+        tracker.report(number, len(parts))
     return made
 
 
-def _read(archive: Archive, part: str, names: OfficeNames, tracker: Tracker) -> VisibleText:
-    slide = _Slide(tracker, _HTML_NAMES)
-    archive.parse(part, slide.begin, slide.end, slide.characters, names=names)
-    return slide.pages[0]
+def _text(archive: Archive, part: str, tracker: Tracker) -> str:
+    """The text of a slide, or of a page of notes."""
+    tree = office_tree(archive, part)
+    for each in find(tree, _HIDDEN):
+        each.set("hidden", "")
+    targets = {each.id: each.target for each in relations(archive, part)}
+    for diagram in find(tree, ".//dgm:relIds"):
+        diagram.append(office_tree(archive, targets[diagram.get(full("r:dm"))]))
+    for title in find(tree, _TITLES):
+        title.getparent().insert(0, title)
+    for what, counted in _NOT_READ.items():
+        tracker.not_read[counted] += len(find(tree, f".//{what}"))
+    for each in find(tree, ".//p:cNvPr[normalize-space(@descr)]"):
+        each.tag, each.text = "div", f"[Picture: {each.get('descr').strip()}]"
+    for run in find(tree, ".//a:r[a:rPr]"):
+        mark, before = _mark(run.find("a:rPr", NAMES)), run.getprevious()
+        if mark and before is not None and before.tag == mark:
+            before.extend(run)
+        elif mark:
+            run.tag = mark
+    for body in find(tree, ".//a:p/.."):
+        _label(find(body, "a:p"))
+    write_formulas(find(tree, ".//m:oMath[not(ancestor::m:oMath)]"), "docx", tracker)
+    for cell in find(tree, ".//a:tc"):
+        cell.set("colspan", cell.get("gridSpan", ""))
+        cell.set("rowspan", cell.get("rowSpan", ""))
+    for name, html_name in _HTML_NAMES.items():
+        for each in tree.iter(full(name)):
+            each.tag = html_name
+    return text_of(tree, tracker, gap=1)
 
 
-class _Slide(Elements):
-    """Collects the text of a slide."""
+def _mark(properties: Any) -> str:
+    """What HTML has for raised, lowered or struck text."""
+    raised = properties.get("baseline", "0").removesuffix("%")
+    if raised not in ("", "0"):
+        return "sub" if raised.startswith("-") else "sup"
+    return "del" if properties.get("strike", "noStrike") != "noStrike" else ""
 
-    _raised = ""
 
-    def begin(self, name: str, attributes: Attributes) -> None:
-        html_name, html_attributes = _HTML_NAMES.get(name, ""), dict[str, str]()
-        if name == "a:r":
-            self._raised = ""
-        elif name == "a:rPr":
-            baseline = attributes.get("baseline", "0").removesuffix("%")
-            if baseline not in ("", "0"):
-                self._raised = "sub" if baseline.startswith("-") else "sup"
-            elif attributes.get("strike", "noStrike") != "noStrike":
-                self._raised = "del"
-        elif name == "a:t":
-            html_name, self._raised = self._raised, ""
-        elif name == "a:tc":
-            html_attributes = {
-                "colspan": attributes.get("gridSpan", ""),
-                "rowspan": attributes.get("rowSpan", ""),
-            }
-            if {attributes.get("hMerge"), attributes.get("vMerge")} & {"1", "true"}:
-                html_name = "template"
-        self.enter(html_name, html_attributes)
-        self.characters(_OPENING.get(name, ""))
-        if name in _NOT_READ:
-            self._tracker.not_read[_NOT_READ[name]] += 1
-        elif name == "p:cNvPr" and (described := attributes.get("descr", "").strip()):
-            self.enter("div", {})
-            self.characters(f"[Picture: {described}]")
-            super().end(name)
+def _label(paragraphs: list[Any]) -> None:
+    """Write indents, bullets and numbers before the paragraphs of one box.
 
-    def end(self, name: str) -> None:
-        self.characters(")" if name in _OPENING else "")
-        super().end(name)
+    At the outermost level there is a bullet if the paragraph asks for its own: whether it has one
+    from the slide's design does not matter to readers.
+    """
+    numbers = dict[int, int]()
+    for paragraph in paragraphs:
+        if not "".join(paragraph.itertext()).strip():
+            continue
+        properties = paragraph.find("a:pPr", NAMES)
+        if properties is None:
+            numbers.clear()
+            continue
+        level = int(properties.get("lvl", "0"))
+        numbered = properties.find("a:buAutoNum", NAMES)
+        numbers = {outer: number for outer, number in numbers.items() if outer <= level}
+        if numbered is None:
+            numbers.pop(level, None)
+            is_plain = properties.find("a:buNone", NAMES) is not None
+            bullet = level > 0 or properties.find("a:buChar", NAMES) is not None
+            label = "- " if bullet and not is_plain else ""
+        else:
+            before = numbers.get(level, int(numbered.get("startAt", "1")) - 1)
+            numbers[level] = before + 1
+            kind = numbered.get("type", "")
+            form = next((form for start, form in _FORMS.items() if kind.startswith(start)), "")
+            label = number_in(form, before + 1) + (") " if "Paren" in kind else ". ")
+        paragraph.text = SPACE * 2 * min(level, 8) + label

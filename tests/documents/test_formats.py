@@ -255,24 +255,64 @@ def test_opendocument_headers_footers_and_formulas(save: Save) -> None:
     assert (read.text, read.not_read) == ("Secret\n\nRatio 1/2.\n\nPage 1", ())
 
 
-def test_opendocument_tables_and_slides(save: Save) -> None:
-    cell = '<table:table-cell office:value-type="float"><text:p>7</text:p></table:table-cell>'
-    sheet = (
-        f'<table:table table:name="Costs"><table:table-row>{cell}</table:table-row></table:table>'
+def test_opendocument_numbers_are_those_shown(save: Save) -> None:
+    def level(name: str, number: int, more: str) -> str:
+        return f'<text:{name} text:level="{number}" style:num-format="1" {more}/>'
+
+    def listed(inside: str, more: str = "") -> str:
+        return f'<text:list text:style-name="L" {more}>{inside}</text:list>'
+
+    def item(text: str, more: str = "") -> str:
+        return f"<text:list-item {more}><text:p>{text}</text:p></text:list-item>"
+
+    shown = 'text:display-levels="2"'
+    styles = (
+        f"<text:outline-style>{level('outline-level-style', 1, '')}"
+        f"{level('outline-level-style', 2, shown)}</text:outline-style>"
+        '<text:list-style style:name="L">'
+        + level("list-level-style-number", 1, 'style:num-suffix=")" text:start-value="3"')
+        + level("list-level-style-number", 2, shown)
+        + "</text:list-style>"
     )
-    content = opendocument(f"<office:spreadsheet>{sheet}</office:spreadsheet>")
-    assert read_document(save("a.ods", content)).text.split() == ["Costs", "7"]
-    again = (
-        '<table:table-cell office:value-type="float" table:number-columns-repeated="3"><text:p>0'
-        '</text:p></table:table-cell><table:table-cell table:number-columns-repeated="2"/>'
+    deeper = f"<text:list-item>{listed(item('inner'))}</text:list-item>"
+    body = (
+        "<text:h>First</text:h>"
+        '<text:list><text:list-item><text:list><text:list-item><text:h text:outline-level="2">Part'
+        "</text:h></text:list-item></text:list></text:list-item></text:list>"
+        + listed(item("three") + "<text:list-header><text:p>more</text:p></text:list-header>")
+        + "<text:p>Between</text:p>"
+        + listed(item("four") + deeper, 'text:continue-numbering="true"')
+        + listed(item("ten", 'text:start-value="10"'))
     )
-    rows = f"<table:table-row>{cell}{again}{cell}</table:table-row>" + (
-        f'<table:table-row>{cell}<table:table-cell table:number-columns-repeated="16383"/>'
-        f"</table:table-row><table:table-row>{cell}</table:table-row>"
+    content = opendocument(f"<office:text>{body}</office:text>", styles)
+    assert read_document(save("a.odt", content)).text.split("\n") == [
+        *("1 First", "", "1.1 Part", "3) three", "  more", "", "Between"),
+        *("4) four", "  4.1. inner", "10) ten"),
+    ]
+
+
+def test_opendocument_comments_spaces_and_objects(save: Save) -> None:
+    objects = "<draw:frame><draw:object xlink:href='./{}'/><draw:image/></draw:frame>"
+    body = (
+        "<office:text xmlns:xlink='http://www.w3.org/1999/xlink' "
+        "xmlns:dc='http://purl.org/dc/elements/1.1/'>"
+        "<text:p>a<text:s text:c='3'/>b<text:tab/>c<office:annotation><dc:creator>Ann</dc:creator>"
+        "<text:p>Why?</text:p><text:p>So.</text:p></office:annotation> d</text:p>"
+        f"<text:p>{objects.format('sheet')}</text:p><text:p>{objects.format('none')}</text:p>"
+        "</office:text>"
     )
-    repeated = f"<office:spreadsheet><table:table>{rows}</table:table></office:spreadsheet>"
-    read = read_document(save("b.ods", opendocument(repeated)))
-    assert read.text == "7 | 0 | 0 | 0 |  |  | 7\n7 |\n7 |"
+    cell = "<table:table-cell><text:p>7</text:p></table:table-cell>"
+    sheet = opendocument(
+        "<office:spreadsheet><table:table><table:table-row>"
+        f"{cell * 2}</table:table-row></table:table></office:spreadsheet>"
+    )
+    parts = {**parts_of(opendocument(body)), "sheet/content.xml": parts_of(sheet)["content.xml"]}
+    read = read_document(save("a.odt", packed(parts)))
+    assert read.text == "a   b\tc [Comment by Ann: Why? So.] d\n7 | 7"
+    assert read.not_read == ("1 embedded object",)
+
+
+def test_opendocument_slides(save: Save) -> None:
     pages = "".join(f"<draw:page><text:p>{each}</text:p></draw:page>" for each in ("one", "two"))
     read = read_document(
         save("a.odp", opendocument(f"<office:presentation>{pages}</office:presentation>"))
@@ -316,7 +356,7 @@ def test_lists_of_a_books_pages_are_left_out_and_notes_come_last(save: Save) -> 
 
 def test_slides_are_pages_in_their_order(save: Save) -> None:
     read = read_document(save("a.pptx", deck()))
-    assert read.text == "Opening\nwords\n\nNotes: Say hello\nx | y\n\n[Picture: A map]"
+    assert read.text == "Opening\nwords\n\nNotes: Say hello\nx | y\n[Picture: A map]"
     assert read.page_starts == (0, read.text.index("x | y"))
     assert read.not_read == ("1 picture",)
 
@@ -325,7 +365,7 @@ def test_a_row_of_a_slide_may_end_in_an_empty_cell(save: Save) -> None:
     parts = parts_of(deck())
     slide = parts["ppt/slides/slide1.xml"]
     parts["ppt/slides/slide1.xml"] = slide.replace(b"<a:t>y", b"<a:t>").replace(
-        b"</a:tbl>", b"<a:tr><a:tc><a:p><a:t>z</a:t></a:p></a:tc></a:tr></a:tbl>"
+        b"</a:tbl>", b"<a:tr><a:tc><a:p><a:t>z</a:t></a:p></a:tc><a:tc/></a:tr></a:tbl>"
     )
     assert "\nx |\nz |\n" in read_document(save("a.pptx", packed(parts))).text
 
@@ -339,14 +379,15 @@ def test_slides_keep_raised_text_formulas_and_merged_cells_apart(save: Save) -> 
 
     raised, lowered = said("6", 'baseline="30000"'), said("2", 'baseline="-25000"')
     half = (
-        "<m:f xmlns:m='http://schemas.openxmlformats.org/officeDocument/2006/math'>"
-        "<m:num><m:t>1</m:t></m:num><m:den><m:t>2</m:t></m:den></m:f>"
+        "<m:oMath xmlns:m='http://schemas.openxmlformats.org/officeDocument/2006/math'><m:f>"
+        "<m:num><m:r><m:t>1</m:t></m:r></m:num><m:den><m:r><m:t>2</m:t></m:r></m:den></m:f>"
+        "</m:oMath>"
     )
     struck = said("50", 'strike="sngStrike"')
     rows = (
-        cell("wide", 'gridSpan="2"') + cell("", 'hMerge="1"'),
-        cell("tall", 'rowSpan="2"') + cell("1"),
-        cell("", 'vMerge="1"') + cell("2"),
+        cell("wide", 'gridSpan="2"') + cell("", 'hMerge="1"') + cell("x"),
+        cell("tall", 'rowSpan="2"') + cell("1") + cell("y"),
+        cell("", 'vMerge="1"') + cell("2") + cell("z"),
     )
     table = "".join(f"<a:tr>{row}</a:tr>" for row in rows)
     parts = parts_of(deck())
@@ -355,7 +396,44 @@ def test_slides_keep_raised_text_formulas_and_merged_cells_apart(save: Save) -> 
         f"<a:tbl>{table}</a:tbl>"
     ).encode()
     read = read_document(save("a.pptx", packed(parts))).text
-    assert read.endswith("10^6 H_2O ~~50~~ (1)/(2)\nwide | wide\ntall | 1\ntall | 2")
+    assert read.endswith("10^6 H_2O ~~50~~ 1/2\nwide | wide | x\ntall | 1 | y\ntall | 2 | z")
+
+
+def test_slides_show_levels_numbers_comments_and_their_title_first(save: Save) -> None:
+    def said(text: str, properties: str = "") -> str:
+        return f"<a:p>{properties}<a:r><a:t>{text}</a:t></a:r></a:p>"
+
+    numbered = "<a:pPr lvl='1'><a:buAutoNum type='alphaLcParenR'/></a:pPr>"
+    body = (
+        said("Plan")
+        + said("one", numbered)
+        + said("two", numbered)
+        + said("deep", "<a:pPr lvl='2'/>")
+        + said("three", numbered)
+        + said("point", "<a:pPr><a:buChar char='o'/></a:pPr>")
+    )
+    title = (
+        "<p:sp><p:nvSpPr><p:nvPr><p:ph type='title'/></p:nvPr></p:nvSpPr><p:txBody>"
+        f"{said('Title')}</p:txBody></p:sp>"
+    )
+    number = (
+        f"<p:sp><p:nvPr><p:ph type='sldNum'/></p:nvPr><p:txBody>{said('Page')}</p:txBody></p:sp>"
+    )
+    parts = parts_of(deck())
+    parts["ppt/slides/slide1.xml"] = _slide(
+        f"<p:spTree><p:sp><p:txBody>{body}</p:txBody></p:sp>{title}{number}</p:spTree>"
+    ).encode()
+    parts["ppt/slides/_rels/slide1.xml.rels"] = _relations(
+        {"r1": ("comments", "../comments/c.xml")}
+    ).encode()
+    parts["ppt/comments/c.xml"] = (
+        f"<p:cmLst {_P}><p:cm><p:text>Why?</p:text></p:cm><p:cm><p:text>So.</p:text></p:cm>"
+        "</p:cmLst>"
+    ).encode()
+    read = read_document(save("a.pptx", packed(parts))).text
+    assert read.endswith(
+        "Title\nPlan\n  a) one\n  b) two\n    - deep\n  c) three\n- point\n\nComments: Why?\nSo."
+    )
 
 
 def test_workbook(save: Save) -> None:
@@ -366,7 +444,7 @@ def test_workbook(save: Save) -> None:
 def test_rich_text(save: Save) -> None:
     read = read_document(save("a.rtf", RICH_TEXT))
     assert read.text.split("\n") == [
-        "Caf\u00e9 \u20ac 5. [Note: Small.]", "a | b", "c | d", "", "end",
+        "Caf\u00e9 \u20ac 5. [Note: Small.]", "a | b", "c | d", "end",
     ]  # fmt: skip
     assert read.not_read == ("1 picture",)
     beyond = rb"{\rtf1 Otto \u-10179?\u-8704? paid.}"
@@ -407,6 +485,22 @@ def test_rich_text_headers_comments_lists_and_empty_cells(save: Save) -> None:
     assert rich(save, text) == (
         "Head\n1. one [Comment: Why? So.] [Note: F.]\na |\nc | d e\n\nafter\nFoot"
     )
+
+
+def test_rich_text_merged_cells_list_levels_and_rows_within_notes(save: Save) -> None:
+    text = (
+        rb"\trowd\clvmgf\cellx1\cellx2\cellx3 tall\cell a\cell b\cell\row"
+        rb"\trowd\clvmrg\cellx1\clmgf\cellx2\clmrg\cellx3 \cell wide\cell\cell\row"
+        rb"\pard{\listtext\'b7\tab}one\par{\listtext a)\tab}\ilvl1 two{\upr{no}{\*\ud yes}}"
+        rb"{\footnote\trowd x\cell y\cell\row}\par"
+    )
+    assert rich(save, text) == (
+        "tall | a | b\ntall | wide | wide\n- one\n  a) twoyes [Note: x | y]"
+    )
+
+
+def test_rich_text_within_rich_text_without_end(save: Save) -> None:
+    assert rich(save, rb"{\footnote a" * 30 + b"!").count("a") == 30
 
 
 def test_fictionbook(save: Save) -> None:
