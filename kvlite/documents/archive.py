@@ -2,15 +2,12 @@
 
 import io
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, NoReturn
-from xml.parsers import expat
 
 from kvlite.config.units import readable
 from kvlite.documents.tracker import PARSER_ERRORS, Tracker
 from kvlite.errors import DocumentError
-
-Attributes = dict[str, str]
 
 # All markup of a document; that of a book of 1,000 pages has some 30 MiB.
 UNPACKED_LIMIT = 128 * 2**20
@@ -31,14 +28,6 @@ def names_in(data: bytes) -> list[str]:
         return []
 
 
-class LocalNames(dict[str, str]):
-    """Names without their namespaces, by expat's full names."""
-
-    def __missing__(self, name: str) -> str:
-        self[name] = name.rpartition(" ")[2]
-        return self[name]
-
-
 class Archive:
     """The parts of a document; how much they unpack to is counted and limited.
 
@@ -55,53 +44,14 @@ class Archive:
         self.names = frozenset(self._zip.namelist())
 
     def unpacked(self, part: str) -> bytes:
-        """A whole part. Raises as `parse`."""
+        """A whole part. Raises as `tree`."""
         return b"".join(self._pieces(part))
 
     def require_small(self) -> None:
-        """Unpack everything once, for parsers that have no limits. Raises as `parse`."""
+        """Unpack everything once, for parsers that have no limits. Raises as `tree`."""
         for part in self.names:
             for _ in self._pieces(part):
                 pass
-
-    def parse(
-        self,
-        part: str,
-        begin: Callable[[str, Attributes], None],
-        end: Callable[[str], None] | None = None,
-        characters: Callable[[str], None] | None = None,
-        *,
-        names: dict[str, str] | None = None,
-        shown: bool = False,
-    ) -> None:
-        """Pass a part's elements and text to callbacks, in order.
-
-        Args:
-            names: what elements and attributes are called, by their full names.
-            shown: report progress.
-
-        Raises:
-            DocumentError: it unpacks to too much.
-        """
-        parser = expat.ParserCreate(namespace_separator=" ")
-        parser.buffer_text = True
-        called = LocalNames() if names is None else names
-        parser.StartElementHandler = lambda name, attributes: begin(
-            called[name], {called[key]: value for key, value in attributes.items()}
-        )
-        if end is not None:
-            parser.EndElementHandler = lambda name: end(called[name])
-        if characters is not None:
-            parser.CharacterDataHandler = characters
-        # Otherwise an undeclared entity would vanish without a trace.
-        parser.SkippedEntityHandler = _refuse_entity
-        done, total = 0, self._zip.getinfo(part).file_size
-        for piece in self._pieces(part):
-            done += len(piece)
-            if shown:
-                self.tracker.report(min(done, total), total)
-            parser.Parse(piece)
-        parser.Parse(b"", True)
 
     def tree(self, part: str) -> Any:
         """A part's elements, as lxml's; comments are left out. Nothing outside the part is read.
@@ -152,7 +102,3 @@ class Archive:
             f"{self.tracker.label} {why}, which no document needs: get it anew from a source "
             "that you trust, or save it as text."
         )
-
-
-def _refuse_entity(name: str, is_parameter: bool) -> None:
-    raise ValueError(f"the entity {name} is not declared")

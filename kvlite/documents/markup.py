@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from itertools import accumulate
 from typing import Any
 
+from kvlite.documents.list_numbers import form_of, number_in
 from kvlite.documents.style_sheet import StyleSheet
 from kvlite.documents.tracker import Tracker
 
@@ -47,12 +48,9 @@ _SHOWN_INPUTS = (
     "text search tel url email number range date time month week datetime-local submit reset "
     "button color"
 )
-_ROMANS = ((1000, "m"), (900, "cm"), (500, "d"), (400, "cd"), (100, "c"), (90, "xc"), (50, "l"),
-           (40, "xl"), (10, "x"), (9, "ix"), (5, "v"), (4, "iv"), (1, "i"))  # fmt: skip
 # Cells are repeated up to this length, as labels are, and over so many columns; from the other
 # length on a row with a table in it is a page's layout.
 _LABEL, _MOST_COLUMNS, _LAYOUT = 200, 100, 1000
-_MOST_LETTERS = 20
 # Tables in cells and raised text in raised text, deeper than anyone writes them.
 _MOST_CAPTURES = 20
 
@@ -72,24 +70,6 @@ def text_of(root: Element, tracker: Tracker, *, gap: int = 2) -> str:
     writer = _Writer(root, tracker, gap)
     writer.element(root)
     return writer.written()
-
-
-def number_in(form: str, number: int) -> str:
-    """A number in letters or Roman numerals, as lists write them.
-
-    Args:
-        form: as HTML's attribute `type`: a, A, i, I, or else digits.
-    """
-    written = str(number)
-    if form in ("a", "A") and number > 0:
-        repeats, letter = divmod(number - 1, 26)
-        written = chr(ord("a") + letter) * min(repeats + 1, _MOST_LETTERS)
-    elif form in ("i", "I") and 0 < number < 4000:
-        written = ""
-        for value, sign in _ROMANS:
-            written += sign * (number // value)
-            number %= value
-    return written.upper() if form.isupper() else written
 
 
 class _Writer:
@@ -161,8 +141,6 @@ class _Writer:
                 self._put(self._picture(element))
             case "input":
                 self._put(self._input(element))
-            case "span" if "math" in _classes(element):
-                self._put(formula("".join(element.itertext())[2:-2]))
             case "note":
                 self._put(f" [Note: {self._captured(element)}]")
             case "span" if "comment-start" in _classes(element):
@@ -203,7 +181,7 @@ class _Writer:
     def _write(self, text: str) -> None:
         """Write text after the break and the label that it waited for."""
         if self._parts and self._break:
-            self._parts[-1] = self._parts[-1].rstrip(" ")
+            self._parts[-1] = self._parts[-1].rstrip(" \t")
             self._parts.append("\n" * self._break + self._indent[: -2 if self._label else None])
         text = self._label + text.translate(PLAIN)
         if self._indent:
@@ -250,7 +228,7 @@ class _Writer:
                 continue
             own = _whole(child.get("value"))
             number = number if own is None else own
-            form = child.get("type") or element.get("type") or ""
+            form = child.get("type") or element.get("type") or form_of(element.get("style", ""))
             label = f"{number_in(form, number)}. " if ordered else "- "
             self._label = child.get("data-label", label)
             self._indent += "  "
@@ -349,13 +327,6 @@ class _Writer:
         return f" {value} " if kind in _SHOWN_INPUTS.split() and value.strip() else ""
 
 
-def formula(tex: str) -> str:
-    """TeX, without the brackets that it needs no more when people read it."""
-    tex = re.sub(r"\\phantom\{[^{}]*\}", "", " ".join(tex.split()))
-    tex = re.sub(r"([\^_])\{(\w+)\}(?!\w)", r"\1\2", tex)
-    return re.sub(r"(?<![\w}])\\frac\{(\w+)\}\{(\w+)\}(?![\w({\\^])", r"\1/\2", tex)
-
-
 def _rows(table: Element) -> Iterator[Element]:
     """The rows of a table and what else stands in it; cells without a row are given one."""
     row = None
@@ -397,4 +368,4 @@ def _classes(element: Element) -> list[str]:
 
 
 def _whole(text: str | None) -> int | None:
-    return int(text) if re.fullmatch(r"\s*-?[0-9]{1,9}\s*", text or "") else None
+    return int(text) if text and re.fullmatch(r"\s*-?[0-9]{1,9}\s*", text) else None

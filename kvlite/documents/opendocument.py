@@ -5,13 +5,15 @@ import re
 from collections import defaultdict
 from typing import Any, NamedTuple
 
-from kvlite.documents.archive import Archive, Attributes
-from kvlite.documents.markup import SPACE, TAB, number_in, text_of
+from kvlite.documents.archive import Archive
+from kvlite.documents.list_numbers import number_in
+from kvlite.documents.markup import SPACE, TAB, text_of
 from kvlite.documents.pandoc import write_formulas
 from kvlite.documents.tracker import Tracker
 from kvlite.errors import DocumentError
 
 Element = Any
+Attributes = dict[str, str]
 
 _SPACES = {
     "http://www.w3.org/1998/Math/MathML": "",

@@ -6,12 +6,11 @@ import shutil
 import subprocess
 import zipfile
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from importlib.util import find_spec
 from itertools import takewhile
 from typing import Any
 
-from kvlite.documents.markup import PLAIN, formula
 from kvlite.documents.tracker import Tracker
 from kvlite.errors import DocumentError
 
@@ -74,7 +73,7 @@ def write_formulas(found: Sequence[Any], form: str, tracker: Tracker) -> None:
         plain = " ".join("".join(each.itertext()).split())
         lacks = Counter(re.findall(r"\d", plain)) - Counter(re.findall(r"\d", tex))
         each.clear(keep_tail=True)
-        each.tag, each.text = "span", plain if lacks or not tex else formula(tex)
+        each.tag, each.text = "span", plain if lacks or not tex else _readable(tex)
 
 
 def _packed(body: str) -> bytes:
@@ -135,19 +134,8 @@ def _converted(data: bytes, form: str, tracker: Tracker) -> bytes:
     return out
 
 
-def with_lost(text: str, pieces: Iterable[str]) -> str:
-    """A text, and under a line of their own the pieces of its document that it does not contain."""
-    letters, at, lost = _letters(text), 0, list[str]()
-    for piece in pieces:
-        wanted = _letters(piece)
-        found = letters.find(wanted, at)
-        found = letters.find(wanted) if found < 0 else found
-        if found < 0:
-            lost.append(piece.strip())
-        else:
-            at = found
-    return "\n".join([text, "", "Also in this file:", *lost]) if lost else text
-
-
-def _letters(text: str) -> str:
-    return re.sub(r"[\W_]+", "", text.translate(PLAIN))
+def _readable(tex: str) -> str:
+    """TeX, without the brackets that it needs no more when people read it."""
+    tex = re.sub(r"\\phantom\{[^{}]*\}", "", " ".join(tex.split()))
+    tex = re.sub(r"([\^_])\{(\w+)\}(?!\w)", r"\1\2", tex)
+    return re.sub(r"(?<![\w}])\\frac\{(\w+)\}\{(\w+)\}(?![\w({\\^])", r"\1/\2", tex)

@@ -3,7 +3,8 @@
 from typing import Any
 
 from kvlite.documents.archive import Archive
-from kvlite.documents.markup import SPACE, number_in, text_of
+from kvlite.documents.list_numbers import number_in
+from kvlite.documents.markup import SPACE, text_of
 from kvlite.documents.office import (
     NAMES,
     document_part,

@@ -6,7 +6,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import Any
 
-from kvlite.documents.markup import number_in
+from kvlite.documents.list_numbers import number_in
 from kvlite.documents.office import full, value_of
 
 _LEVELS = 9

@@ -23,10 +23,10 @@ _TEXTS = {
     "lastcell.pptx": _RIVERS,
     "math.html": "The dose is 10^6 units, H_2O, a_(1)2.\n\n"
     "Ratio 1/2, power 10^6, root \\sqrt{16}.\n\nFootnote mark in 1990[3].",
-    "pre.html": "Code:\n\ndef f(x):\n    if x:\n        return 1\n\n\n    return   2\n\nafter it\n\n"
-    "a   b\n  c\nt1\n  t2",
-    "rowspan.html": "River | Year | Fish\nOuse | 2001 | 14\nOuse | 2002 | 19\nCam | closed | closed\n"
-    "Nene | 2003 | 7",
+    "pre.html": "Code:\n\ndef f(x):\n    if x:\n        return 1\n\n\n    return   2\n\n"
+    "after it\n\na   b\n  c\nt1\n  t2",
+    "rowspan.html": "River | Year | Fish\nOuse | 2001 | 14\nOuse | 2002 | 19\n"
+    "Cam | closed | closed\nNene | 2003 | 7",
     "strike.html": "Price: ~~50~~ 40 euros. ~~Closed~~Open on Monday.",
     "enc.eml": f"{_MAIL}Secret",
     "mixed_min.eml": f"{_MAIL}Minutes\n\nSee below.\n\nThe vote was 7 to 2.",
