@@ -162,6 +162,8 @@ class _Writer:
 
     def _put(self, text: str) -> None:
         """Write text as it stands in the markup."""
+        if not text:
+            return
         text = _NO_TEXT.sub("", text)
         if not self._preformatted:
             text = re.sub(r"[ \t\r\n\f]+", " ", text)
