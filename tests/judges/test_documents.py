@@ -1,6 +1,6 @@
 """Real documents beside what other programs read of them: no word is lost.
 
-`make documents` fetches them; the folder is named by KVLITE_DOCUMENTS.
+`make documents` fetches them; KVLITE_DOCUMENTS names another folder.
 """
 
 import os
@@ -17,7 +17,9 @@ import pytest
 from kvlite.documents import read_document
 from kvlite.errors import DocumentError
 
-_FOLDER = Path(os.environ.get("KVLITE_DOCUMENTS", ".documents"))
+_FOLDER = Path(
+    os.environ.get("KVLITE_DOCUMENTS", Path(__file__).parents[1] / ".cache" / "documents")
+)
 _PANDOC = [pypandoc.get_pandoc_path(), "--sandbox", "-t", "plain", "--wrap=none"]
 _JUDGES = {
     ".docx": [*_PANDOC, "-f", "docx"],
