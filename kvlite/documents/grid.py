@@ -8,6 +8,7 @@ from kvlite.documents.tracker import Tracker
 
 # Empty columns between two cells; of more none is left.
 _MOST_EMPTY = 64
+_MOST_NAMED = 3
 
 
 class Grid:
@@ -56,9 +57,10 @@ class Grid:
             above = {column: kept for column, kept in above.items() if kept[0] >= row}
             is_heading = len(cells) == 1 and not above
             for first, end, last_row in self._merged.get(row, ()):
-                text = cells.get(first, "")
-                if text and len(text) <= LABEL:
-                    above.update(dict.fromkeys(range(first, end), (last_row, text)))
+                size = len(cells.get(first, ""))
+                if 0 < size <= LABEL:
+                    columns = range(first, end if size * (end - first) <= LABEL else first + 1)
+                    above.update(dict.fromkeys(columns, (last_row, cells[first])))
             for column, (_, text) in () if is_heading else above.items():
                 cells.setdefault(column, text)
             for column, note in self._notes.get(row, {}).items():
@@ -73,3 +75,11 @@ def _spread(cells: dict[int, str], start: int) -> Iterator[str]:
             yield from [""] * (column - start)
         yield text
         start = column + 1
+
+
+def uncalculated(formula: str, cell: str, tracker: Tracker) -> str:
+    """What stands in a cell whose formula has no value stored. The first such cells are named."""
+    kind = "uncalculated formula"
+    named = sum(each.startswith(kind) for each in tracker.not_read)
+    tracker.not_read[f"{kind} ({cell})" if named < _MOST_NAMED else kind] += 1
+    return f"[={formula}: no value]"

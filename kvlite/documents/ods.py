@@ -3,7 +3,7 @@
 from typing import Any
 
 from kvlite.documents.archive import Archive
-from kvlite.documents.grid import Grid
+from kvlite.documents.grid import Grid, uncalculated
 from kvlite.documents.markup import text_of
 from kvlite.documents.tracker import Tracker
 from kvlite.errors import DocumentError
@@ -62,8 +62,8 @@ def _read_row(
         text = " ".join(_shown(each, effects) for each in cell.iterchildren("{*}p")).strip()
         text = text or next((about[each] for each in _VALUES if each in about), "")
         if not text and "formula" in about and "value-type" not in about:
-            tracker.unvalued.append(f"row {row}, column {column}")
-            text = f"[={about['formula'].partition('=')[2]}: no value]"
+            formula = about["formula"].partition("=")[2]
+            text = uncalculated(formula, f"row {row}, column {column}", tracker)
         if text and _own(cell.tag) == "table-cell":
             struck = effects.get(about.get("style-name", "")) == "del"
             shown = f"~~{text}~~" if struck else text

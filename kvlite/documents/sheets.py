@@ -11,8 +11,8 @@ from typing import Any
 
 from kvlite.documents.archive import Archive
 from kvlite.documents.number_format import formatted
-from kvlite.documents.office import OLE, document_part
 from kvlite.documents.ods import ods_text
+from kvlite.documents.office import OLE, document_part
 from kvlite.documents.tracker import Tracker
 from kvlite.documents.workbook import Workbook
 from kvlite.errors import DocumentError

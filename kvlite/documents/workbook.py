@@ -8,7 +8,7 @@ from typing import Any
 from lxml import etree
 
 from kvlite.documents.archive import Archive
-from kvlite.documents.grid import Grid
+from kvlite.documents.grid import Grid, uncalculated
 from kvlite.documents.markup import text_of
 from kvlite.documents.number_format import BUILT_IN, formatted, simplified
 from kvlite.documents.office import relations
@@ -106,8 +106,8 @@ class Workbook:
         elif "f" not in inside or (kind == "str" and "v" in inside):
             return ""
         else:
-            self._tracker.unvalued.append(f"{sheet}!{cell.get('r')}")
-            return f"[={inside['f'].text or ''}: no value]"
+            formula = _in_line(inside["f"].text or "")
+            return uncalculated(formula, f"{sheet}!{cell.get('r')}", self._tracker)
         return f"~~{text}~~" if is_struck and text else text
 
     def _value(self, kind: str, value: str, code: str) -> str:
