@@ -113,6 +113,18 @@ class Archive:
         except LxmlError as error:
             raise ValueError(str(error)) from error
 
+    def count(self, size: int) -> None:
+        """Count what comes out of the archive.
+
+        Raises:
+            DocumentError: it is too much.
+        """
+        self._unpacked += size
+        if self._unpacked > UNPACKED_LIMIT:
+            self._refuse(f"unpacks to more than {readable(UNPACKED_LIMIT)} of text")
+        if _DENSE_FROM < self._unpacked > _DENSEST * self._packed:
+            self._refuse(f"unpacks to more than {_DENSEST} times its size")
+
     def _pieces(self, part: str) -> Iterator[bytes]:
         """A part, unpacked; what comes out is counted, whatever size the archive states."""
         info = self._zip.getinfo(part)
@@ -121,11 +133,7 @@ class Archive:
         self._packed += info.compress_size
         with self._zip.open(info) as file:
             while piece := file.read(_PIECE):
-                self._unpacked += len(piece)
-                if self._unpacked > UNPACKED_LIMIT:
-                    self._refuse(f"unpacks to more than {readable(UNPACKED_LIMIT)} of text")
-                if _DENSE_FROM < self._unpacked > _DENSEST * self._packed:
-                    self._refuse(f"unpacks to more than {_DENSEST} times its size")
+                self.count(len(piece))
                 yield piece
 
     def _refuse(self, why: str) -> NoReturn:

@@ -3,7 +3,7 @@
 from typing import Any
 
 from kvlite.documents.archive import Archive
-from kvlite.documents.grid import Grid, uncalculated
+from kvlite.documents.grid import Grid
 from kvlite.documents.markup import text_of
 from kvlite.documents.tracker import Tracker
 from kvlite.errors import DocumentError
@@ -30,31 +30,32 @@ def ods_text(archive: Archive, tracker: Tracker) -> str:
         raise DocumentError(
             f"{tracker.label} is locked by a password: save it in LibreOffice without one."
         )
-    sheets, grid, row, effects = list[str](), Grid(""), 1, dict[str, str]()
+    sheets, grid, row, effects = list[str](), Grid(tracker), 1, dict[str, str]()
     for element in archive.elements("content.xml", "style", "table-row", "shapes", "table"):
         match _own(element.tag):
             case "style":
                 effects[_about(element).get("name", "")] = _effect(element)
             case "table-row":
-                row = _read_row(element, row, grid, effects, tracker)
+                grid.name = _about(next(element.iterancestors("{*}table"))).get("name", "")
+                row = _read_row(element, row, grid, effects, archive)
             case "shapes":
                 _read_shapes(element, grid, tracker)
             case _:
                 grid.name = _about(element).get("name", "")
-                sheets.append(grid.text(tracker))
-                grid, row = Grid(""), 1
+                sheets.append(grid.text())
+                grid, row = Grid(tracker), 1
     return "\n\n".join(sheets)
 
 
 def _read_row(
-    element: Element, row: int, grid: Grid, effects: dict[str, str], tracker: Tracker
+    element: Element, row: int, grid: Grid, effects: dict[str, str], archive: Archive
 ) -> int:
     """Read a row, which may stand for several; which is the next?"""
     cells, column = dict[int, str](), 1
     for cell in element.iterchildren("{*}table-cell", "{*}covered-table-cell"):
         about = _about(cell)
         end = column + int(about.get("number-columns-repeated", "1"))
-        _read_shapes(cell, grid, tracker)
+        _read_shapes(cell, grid, archive.tracker)
         for note in cell.iterchildren("{*}annotation"):
             said = " ".join("".join(each.itertext()) for each in note.iterchildren("{*}p"))
             author = note.findtext("{*}creator", "")
@@ -63,7 +64,7 @@ def _read_row(
         text = text or next((about[each] for each in _VALUES if each in about), "")
         if not text and "formula" in about and "value-type" not in about:
             formula = about["formula"].partition("=")[2]
-            text = uncalculated(formula, f"row {row}, column {column}", tracker)
+            text = grid.uncalculated(formula, f"R{row}C{column}")
         if text and _own(cell.tag) == "table-cell":
             struck = effects.get(about.get("style-name", "")) == "del"
             shown = f"~~{text}~~" if struck else text
@@ -75,8 +76,9 @@ def _read_row(
                 grid.merge(row, column, row + down - 1, column + across - 1)
         column = end
     after = row + int(_about(element).get("number-rows-repeated", "1"))
-    if cells:
-        grid.rows.update(dict.fromkeys(range(row, after), cells))
+    archive.count((after - row) * sum(len(each) + 1 for each in cells.values()))
+    for each in range(row, after) if cells else ():
+        grid.add(each, cells)
     return after
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from lxml import etree
 
 from kvlite.documents.archive import Archive
-from kvlite.documents.grid import Grid, uncalculated
+from kvlite.documents.grid import Grid
 from kvlite.documents.markup import text_of
 from kvlite.documents.number_format import BUILT_IN, formatted, simplified
 from kvlite.documents.office import relations
@@ -58,7 +58,7 @@ class Workbook:
             _, kind, target = by_id[id]
             self._tracker.not_read["chart"] += kind == "chartsheet"
             if kind == "worksheet":
-                parts.append(self._sheet(target, Grid(sheet.get("name", ""))))
+                parts.append(self._sheet(target, Grid(self._tracker, sheet.get("name", ""))))
         return "\n\n".join(parts)
 
     def _sheet(self, part: str, grid: Grid) -> str:
@@ -75,7 +75,7 @@ class Workbook:
             for each in self._archive.tree(target).iter("{*}threadedComment"):
                 by = self._people.get(each.get("personId"), "")
                 grid.add_note(*_place(each.get("ref")), by, _in_line(each.findtext("{*}text", "")))
-        return grid.text(self._tracker)
+        return grid.text()
 
     def _read_cells(self, part: str, grid: Grid) -> None:
         row = 0
@@ -88,12 +88,12 @@ class Workbook:
             for cell in element:
                 place = cell.get("r")
                 column = _column(place.rstrip("0123456789")) if place else column + 1
-                if text := self._shown(cell, grid.name):
+                if text := self._shown(cell, grid):
                     texts[column] = text
             if texts:
-                grid.rows[row].update(texts)
+                grid.add(row, texts)
 
-    def _shown(self, cell: Element, sheet: str) -> str:
+    def _shown(self, cell: Element, grid: Grid) -> str:
         """What a cell shows, which stands beside its formula if it has one."""
         inside = {each.tag.rpartition("}")[2]: each for each in cell}
         kind, style = cell.get("t", "n"), cell.get("s")
@@ -106,8 +106,7 @@ class Workbook:
         elif "f" not in inside or (kind == "str" and "v" in inside):
             return ""
         else:
-            formula = _in_line(inside["f"].text or "")
-            return uncalculated(formula, f"{sheet}!{cell.get('r')}", self._tracker)
+            return grid.uncalculated(_in_line(inside["f"].text or ""), cell.get("r", ""))
         return f"~~{text}~~" if is_struck and text else text
 
     def _value(self, kind: str, value: str, code: str) -> str:
