@@ -173,16 +173,23 @@ def _rich(element: Element) -> str:
     """A text whose runs may be raised, lowered or struck through."""
     if len(element) == 1 and element[0].tag.endswith("}t"):
         return _in_line(element[0].text or "")
-    root = etree.Element("span")
+    inner = root = etree.Element("span")
+    before = list[str]()
     for run in element.iterchildren("{*}t", "{*}r"):
-        font, inner = run.find("{*}rPr"), etree.SubElement(root, "span")
-        if font is not None:
-            align = font.find("{*}vertAlign")
-            raised = "span" if align is None else _MARKS.get(align.get("val"), "span")
-            struck = etree.SubElement(inner, "del" if _is_struck(font) else "span")
-            inner = etree.SubElement(struck, raised)
-        inner.text = "".join(run.itertext("{*}t", with_tail=False))
+        form = _form(run.find("{*}rPr"))
+        if form != before:
+            inner, before = root, form
+            for name in form:
+                inner = etree.SubElement(inner, name)
+        inner.text = (inner.text or "") + "".join(run.itertext("{*}t", with_tail=False))
     return _in_line(text_of(root, Tracker("")))
+
+
+def _form(font: Element | None) -> list[str]:
+    """What text of a font is in HTML, from without to within."""
+    align = None if font is None else font.find("{*}vertAlign")
+    raised = "span" if align is None else _MARKS.get(align.get("val"), "span")
+    return ["del", raised] if font is not None and _is_struck(font) else [raised]
 
 
 def _is_struck(font: Element) -> bool:
