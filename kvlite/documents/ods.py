@@ -5,8 +5,8 @@ from typing import Any
 from kvlite.documents.archive import Archive
 from kvlite.documents.grid import Grid
 from kvlite.documents.markup import text_of
+from kvlite.documents.opendocument import require_unlocked
 from kvlite.documents.tracker import Tracker
-from kvlite.errors import DocumentError
 
 Element = Any
 
@@ -23,13 +23,7 @@ def ods_text(archive: Archive, tracker: Tracker) -> str:
         DocumentError: it has a password, or unpacks to too much.
         ContextError: it is longer than could fit.
     """
-    manifest = "META-INF/manifest.xml"
-    if manifest in archive.names and any(
-        True for _ in archive.tree(manifest).iter("{*}encryption-data")
-    ):
-        raise DocumentError(
-            f"{tracker.label} is locked by a password: save it in LibreOffice without one."
-        )
+    require_unlocked(archive)
     sheets, grid, row, effects = list[str](), Grid(tracker), 1, dict[str, str]()
     for element in archive.elements("content.xml", "style", "table-row", "shapes", "table"):
         match _own(element.tag):

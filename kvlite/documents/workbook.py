@@ -97,7 +97,7 @@ class Workbook:
         """What a cell shows, which stands beside its formula if it has one."""
         inside = {each.tag.rpartition("}")[2]: each for each in cell}
         kind, style = cell.get("t", "n"), cell.get("s")
-        code, is_struck = ("", False) if style is None else self._styles[int(style)]
+        code, is_struck = self._styles[int(style)] if style and self._styles else ("", False)
         value = inside["v"].text if "v" in inside else None
         if "is" in inside:
             text = _rich(inside["is"])
