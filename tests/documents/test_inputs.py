@@ -71,8 +71,11 @@ _PARTS = {
     "utf8_one_bad_byte.txt": ("M\u00fcller aus K\u00f6ln. \u6f22\u5b57 \U0001f600", "caf\ufffd"),
     "utf8_then_latin.log": ("\u00fcbung eins", "\ufffdbung zwei"),
     "pics.pdf": ("Page one text.", "Page three text.", "Page six text."),
-    "odd.xlsx": (),
-    "sup.xlsx": ("10^6", "H_2O"),
+    "odd.xlsx": (
+        "Date | Share | Sum\n2024-03-14 | 50% | 3.3000000000000003 | [=A2+1: no value] | TRUE | "
+        "#DIV/0!\n2024-03-14 18:00 | 36:00:00 | 1234567.891 |  | 7%\nHIDDENROW\n\nSecret",
+    ),
+    "sup.xlsx": ("There are 10^6 cells\nx\nOuse | 2001\nOuse | 2002",),
     "repeat.ods": ("Ann | 0 | 0 | 0 | 7",),
 }
 # What is said besides.
@@ -82,6 +85,7 @@ _NOTES = {
     "missing_file.epub": "1 damaged part (a3.xhtml) was not read",
     "svg_spine.epub": "1 picture was not read",
     "pics.pdf": "scanned pages 2, 4 (the setting ocr reads them) were not read",
+    "odd.xlsx": "1 uncalculated formula (Sales!D2) was not read",
     "dos_cp850.txt": "read as cp437",
     "he_1255.txt": "read as Windows-1255",
     "he_long.txt": "read as Windows-1255",

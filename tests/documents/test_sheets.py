@@ -367,6 +367,12 @@ def test_a_damaged_sheet_is_refused(save: Save, sheet: str) -> None:
     assert "is damaged or no workbook" in refusal(save("a.xlsx", content))
 
 
+def test_a_workbook_without_styles(save: Save) -> None:
+    parts = parts_of(workbook('<row><c s="3"><v>45717</v></c></row>'))
+    parts["xl/styles.xml"] = f'<x xmlns="{_MAIN}"/>'.encode()
+    assert read_document(save("a.xlsx", packed(parts))).text == "Sales\n45717"
+
+
 @pytest.mark.parametrize("missing", [_SHEET, "xl/workbook.xml", "xl/styles.xml"])
 def test_a_workbook_without_a_part_is_refused(save: Save, missing: str) -> None:
     parts = parts_of(workbook())
