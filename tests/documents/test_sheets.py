@@ -296,11 +296,14 @@ def test_spreadsheet(save: Save) -> None:
         _cell(f"{note}</office:annotation>" + shown("Ann"))
         + _cell(shown("0 %"), 'table:number-columns-repeated="3"')
         + _cell("", 'table:number-columns-repeated="2"')
-        + _cell(shown('10<text:span text:style-name="up">6</text:span><text:s/>of') + shown("all"))
+        + _cell(
+            shown('10<text:span text:style-name="up">6</text:span><text:s/>of')
+            + shown(f"all{note}</office:annotation>")
+        )
     )
     second = (
         _cell(shown("both"), 'table:number-columns-spanned="2" table:number-rows-spanned="2"')
-        + '<table:covered-table-cell table:number-columns-repeated="1"/>'
+        + "<table:covered-table-cell><text:p>covered</text:p></table:covered-table-cell>"
         + _cell(shown("gone"), 'table:style-name="off"')
     )
     third = '<table:covered-table-cell table:number-columns-repeated="2"/>' + (
@@ -326,6 +329,14 @@ def test_spreadsheet(save: Save) -> None:
         "Look here",
     ]
     assert read.not_read == ("1 picture", "1 uncalculated formula (Costs!R3C4)")
+
+
+def test_a_spreadsheet_without_a_type_is_known_by_its_name(save: Save) -> None:
+    parts = parts_of(
+        spreadsheet(f"<table:table-row>{_cell('<text:p>7</text:p>')}</table:table-row>")
+    )
+    del parts["mimetype"]
+    assert read_document(save("a.ods", packed(parts))).text == "Costs\n7"
 
 
 def test_a_locked_workbook_is_refused(save: Save) -> None:
