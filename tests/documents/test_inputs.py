@@ -1,8 +1,12 @@
 """Files that were read wrongly once, each with what is right."""
 
+import contextlib
+import re
+import zipfile
 from pathlib import Path
 
 import pytest
+from lxml import etree
 
 from kvlite.documents import read_document
 
@@ -111,3 +115,35 @@ def test_what_was_read_wrongly_once(name: str) -> None:
         assert part in document.text
     assert _NOTES.get(name, "") in document.note
     assert bool(document.note) == (name in _NOTES)
+
+
+# Elements that hold what is shown, by the ends of files' names and of parts' names.
+_SHOWN = {
+    ".docx": (r"word/\w+\.xml", "{*}t"),
+    ".pptx": (r"ppt/(slides|notesSlides)/\w+\.xml", "{*}t"),
+    ".ods": (r"content\.xml", "{urn:oasis:names:tc:opendocument:xmlns:text:1.0}p"),
+    ".xlsx": (r"xl/(sharedStrings|worksheets/sheet\d+)\.xml", "{*}t"),
+    ".epub": (r".*\.xhtml", "{*}p"),
+}
+# What is not shown: a placeholder, a list of pages, damaged parts.
+_UNSEEN = {
+    "controls.docx": {"Click", "or", "tap", "here", "to", "enter", "text", "placeholder"},
+    "crc.epub": {"swam", "weir"},
+    "omml.docx": {"PHANTOM"},
+}
+
+
+@pytest.mark.parametrize("path", _FILES.iterdir(), ids=lambda path: path.name)
+def test_every_word_of_the_markup_is_read(path: Path) -> None:
+    if path.suffix not in _SHOWN:
+        pytest.skip("no archive of markup")
+    parts, name = _SHOWN[path.suffix]
+    words = set[str]()
+    with zipfile.ZipFile(path) as archive:
+        for part in filter(re.compile(parts).fullmatch, archive.namelist()):
+            with contextlib.suppress(zipfile.BadZipFile):  # one is damaged
+                for each in etree.fromstring(archive.read(part)).iter(name):
+                    words |= {*re.findall(r"\w+", "".join(each.itertext()))}
+    text = read_document(str(path)).text
+    found = re.findall(r"\w+", text + re.sub(r"[\^_]", "", text))
+    assert words - {*found} <= _UNSEEN.get(path.name, set())
