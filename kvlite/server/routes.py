@@ -35,7 +35,7 @@ from kvlite.server.models import Models
 from kvlite.server.refusals import Refusal, refusal_of
 from kvlite.server.responses import ResponseAnswer, SaidBefore
 from kvlite.server.state import ServerState
-from kvlite.web.sending import Bodies
+from kvlite.web.sending import LEAST, PATIENCE, Bodies, TooSlow
 
 _LOG = logging.getLogger("kvlite.server")
 _T = TypeVar("_T")
@@ -155,9 +155,11 @@ class Api:
             return JSONResponse({"prompt": text, "content": text})
 
     async def _fields(self, kind: type[_Fields], request: Request) -> _Fields:
-        plain = await object_of(self.bodies, request)
-        fields = parsed(kind, plain)
-        if without := ignored(kind, plain):
+        def made(plain: dict[str, Any]) -> tuple[_Fields, list[str]]:
+            return parsed(kind, plain), ignored(kind, plain)
+
+        fields, without = await object_of(self.bodies, request, made)
+        if without:
             _LOG.info("fields that mean nothing here: %s", ", ".join(without))
         return fields
 
@@ -208,6 +210,9 @@ def _answering(state: ServerState, handler: Handler) -> Handler:
         try:
             async with state.until_end():
                 return await handler(request)
+        except TooSlow:
+            said = f"the body comes too slowly: send {LEAST:,} bytes in {PATIENCE:.0f} s"
+            return Refusal(said, 408).response()
         except ClientDisconnect:
             raise
         except Exception as error:
