@@ -1,6 +1,5 @@
 """`/v1/completions`: a text, or its tokens, goes on; and how likely its own tokens were."""
 
-import asyncio
 import time
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
@@ -37,7 +36,7 @@ class CompletionAnswer:
         runner = model.ready()
         echo = bool(request.echo)
         least = 0 if echo else 1
-        settings = await asyncio.to_thread(request.settings, runner.settings, least)
+        settings = await model.state.waited_for(partial(request.settings, runner.settings, least))
         if getattr(request, request.length_field) is None:
             settings["max_new_tokens"] = _LONGEST
         wanted = request.logprobs

@@ -367,7 +367,7 @@ def _followed(followed: Format) -> str:
     try:
         return str(checked_field("schema", followed.schema, field, param))
     except Refusal as error:
-        said = str(error).partition(": give a JSON Schema")[0]
+        said = re.split(": give a (JSON Schema|simpler)", str(error))[0]
         raise Refusal(f"{said}: correct it", param=param) from None
 
 

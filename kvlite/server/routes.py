@@ -75,19 +75,21 @@ class Api:
         """The next message of a chat."""
         fields = await self._fields(Chat, request)
         async with self.models.using(fields.model) as model:
-            return await _answered(await ChatAnswer.of(model, fields), request)
+            answer = await _unless_gone(ChatAnswer.of(model, fields), request)
+            return await _answered(answer, request)
 
     async def completions(self, request: Request) -> Response:
         """How a text goes on."""
         fields = await self._fields(Completion, request)
         async with self.models.using(fields.model) as model:
-            return await _answered(await CompletionAnswer.of(model, fields), request)
+            answer = await _unless_gone(CompletionAnswer.of(model, fields), request)
+            return await _answered(answer, request)
 
     async def responses(self, request: Request) -> Response:
         """The next message, in the newer of OpenAI's two ways."""
         fields = await self._fields(ResponseRequest, request)
         async with self.models.using(fields.model) as model:
-            answer = await ResponseAnswer.of(model, fields, self.said)
+            answer = await _unless_gone(ResponseAnswer.of(model, fields, self.said), request)
             return await _answered(answer, request, named=True)
 
     async def add_file(self, request: Request) -> Response:
@@ -122,7 +124,7 @@ class Api:
             runner = model.ready()
             if fields.messages is not None:
                 fields.require_end()
-                messages = plain_messages(fields.messages)
+                messages = await asyncio.to_thread(plain_messages, fields.messages)
                 text = "".join(each["content"] for each in messages)
                 given = fields.variables(runner.settings)
                 encode = partial(
@@ -147,11 +149,15 @@ class Api:
         fields = await self._fields(Detokenizing, request)
         async with self.models.using(fields.model) as model:
             runner = model.ready()
-            wrong = [each for each in fields.tokens if not 0 <= each < runner.shape.vocab]
-            if wrong:
-                said = f"token {wrong[0]} is not in this model's vocabulary"
-                raise Refusal(said, param="tokens")
-            text = await asyncio.to_thread(runner.tokenizer.decode, fields.tokens)
+            vocab = runner.shape.vocab
+
+            def decoded() -> str:
+                if wrong := [each for each in fields.tokens if not 0 <= each < vocab]:
+                    said = f"token {wrong[0]} is not in this model's vocabulary"
+                    raise Refusal(said, param="tokens")
+                return str(runner.tokenizer.decode(fields.tokens))
+
+            text = await asyncio.to_thread(decoded)
             return JSONResponse({"prompt": text, "content": text})
 
     async def _fields(self, kind: type[_Fields], request: Request) -> _Fields:
