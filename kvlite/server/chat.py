@@ -61,7 +61,8 @@ async def asked(
         settings["schema"] = await model.state.waited_for(partial(grammar, opened=opened))
     elif most is not None:
         settings["reasoning_budget"] = most
-    ask = Ask(ids, settings, request.choices, top, lent=lent)
+    empty = request.longest == 0
+    ask = Ask(ids, settings, request.choices, top, empty=empty, lent=lent)
     if not use.tools and form.reasoning is None:
         return ask, None
     return ask, partial(
