@@ -6,7 +6,7 @@ from typing import Any
 
 from kvlite.errors import SettingError, reason
 from kvlite.model.deep_stack import with_deep_stack
-from kvlite.model.grammar_trial import TOO_HARD, TooHard, is_cheap, limits, tried
+from kvlite.model.grammar_trial import TOO_HARD, TooHard, is_bomb, is_cheap, limits, tried
 
 # An answer that is any JSON object.
 JSON = "json"
@@ -46,6 +46,8 @@ def require_grammar(text: str) -> str:
 @lru_cache(maxsize=128)
 def _known(text: str) -> tuple[str, str]:
     """As of `looked_at`; what may take long is looked at in a child process."""
+    if is_bomb(text):
+        return "", TOO_HARD
     if text == JSON or is_cheap(text):
         return looked_at(text)
     try:

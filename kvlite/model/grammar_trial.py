@@ -5,6 +5,8 @@ large number, thousands of properties) is found out in a child process.
 """
 
 import json
+import math
+import re
 import threading
 from collections.abc import Callable
 from contextvars import ContextVar
@@ -34,8 +36,19 @@ _NUMBERS = frozenset({"minItems", "maxItems", "minLength", "maxLength", "minimum
 _ALONE = frozenset({"anyOf", "$ref"})
 
 
+_MULTIPLE = re.compile(r'"multipleOf"\s*:\s*([-+.\deE]+)')
+_MULTIPLES = 1_000_000
+
+
 class TooHard(Exception):
     """A grammar takes too much time or memory."""
+
+
+def is_bomb(text: str) -> bool:
+    """Whether a schema, or a grammar with one, has multiples that llguidance counts one by one once
+    an answer has come to them; those of several schemas may have to hold together."""
+    found = {int(re.sub(r"\D", "", each)[:300] or 1) for each in _MULTIPLE.findall(text)}
+    return math.prod(found) > _MULTIPLES
 
 
 def limits() -> Any:

@@ -11,7 +11,7 @@ from kvlite.errors import SettingError
 from kvlite.model.answers.form import Tool
 from kvlite.model.deep_stack import with_deep_stack
 from kvlite.model.grammar import in_a_line, schema_rule
-from kvlite.model.grammar_trial import TOO_HARD, TooHard, is_cheap, limits, tried
+from kvlite.model.grammar_trial import TOO_HARD, TooHard, is_bomb, is_cheap, limits, tried
 
 _LOG = logging.getLogger("kvlite.tools")
 # Keywords whose values no grammar may be able to express.
@@ -39,6 +39,8 @@ def followed(tool: Tool, controls: frozenset[str] = frozenset()) -> dict[str, An
 @lru_cache(maxsize=512)
 def _followed(name: str, written: str, strict: bool, controls: frozenset[str]) -> Mapping[str, Any]:
     try:
+        if is_bomb(written):
+            raise TooHard
         look = enforceable if is_cheap(written) else partial(tried, enforceable)
         schema, where, why = look(written, strict, controls)
     except TooHard:
