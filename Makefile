@@ -12,7 +12,7 @@ export HF_HUB_OFFLINE := 1
 # would compile everything anew.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: setup browser demo test long judges documents check gpu gpu-report format clean
+.PHONY: setup browser demo test long judges documents attack check gpu gpu-report format clean
 
 setup: $(READY)
 
@@ -65,6 +65,12 @@ judges: setup
 documents: setup
 	$(BIN)/python -m tests.judges.fetch_documents tests/.cache/documents
 	$(BIN)/pytest tests/judges/test_documents.py -n 2 --dist worksteal
+
+# Generated bad requests to a running server, the same for the same seed, in some minutes.
+SEED := 0
+COUNT := 3000
+attack: setup
+	$(BIN)/python -m tests.attack $(SEED) $(COUNT)
 
 # What is owed to a GPU, with the Python that has a CUDA build of torch; see tests/gpu/__main__.py.
 gpu:
