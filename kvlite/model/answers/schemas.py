@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache, partial
 from typing import Any
 
+from kvlite.config.checked_file import from_json
 from kvlite.errors import SettingError
 from kvlite.model.answers.form import Tool
 from kvlite.model.deep_stack import with_deep_stack
@@ -37,7 +38,7 @@ def followed(tool: Tool, controls: frozenset[str] = frozenset()) -> dict[str, An
 
 @lru_cache(maxsize=512)
 def _followed(name: str, written: str, strict: bool, controls: frozenset[str]) -> Mapping[str, Any]:
-    schema: dict[str, Any] = {"type": "object", **json.loads(written)}
+    schema: dict[str, Any] = {"type": "object", **from_json(written)}
     flaw = partial(_flaw, strict=strict, controls=controls)
     why = flaw(schema)
     if why is None:
