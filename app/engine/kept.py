@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from kvlite.cache import KVCache, LayerCache
+from kvlite.config.checked_file import sound
 from kvlite.errors import SnapshotError
 
 # Equal parts of what was seen, and cells of the whole map: with more its picture would be too large
@@ -102,7 +103,8 @@ class KeptMap:
     @classmethod
     def from_json(cls, plain: Any) -> "KeptMap":
         """The map that was stored; raises SnapshotError if it is damaged."""
-        try:
+        said = "this is not a map of what was kept, or a damaged one: answer again to make another"
+        with sound(lambda _: SnapshotError(said)):
             bins = plain["bins"]
             layers = tuple(
                 KeptLayer(window, _long(held, bins), _long(back, bins), all_held, all_back)
@@ -111,10 +113,6 @@ class KeptMap:
             made = cls(plain["seen"], plain["read"], layers)
             made.require_sound()
             return made
-        except (KeyError, TypeError, ValueError):
-            raise SnapshotError(
-                "this is not a map of what was kept, or a damaged one: answer again to make another"
-            ) from None
 
     def require_sound(self) -> None:
         """Raises ValueError or TypeError if its numbers do not fit each other."""

@@ -8,6 +8,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from kvlite.config.atomic_file import replaced
+from kvlite.config.checked_file import Damaged, sound
 from kvlite.config.settings import Settings
 from kvlite.errors import SettingError, SnapshotError
 from kvlite.web.openai_client import ServerAnswer, Upstream
@@ -89,8 +90,9 @@ def _said_before(store: ConversationStore, record: Record) -> Said:
     path = store.served(record.id)
     if path.is_file():
         try:
-            return _SAID.validate_json(path.read_bytes())
-        except (OSError, ValueError):
+            with sound():
+                return _SAID.validate_json(path.read_bytes())
+        except (OSError, Damaged):
             raise SnapshotError(f"{path} is damaged: what was said can still be exported") from None
     if record.said or record.documents or record.branches:
         raise SnapshotError(

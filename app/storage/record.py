@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 from pydantic import ConfigDict, TypeAdapter
 
+from kvlite.config.checked_file import of_type, sound
 from kvlite.conversation.session import Session
 from kvlite.methods import renamed
 
@@ -111,11 +112,14 @@ class Record:
         return json.dumps(asdict(self), ensure_ascii=False, indent=1)
 
     @classmethod
-    def from_json(cls, text: str) -> "Record":
-        """The record in a file; raises ValueError if it is damaged, or of a later version."""
-        record = _RECORD.validate_json(text)
-        record.began = renamed(record.began)
-        return record
+    def from_json(cls, text: bytes) -> "Record":
+        """The record in a file; raises Damaged if it is damaged, or of a later version."""
+        with sound():
+            record = _RECORD.validate_json(text)
+            for number in (record.created, record.used):
+                of_type(float, number)
+            record.began = renamed(record.began)
+            return record
 
     def markdown(self) -> str:
         """The conversation in Markdown, for people."""

@@ -2,6 +2,7 @@
 the accounts of its answers."""
 
 import json
+import logging
 import re
 import shutil
 import threading
@@ -15,11 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from kvlite.config.atomic_file import replaced
+from kvlite.config.checked_file import Damaged, PassedOver, from_json
 from kvlite.config.paths import data_folder
 from kvlite.errors import SettingError, SnapshotError
 
 from .record import Record
 
+_LOG = logging.getLogger("kvlite.app")
 _DELETED = "this conversation was deleted: begin a new one"
 _ID = re.compile(r"[0-9a-f]{32}")
 # Characters of a query that count.
@@ -47,6 +50,7 @@ class ConversationStore:
     def __init__(self, owner: str, root: Path | None = None) -> None:
         self.owner = owner
         self.folder = (root or data_folder()) / "app" / folder_of(owner)
+        self._passed_over = PassedOver(_LOG)
         self._lock = threading.Lock()
         self._listed: dict[Path, tuple[_Written, Record]] = {}
         self._gone: set[str] = set()
@@ -63,8 +67,8 @@ class ConversationStore:
                 if known is None or known[0] != written:
                     known = written, self._read(path)
                 listed[path] = known
-            except (OSError, SettingError, ValueError):
-                continue  # damaged, or of a later version: it stays where it is
+            except (OSError, SettingError, Damaged) as error:
+                self._passed_over(path, error)  # it may be of a later version: it stays there
         self._listed = listed
         found = [record for _, record in listed.values() if record.matches(query)]
         return sorted(found, key=lambda each: -each.used)
@@ -80,7 +84,7 @@ class ConversationStore:
             return self._read(path)
         except FileNotFoundError:
             raise SettingError(_DELETED) from None
-        except (OSError, SettingError, ValueError):
+        except (OSError, SettingError, Damaged):
             raise SettingError(f"{path} cannot be read: delete it, or mend it") from None
 
     def record_or_new(self, id: str) -> Record:
@@ -236,8 +240,8 @@ class ConversationStore:
     def account(self, id: str, key: str) -> dict[str, Any]:
         """What an answer was made from; empty if that is not known."""
         try:
-            plain = json.loads((self.place(id) / "answers" / f"{key}.json").read_text())
-        except (OSError, ValueError):
+            plain = from_json((self.place(id) / "answers" / f"{key}.json").read_bytes())
+        except (OSError, Damaged):
             return {}
         whole = isinstance(plain, dict) and {"brief", "told"} <= plain.keys()
         return plain if whole else {}
@@ -257,7 +261,7 @@ class ConversationStore:
                 path.unlink(missing_ok=True)
 
     def _read(self, path: Path) -> Record:
-        record = Record.from_json(path.read_text(encoding="utf-8"))
+        record = Record.from_json(path.read_bytes())
         record.id = path.parent.name  # a copy of a folder is another conversation
         self.place(record.id)
         return record

@@ -16,6 +16,7 @@ import kvlite
 from kvlite.bench.prose import digest
 from kvlite.bench.rows import Key, Row
 from kvlite.bench.task import Task
+from kvlite.config.checked_file import Damaged, from_json
 from kvlite.config.paths import data_folder
 from kvlite.config.settings import Settings
 from kvlite.errors import SettingError
@@ -47,7 +48,7 @@ class RunFolder:
             SettingError: it holds the run of another configuration, or something else.
         """
         self.path, self._row = path, row
-        self._config = json.loads(json.dumps(config))
+        self._config = from_json(json.dumps(config))
         if path.exists() and not path.is_dir():
             raise SettingError(f"--out {path} is a file: name a folder")
         if (path / CONFIG).exists():
@@ -78,7 +79,7 @@ class RunFolder:
         line = json.dumps(row)
         with (self.path / ROWS).open("a", encoding="utf-8") as file:
             file.write(line + "\n")
-        self.rows.append(json.loads(line))
+        self.rows.append(from_json(line))
 
     def _require_same(self, before: Any) -> None:
         now, then = _flat(self._config), _flat(before)
@@ -102,8 +103,8 @@ def _rows(path: Path) -> tuple[int, list[dict[str, Any]]]:
 def _parsed(path: Path, texts: Sequence[bytes]) -> list[Any]:
     """JSON texts of a file."""
     try:
-        return [json.loads(text) for text in texts]
-    except ValueError:
+        return [from_json(text) for text in texts]
+    except Damaged:
         raise SettingError(f"{path} is damaged: name a new folder (--out)") from None
 
 

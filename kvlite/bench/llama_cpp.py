@@ -16,6 +16,7 @@ from urllib.request import ProxyHandler, Request, build_opener
 
 import torch
 
+from kvlite.config.checked_file import from_json
 from kvlite.errors import ModelError, SettingError
 
 PROGRAM, PACKAGE = "llama-server", "xllamacpp"
@@ -53,7 +54,7 @@ class LlamaCpp:
             {"Content-Type": "application/json"},
         )
         with _LOCAL.open(sent, timeout=ANSWERING) as answer:
-            found = json.load(answer)["timings"]
+            found = from_json(answer.read())["timings"]
         if found["prompt_n"] != len(ids):
             raise ModelError(f"llama.cpp read {found['prompt_n']} tokens of {len(ids)}")
         return found["prompt_ms"] / 1e3, found["predicted_per_token_ms"] / 1e3

@@ -2,7 +2,6 @@
 
 import base64
 import html
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from io import BytesIO
@@ -11,6 +10,7 @@ from typing import Any
 
 from kvlite.bench.folder import CONFIG
 from kvlite.bench.report import COMMAND, TABLE, can_draw
+from kvlite.config.checked_file import Damaged, from_json, sound
 from kvlite.errors import ModelError, SettingError
 from kvlite.model.calibration import Calibration, calibration_of
 
@@ -62,9 +62,10 @@ def runs_in(folder: Path) -> list[Run]:
     for path in sorted(folder.rglob(CONFIG)):
         if (path.parent / TABLE).is_file():
             try:
-                config = json.loads(path.read_text(encoding="utf-8"))
-                found.append(Run(path.parent, {key: config[key] for key in _KEYS}))
-            except (OSError, ValueError, KeyError, TypeError):
+                config = from_json(path.read_bytes())
+                with sound():
+                    found.append(Run(path.parent, {key: config[key] for key in _KEYS}))
+            except (OSError, Damaged):
                 raise SettingError(f"{path} is damaged: remove its folder") from None
     if not found:
         raise SettingError(

@@ -18,6 +18,7 @@ import torch
 from kvlite.bench.case import Case
 from kvlite.bench.options import NO_RECALL
 from kvlite.cache.bits import UNCHANGED
+from kvlite.config.checked_file import from_json
 from kvlite.config.paths import data_folder
 from kvlite.config.settings import Settings
 from kvlite.errors import KvliteError, ModelError, SettingError
@@ -88,7 +89,7 @@ def versions() -> dict[str, str]:
             f"--peer needs an environment of its own, which is not there: {INSTALL} makes it in "
             f"{environment()}"
         ) from None
-    found: dict[str, str] = json.loads(done.stdout)
+    found: dict[str, str] = from_json(done.stdout)
     return found
 
 
@@ -236,7 +237,7 @@ class PeerProgram:
             line = self._running.stdout.readline()
         except BrokenPipeError:
             line = ""
-        answer: dict[str, Any] = json.loads(line) if line else {"error": "its program has ended"}
+        answer: dict[str, Any] = from_json(line) if line else {"error": "its program has ended"}
         if "error" in answer:
             raise ModelError(f"--peer: {about} fails in {environment()}: {answer['error']}")
         return answer

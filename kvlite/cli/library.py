@@ -55,6 +55,9 @@ def list_entries(as_json: AsJson = False) -> None:
         out.print("The library is empty: `kvlite read FILE` puts a document there.")
         return
     out.print(_table(found))
+    for each in found:
+        if each.flaw:
+            out.print(f"{each.flaw}.", soft_wrap=True, markup=False)
     of = "" if most is None else f" of {readable(most)}"
     out.print(f"{readable(total)}{of} in {library_folder()}", soft_wrap=True)
 

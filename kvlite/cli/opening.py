@@ -184,7 +184,9 @@ def _from_library(
     from kvlite.conversation import library
     from kvlite.conversation.snapshot import Snapshot
 
-    entry = library.matching(runner.model, documents, runner.settings)
+    entry = library.matching(
+        runner.model, documents, runner.settings, lambda flaw: screen.print(f"kvlite: {flaw}")
+    )
     if entry is None or entry.about is None:
         return None
     try:

@@ -1,10 +1,10 @@
 """Settings from environment variables: `KVLITE_KV_BITS` is `kv_bits`, and so on."""
 
-import tomllib
 from collections.abc import Iterable
 from difflib import get_close_matches
 from typing import Any
 
+from kvlite.config.checked_file import Damaged, from_toml
 from kvlite.config.settings import OPTIONS, checked
 from kvlite.config.units import parse_number
 from kvlite.errors import SettingError
@@ -76,8 +76,8 @@ def read_text(name: str, text: str, called: str) -> Any:
 
 def _list_of_texts(text: str, called: str) -> Any:
     try:
-        found = tomllib.loads(f"texts = {text}")
-    except (ValueError, RecursionError):
+        found = from_toml(f"texts = {text}".encode("utf-8", "surrogatepass"))
+    except Damaged:
         found = {}
     if found.keys() != {"texts"}:
         raise SettingError(

@@ -2,7 +2,6 @@
 
 import os
 import re
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +9,7 @@ from stat import S_ISREG
 from typing import Any
 
 from kvlite.config.atomic_file import replaced
+from kvlite.config.checked_file import Damaged, from_toml
 from kvlite.config.environment import PROFILE
 from kvlite.config.settings import checked, require_known
 from kvlite.errors import SettingError
@@ -178,17 +178,16 @@ def _read(name: str, path: Path) -> Profile | None:
     try:
         if not S_ISREG(path.stat().st_mode) and not path.is_dir():  # reading a pipe would hang
             raise SettingError(f"{path} is not a file: remove it, or take another profile")
-        plain = tomllib.loads(path.read_bytes().decode("utf-8-sig"))
+        plain = from_toml(path.read_bytes())
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
         raise SettingError(
             f"{path} cannot be read ({error.strerror}): mend it, or take another profile"
         ) from None
-    except (ValueError, RecursionError) as error:
-        line = " ".join(str(error).split())
+    except Damaged as error:
         raise SettingError(
-            f"{path} is not readable TOML ({line}): mend it, or save it anew with `kvlite profile "
+            f"{path} is not readable TOML ({error}): mend it, or save it anew with `kvlite profile "
             f"save {name} --force`"
         ) from None
     require_known(plain, f"{path}: ")

@@ -6,14 +6,12 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+from kvlite.config.checked_file import of_type, sound
 from kvlite.conversation.tensor_file import TensorFile
 from kvlite.documents import Document
 from kvlite.methods import renamed
 from kvlite.model.chat_template import all_of
 from kvlite.model.identity import Identity
-
-# What a malformed description can raise.
-WRONG = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, RecursionError)
 
 
 @dataclass(frozen=True)
@@ -60,24 +58,23 @@ def about(path: Path) -> About:
 def about_in(file: TensorFile) -> About:
     """`about`, of an open file."""
     plain = file.values
-    try:
+    with sound(lambda _: file.damaged("its header")):
+        identity = {name: of_type(str, each) for name, each in plain["identity"].items()}
         return About(
             path=file.path,
             nbytes=file.nbytes,
-            created=float(plain["created"]),
-            kvlite=str(plain["kvlite"]),
-            model=str(plain["model"]),
-            tokens=int(plain["tokens"]),
-            messages=int(plain["messages"]),
-            documents=tuple(map(str, plain["documents"])),
-            ahead=str(plain["ahead"]),
+            created=of_type(float, plain["created"]),
+            kvlite=of_type(str, plain["kvlite"]),
+            model=of_type(str, plain["model"]),
+            tokens=of_type(int, plain["tokens"]),
+            messages=of_type(int, plain["messages"]),
+            documents=tuple(of_type(str, each) for each in plain["documents"]),
+            ahead=of_type(str, plain["ahead"]),
             recalls="tier" in plain,
             light=bool(plain.get("light", False)),
             settings=renamed(plain["settings"]),
-            identity=Identity(**plain["identity"]),
+            identity=Identity(**identity),
         )
-    except WRONG as error:
-        raise file.damaged("its header") from error
 
 
 def digest_of(documents: Sequence[Document]) -> str:

@@ -7,7 +7,8 @@ when it was last used.
 import os
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -77,8 +78,11 @@ def entries() -> list[Entry]:
         said, flaw = None, ""
         try:
             state = path.stat()
+        except OSError:
+            continue  # someone removed it meanwhile, or it leads nowhere
+        try:
             said = about(path)
-        except (SnapshotError, FileNotFoundError) as error:
+        except (SnapshotError, OSError) as error:
             if not path.exists():
                 continue  # someone removed it meanwhile
             flaw = str(error)
@@ -185,10 +189,16 @@ def set_limit(size: str) -> list[str]:
 
 
 def matching(
-    model: "LoadedModel", documents: Sequence[Document], settings: Settings
+    model: "LoadedModel",
+    documents: Sequence[Document],
+    settings: Settings,
+    notify: Callable[[str], None] | None = None,
 ) -> Entry | None:
     """The entry that answers questions about `documents` as if they were read now: with the same
     texts, model and way of reading. The budget may differ, since the host store has everything.
+
+    Args:
+        notify: called with a sentence for each entry that cannot be opened.
     """
     if settings.recall == "off":
         return None
@@ -196,14 +206,17 @@ def matching(
     identity: Identity | None = None
     for each in entries():
         said = each.about
+        if said is None and notify is not None:
+            notify(f"{each.flaw}; it is passed over")
         if said is None or said.ahead != wanted or said.messages or said.light:
             continue
         identity = identity or Identity.of(model)  # which takes a while
         if said.identity != identity:
             continue
-        read_by = Settings().replace({name: said.settings.get(name) for name in _READING})
-        if _reading(read_by) == _reading(settings):
-            return each
+        with suppress(SettingError):  # another version's values
+            read_by = Settings().replace({name: said.settings.get(name) for name in _READING})
+            if _reading(read_by) == _reading(settings):
+                return each
     return None
 
 

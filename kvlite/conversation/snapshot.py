@@ -20,11 +20,12 @@ import kvlite
 from kvlite.cache import KVCache
 from kvlite.cache.snapshot import LayerReader, LayerWriter, Plain
 from kvlite.cache.sound import require
+from kvlite.config.checked_file import from_json, sound
 from kvlite.config.settings import Settings
 from kvlite.config.units import readable
 from kvlite.conversation.checkpoint import Checkpoint
 from kvlite.conversation.context import Context
-from kvlite.conversation.file_info import WRONG, about_in, digest_of
+from kvlite.conversation.file_info import about_in, digest_of
 from kvlite.conversation.history_file import history_from, plain_history
 from kvlite.conversation.tensor_file import LIGHT, WHOLE, TensorFile, write_tensors
 from kvlite.documents import Document
@@ -171,7 +172,7 @@ class Snapshot(TensorFile):
             SnapshotError: the file is damaged.
         """
         with self._damage_named():
-            return tuple(map(_document, self._json("documents")))
+            return tuple(map(Document.from_plain, self._json("documents")))
 
     def known_ids(self, model: LoadedModel) -> list[int]:
         """All tokens that were read and generated.
@@ -287,18 +288,19 @@ class Snapshot(TensorFile):
 
     def _json(self, name: str) -> Any:
         held = self.new(name, torch.device("cpu"))
-        return json.loads(held.numpy().tobytes())
+        return from_json(held.numpy().tobytes())
 
     @contextmanager
     def _damage_named(self) -> Iterator[None]:
         """Name the file in errors that show it is damaged."""
         try:
-            yield
+            with sound(lambda _: self.damaged()):
+                yield
         except SnapshotError as error:
             if str(self.path) in str(error):
                 raise
             raise self.damaged(str(error)) from error
-        except (RuntimeError, *WRONG) as error:
+        except RuntimeError as error:
             if is_oom(error):
                 raise
             raise self.damaged() from error
@@ -341,12 +343,6 @@ def _over_all(
         told(start + (end - start) * done // of, total)
 
     return replace(callbacks, progress=progress)
-
-
-def _document(plain: Plain) -> Document:
-    starts = tuple(plain["page_starts"])
-    told = (tuple(map(str, plain.get(each, ()))) for each in ("not_read", "assumed", "page_labels"))
-    return Document(str(plain["name"]), str(plain["text"]), starts, *told)
 
 
 def _whole_name(model: str) -> str:

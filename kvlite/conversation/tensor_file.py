@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from kvlite.config.atomic_file import replacing
+from kvlite.config.checked_file import from_json, sound
 from kvlite.config.units import readable
 from kvlite.engine.callbacks import Progress
 from kvlite.errors import SnapshotError
@@ -253,18 +254,16 @@ class TensorFile:
         header = head + self._exactly(begin - len(head))
         if _summed(header) != header:
             raise self.damaged("its header")
-        try:
-            table = json.loads(header[8:])
+        with sound(lambda _: self.damaged("its header")):
+            table = from_json(header[8:])
             metadata = table.pop("__metadata__")
             if int(metadata["format"]) > FORMAT:
                 raise SnapshotError(
                     f"{self.path} was made by a newer kvlite (format {metadata['format']}, this "
                     f"one knows {FORMAT}): update kvlite to open it"
                 )
-            values = json.loads(metadata["kvlite"])
+            values = from_json(metadata["kvlite"])
             entries = self._entries(table, metadata["sums"], begin)
-        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-            raise self.damaged("its header") from error
         return begin, values, entries
 
     def _entries(self, table: dict[str, Any], sums: str, begin: int) -> dict[str, _Entry]:

@@ -1,10 +1,10 @@
 """FictionBooks (.fb2), whose elements are nearly HTML's, and Jupyter notebooks (.ipynb)."""
 
 import html
-import json
 import re
 from typing import Any
 
+from kvlite.config.checked_file import from_json
 from kvlite.documents.html import html_text
 from kvlite.documents.markup import text_of
 from kvlite.documents.plain_text import declared_in, decoded
@@ -70,7 +70,7 @@ def notebook_text(data: bytes, tracker: Tracker) -> str:
         ValueError: it is damaged.
         ContextError: it is longer than could fit.
     """
-    book, parts = json.loads(data), list[str]()
+    book, parts = from_json(data), list[str]()
     sheets = book.get("worksheets", [book])
     for cell in (cell for sheet in sheets for cell in sheet["cells"]):
         parts.append(_joined(cell.get("source", cell.get("input", ""))))

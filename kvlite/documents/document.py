@@ -2,6 +2,10 @@
 
 from bisect import bisect_right
 from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from kvlite.config.checked_file import Damaged, of_type, sound
 
 # How `not_read` begins with one thing.
 _ONE = "1 ", "scanned page "
@@ -52,6 +56,20 @@ class Document:
         """What the page that a character offset is on is called; "" without pages."""
         page = self.page_of(offset)
         return self.page_labels[page - 1] if page and self.page_labels else str(page or "")
+
+    @classmethod
+    def from_plain(cls, plain: Any) -> "Document":
+        """The inverse of `asdict`, of a file's values. Raises Damaged."""
+        with sound():
+            starts = tuple(of_type(int, each) for each in plain["page_starts"])
+            told = [
+                tuple(of_type(str, text) for text in plain.get(each, ()))
+                for each in ("not_read", "assumed", "page_labels")
+            ]
+            made = cls(of_type(str, plain["name"]), of_type(str, plain["text"]), starts, *told)
+            if any(one > other for one, other in pairwise((0, *starts, len(made.text)))):
+                raise Damaged("its pages are not in order")
+            return made
 
 
 def whole_characters(text: str) -> str:

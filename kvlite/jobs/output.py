@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from kvlite.config.atomic_file import replaced
+from kvlite.config.checked_file import from_json, sound
 from kvlite.config.paths import cache_folder
 from kvlite.config.settings import Settings
 from kvlite.errors import SettingError, SnapshotError, reason
@@ -84,12 +85,10 @@ class Written:
         return made
 
     def _take(self, line: bytes, where: str, number: int) -> None:
-        try:
-            row = json.loads(line)
+        with sound(lambda _: _foreign(where, number)):
+            row = from_json(line)
             name, job, error = str(row["id"]), dict(row["job"]), row["error"]
             task = str(row["task"])
-        except (ValueError, KeyError, TypeError) as wrong:
-            raise _foreign(where, number) from wrong
         if self.job and job != self.job:
             raise SettingError(f"{where} has answers of several jobs: name another file")
         self.job, self.nbytes = job, self.nbytes + len(line)
@@ -197,7 +196,7 @@ def publish(record: Path, out: Path) -> None:
     arrow, parquet = pyarrow()
     try:
         with record.open("rb") as lines:
-            rows = [json.loads(line) for line in lines]
+            rows = [from_json(line) for line in lines]
         for row in rows:
             for name in ("metrics", "sources"):
                 row[name] = json.dumps(row.get(name))
@@ -211,7 +210,7 @@ def publish(record: Path, out: Path) -> None:
 def _without(path: Path, written: Written, names: set[str]) -> Written:
     with path.open("rb") as before, replaced(path) as file:
         for line in before.read(written.nbytes).splitlines(keepends=True):
-            if str(json.loads(line)["id"]) not in names:
+            if str(from_json(line)["id"]) not in names:
                 file.write(line)
     return Written.of(path)
 

@@ -118,7 +118,7 @@ def parse_budget(text: str | int) -> Budget:
     if written == "auto":
         return Budget(share=AUTO_SHARE, least=AUTO_LEAST)
     match = re.fullmatch(
-        r"([+-]?[0-9]{1,18}(?:\.[0-9]{1,18})?)\s*(%|bytes|[kKmMgG]?[iI]?[bB])?", written
+        r"([+-]?[0-9]{1,400}(?:\.[0-9]{1,18})?)\s*(%|bytes|[kKmMgG]?[iI]?[bB])?", written
     )
     if match is None:
         raise SettingError(
@@ -126,6 +126,10 @@ def parse_budget(text: str | int) -> Budget:
             "bytes (64MiB) or auto"
         )
     number, unit = float(match[1]), (match[2] or "").upper()
+    if number >= 1e18:
+        raise SettingError(
+            f"--budget {written[:20]}… is more than any cache holds: give auto, or 100% for all"
+        )
     if number <= 0:
         raise SettingError(f"--budget {written} keeps nothing: give more than 0")
     if unit == "%":

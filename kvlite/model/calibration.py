@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from kvlite.config.atomic_file import replaced
+from kvlite.config.checked_file import Damaged, from_json, sound
 from kvlite.config.paths import data_folder
 from kvlite.errors import ModelError
 from kvlite.model.files import fingerprint
@@ -61,18 +62,14 @@ class Calibration:
     @classmethod
     def from_json(cls, plain: Any, name: str) -> "Calibration":
         """The inverse of `to_json`. Raises ModelError if `plain` is no sound calibration."""
-        try:
+        said = f"{name} is not a calibration of this version, or damaged: make it again with "
+        with sound(lambda _: ModelError(f"{said}`kvlite calibrate`")):
             if plain["format"] != FORMAT:
                 raise ValueError
             values = {key: _tuples(value) for key, value in plain.items() if key != "format"}
             made = cls(**values)
             made._require_sound()
             return made
-        except (KeyError, OverflowError, RecursionError, TypeError, ValueError):
-            raise ModelError(
-                f"{name} is not a calibration of this version, or damaged: make it again with "
-                "`kvlite calibrate`"
-            ) from None
 
     def _require_sound(self) -> None:
         per_layer = (self.layer_ranks, self.head_ranks, self.head_wins, self.lazy_shares)
@@ -118,8 +115,8 @@ def calibration_of(mark: str) -> Calibration | None:
         if not path.is_file():
             return None
     try:
-        plain = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, RecursionError, ValueError) as error:
+        plain = from_json(path.read_bytes())
+    except (OSError, Damaged) as error:
         raise ModelError(
             f"{path} is not readable: delete it, or make it again with `kvlite calibrate` ({error})"
         ) from None

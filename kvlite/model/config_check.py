@@ -4,13 +4,13 @@ transformers takes the defaults of its classes where a key is missing, which are
 model, and fails late and in many ways over values that no model has.
 """
 
-import json
 from collections.abc import Mapping
 from math import inf
 from pathlib import Path
 from stat import S_ISREG
 from typing import Any
 
+from kvlite.config.checked_file import Damaged, from_json
 from kvlite.errors import ModelError
 from kvlite.model.architectures import OLDER_KINDS, WRAPPERS, Architecture, architecture
 from kvlite.model.config_limits import ACTIVATIONS, DTYPES, MOST, QUANT_METHODS, ROPES
@@ -116,14 +116,12 @@ def parsed(path: Path) -> dict[str, Any]:
         if not S_ISREG(about.st_mode) or about.st_size > LONGEST:
             held = f"{about.st_size:,} bytes long" if S_ISREG(about.st_mode) else "not a file"
             raise ModelError(f"{path} is {held}, which no config is: get the model's own")
-        config = json.loads(
-            path.read_text(encoding="utf-8"),
+        config = from_json(
+            path.read_bytes(),
             parse_constant=_no_constant,
             object_pairs_hook=_each_once,
         )
-    except RecursionError:
-        raise ModelError(f"{path} is not readable JSON: it is nested too deeply") from None
-    except ValueError as error:
+    except Damaged as error:
         raise ModelError(f"{path} is not readable JSON: {error}") from None
     except (FileNotFoundError, NotADirectoryError):
         raise

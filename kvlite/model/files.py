@@ -11,6 +11,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from safetensors import SafetensorError, safe_open
 
+from kvlite.config.checked_file import from_json, sound
 from kvlite.errors import ModelError
 
 if TYPE_CHECKING:
@@ -85,14 +86,14 @@ def _read_header(path: Path) -> tuple[int, dict[str, Stored]]:
         except SafetensorError as error:
             raise ValueError(f"{path.name} is damaged or cut short: {error}") from None
         length = int.from_bytes(file.read(8), "little")
-        header = json.loads(file.read(length))
-    header.pop("__metadata__", None)
-    start = 8 + length
-    tensors = {}
-    for name, about in header.items():
-        begin, end = about["data_offsets"]
-        shape = tuple(about["shape"])
-        tensors[name] = Stored(path, about["dtype"], shape, start + begin, start + end)
+        header = from_json(file.read(length))
+    start, tensors = 8 + length, dict[str, Stored]()
+    with sound():
+        header.pop("__metadata__", None)
+        for name, about in header.items():
+            begin, end = about["data_offsets"]
+            shape = tuple(about["shape"])
+            tensors[name] = Stored(path, about["dtype"], shape, start + begin, start + end)
     return start, tensors
 
 
@@ -101,12 +102,13 @@ def stored_weights(folder: Path) -> dict[str, Stored]:
     would load.
 
     Raises:
-        OSError, AttributeError, KeyError, TypeError, ValueError: files are missing or damaged.
+        OSError, ValueError: files are missing or damaged.
     """
     names = ["model.safetensors"]
     if not (folder / names[0]).is_file():
-        index = json.loads((folder / "model.safetensors.index.json").read_text())
-        names = sorted(set(index["weight_map"].values()))
+        with sound():
+            index = from_json((folder / "model.safetensors.index.json").read_bytes())
+            names = sorted(set(index["weight_map"].values()))
     tensors: dict[str, Stored] = {}
     for name in names:
         tensors |= _read_header(folder / name)[1]
@@ -126,7 +128,9 @@ def fingerprint(folder: Path) -> str:
         # `glob` finds nothing in a folder that it may not read, and says nothing.
         paths = sorted(each for each in folder.iterdir() if each.match("*.safetensors"))
         if not paths and (index := folder / GGUF_INDEX).is_file():
-            return str(json.loads(index.read_bytes())["digest"])
+            path = index
+            with sound():
+                return str(from_json(index.read_bytes())["digest"])
         for path in paths:
             begin, stored = _read_header(path)
             tensors = sorted((name, each.kind, each.shape) for name, each in stored.items())

@@ -4,6 +4,7 @@ import json
 from functools import lru_cache, partial
 from typing import Any
 
+from kvlite.config.checked_file import from_json
 from kvlite.errors import SettingError, reason
 from kvlite.model.deep_stack import with_deep_stack
 from kvlite.model.grammar_trial import TOO_HARD, TooHard, is_bomb, is_cheap, limits, tried
@@ -102,7 +103,7 @@ def is_schema(text: str) -> bool:
 
 def whole_schema_rule(text: str) -> str:
     """A setting's text, which is a schema, as a part of a Lark grammar."""
-    return schema_rule({"type": "object"} if text.strip() == JSON else json.loads(text))
+    return schema_rule({"type": "object"} if text.strip() == JSON else from_json(text))
 
 
 def schema_rule(schema: dict[str, Any], *, lenient: bool = False) -> str:

@@ -4,7 +4,6 @@ llguidance has limits for most of what a grammar takes. What they leave open (th
 large number, thousands of properties) is found out in a child process.
 """
 
-import json
 import math
 import re
 import threading
@@ -12,6 +11,7 @@ from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any, TypeVar
 
+from kvlite.config.checked_file import from_json
 from kvlite.config.child_process import ChildEnded, run_in_child
 from kvlite.errors import require_uncancelled
 
@@ -88,7 +88,7 @@ def is_cheap(text: str) -> bool:
     if len(text) > _SHORT:
         return False
     try:
-        return _is_cheap(json.loads(text))
+        return _is_cheap(from_json(text))
     except (ValueError, RecursionError):
         return False
 

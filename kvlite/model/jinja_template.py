@@ -15,6 +15,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import SandboxedEnvironment
 from jinja2.utils import Namespace
 
+from kvlite.config.checked_file import from_json
 from kvlite.errors import ChatTemplateError, SettingError, reason
 
 # Bytes of a template's file.
@@ -152,7 +153,7 @@ def _compiled(source: str) -> Template:
     made = SandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
     )
-    made.filters |= {"tojson": _tojson, "from_json": json.loads, "fromjson": json.loads}
+    made.filters |= {"tojson": _tojson, "from_json": from_json, "fromjson": from_json}
     made.globals |= {
         "dict": _Dict(),
         "namespace": _Names,

@@ -1,15 +1,14 @@
 """Models on this machine: in Hugging Face's cache, a models folder, LM Studio's and Ollama's."""
 
 import hashlib
-import json
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from threading import Event
-from typing import Any
 
+from kvlite.config.checked_file import Damaged, from_json, sound
 from kvlite.config.paths import cache_folder, models_folder
 from kvlite.config.settings import EMBEDDED_MODEL
 from kvlite.errors import ModelError, require_uncancelled
@@ -193,9 +192,10 @@ def _missing(folder: Path) -> str:
     if not index.exists():
         return ""
     try:
-        names: Any = sorted(set(json.loads(index.read_bytes())["weight_map"].values()))
-        return next((name for name in names if not (folder / name).is_file()), "")
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        with sound():
+            names = sorted(set(from_json(index.read_bytes())["weight_map"].values()))
+            return next((name for name in names if not (folder / name).is_file()), "")
+    except (OSError, Damaged):
         return index.name
 
 

@@ -3,11 +3,11 @@
 Source: Ollama's own layout, `manifests/HOST/NAMESPACE/MODEL/TAG` and `blobs/sha256-DIGEST`.
 """
 
-import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from kvlite.config.checked_file import Damaged, from_json, sound
 from kvlite.errors import ModelError
 
 PREFIX = "ollama:"
@@ -54,10 +54,11 @@ def _root() -> Path:
 
 def _blob(root: Path, manifest: Path) -> Path | None:
     try:
-        layers = json.loads(manifest.read_bytes())["layers"]
-        if any(each["mediaType"] == _ADAPTER for each in layers):
-            return None  # a model with an adapter would answer as if it had none
-        digests = [str(each["digest"]) for each in layers if each["mediaType"] == _WEIGHTS]
-        return root / "blobs" / digests[0].replace(":", "-").replace("/", "-")
-    except (OSError, ValueError, TypeError, KeyError, IndexError, AttributeError):
+        with sound():
+            layers = from_json(manifest.read_bytes())["layers"]
+            if any(each["mediaType"] == _ADAPTER for each in layers):
+                return None  # a model with an adapter would answer as if it had none
+            digests = [str(each["digest"]) for each in layers if each["mediaType"] == _WEIGHTS]
+            return root / "blobs" / digests[0].replace(":", "-").replace("/", "-")
+    except (OSError, Damaged):
         return None

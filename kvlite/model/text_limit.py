@@ -5,7 +5,6 @@ No token stands for more characters than the longest entry of the vocabulary, so
 tokens or the text ends.
 """
 
-import json
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
@@ -13,6 +12,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
 
+from kvlite.config.checked_file import Damaged, from_json, sound
 from kvlite.errors import ContextError, require_uncancelled
 
 T = TypeVar("T")
@@ -43,17 +43,18 @@ def _longest(tokenizer: Any) -> int:
 def text_limit_of(folder: Path) -> int | None:
     """Like `text_limit`, from the files in a model's folder; None if they do not tell."""
     try:
-        config = json.loads((folder / "config.json").read_bytes())
-        own = json.loads((folder / "tokenizer.json").read_bytes())
-        vocab = own["model"]["vocab"]
-        words = vocab if isinstance(vocab, dict) else [word for word, _ in vocab]
-        added = [each["content"] for each in own["added_tokens"]]
-        scale = config.get("rope_parameters") or config.get("rope_scaling") or {}
-        stretch = max(1.0, float(scale.get("factor") or 1))
-        most = int(int(config["max_position_embeddings"]) * stretch)
-        longest = max(map(len, [*words, *added]), default=1)
-        return _limit(longest, most, own.get("normalizer") is not None)
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, OverflowError):
+        config = from_json((folder / "config.json").read_bytes())
+        own = from_json((folder / "tokenizer.json").read_bytes())
+        with sound():
+            vocab = own["model"]["vocab"]
+            words = vocab if isinstance(vocab, dict) else [word for word, _ in vocab]
+            added = [each["content"] for each in own["added_tokens"]]
+            scale = config.get("rope_parameters") or config.get("rope_scaling") or {}
+            stretch = max(1.0, float(scale.get("factor") or 1))
+            most = int(int(config["max_position_embeddings"]) * stretch)
+            longest = max(map(len, [*words, *added]), default=1)
+            return _limit(longest, most, own.get("normalizer") is not None)
+    except (OSError, Damaged):
         return None
 
 

@@ -9,6 +9,7 @@ from tempfile import TemporaryDirectory
 from threading import Event
 from typing import Any
 
+from kvlite.config.checked_file import from_json
 from kvlite.config.settings import Settings
 from kvlite.config.units import readable
 from kvlite.errors import KvliteError, sentence
@@ -110,7 +111,7 @@ def proposals(settings: Settings, cancel: Event | None = None) -> Iterator[Propo
         Stopped: `cancel` was set.
         KvliteError: there is no such device, or a setting is out of range.
     """
-    known = json.loads((files("kvlite.planner") / "proposed.json").read_bytes())
+    known = from_json((files("kvlite.planner") / "proposed.json").read_bytes())
     for name, config in known.items():
         with TemporaryDirectory(prefix="kvlite-") as folder:
             (Path(folder) / "config.json").write_text(json.dumps(config))

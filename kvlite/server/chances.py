@@ -1,5 +1,6 @@
 """How likely tokens were, by the model's own logits."""
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +11,11 @@ from torch import Tensor
 from kvlite.engine.callbacks import Callbacks
 from kvlite.engine.prompt_scores import prompt_logits
 from kvlite.memory.oom import OOMPolicy
+from kvlite.model.gguf.pre_tokenizers import BYTE_CHARACTERS
 from kvlite.model.load import LoadedModel
+
+_BYTE = re.compile("<0x([0-9A-F]{2})>")
+_BYTE_OF = {character: byte for byte, character in enumerate(BYTE_CHARACTERS)}
 
 
 @dataclass(frozen=True)
@@ -64,13 +69,34 @@ def token_text(tokenizer: Any, token_id: int) -> str:
     return text
 
 
-def chat_logprobs(tokenizer: Any, found: Sequence[Chances]) -> dict[str, Any]:
-    """As chat completions have them."""
+def token_bytes(tokenizer: Any, token_id: int) -> bytes:
+    """A token's bytes, which are part of a character where several tokens make one."""
+    text = token_text(tokenizer, token_id)
+    written = str(tokenizer.convert_ids_to_tokens(token_id))
+    if "\ufffd" not in text:
+        lost = written.startswith("\u2581") and not text.startswith(" ")
+        return f"{' ' * lost}{text}".encode("utf-8", "replace")
+    if (one := _BYTE.fullmatch(written)) is not None:
+        return bytes([int(one[1], 16)])
+    known = [_BYTE_OF.get(character) for character in written]
+    whole = [byte for byte in known if byte is not None]
+    return bytes(whole) if len(whole) == len(known) else text.encode()
+
+
+def token_key(tokenizer: Any, token_id: int) -> str:
+    """A token as completions name it: part of a character by its bytes, as OpenAI writes them."""
+    data = token_bytes(tokenizer, token_id)
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
+
+
+def chat_logprobs(tokenizer: Any, found: Sequence[Chances]) -> list[dict[str, Any]]:
+    """As chat completions and responses have them, a token each."""
 
     def entry(chance: Chance) -> dict[str, Any]:
-        text = token_text(tokenizer, chance.token_id)
-        plain = None if "\ufffd" in text else [*text.encode()]
-        return {"token": text, "logprob": chance.logprob, "bytes": plain}
+        text, data = token_text(tokenizer, chance.token_id), token_bytes(tokenizer, chance.token_id)
+        return {"token": text, "logprob": chance.logprob, "bytes": [*data]}
 
-    content = [{**entry(each.own), "top_logprobs": [*map(entry, each.best)]} for each in found]
-    return {"content": content, "refusal": None}
+    return [{**entry(each.own), "top_logprobs": [*map(entry, each.best)]} for each in found]

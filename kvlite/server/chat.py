@@ -12,12 +12,12 @@ from uuid import uuid4
 from kvlite import __version__
 from kvlite.model.answers.reader import AnswerReader, Part, calls_in, text_in
 from kvlite.model.answers.thinking import opens_reasoning
-from kvlite.server.chances import chat_logprobs
+from kvlite.server.chances import Chances, chat_logprobs
 from kvlite.server.fields import Chat, ResponseRequest
 from kvlite.server.files import with_documents
 from kvlite.server.messages import Plain, plain_messages
 from kvlite.server.refusals import Refusal
-from kvlite.server.served_model import Ask, ServedModel, Token
+from kvlite.server.served_model import Ask, ServedModel
 from kvlite.server.tools import tool_use
 from kvlite.server.usage import Call, Choice, Usage, gathered, heard_of, message_ids
 
@@ -90,7 +90,8 @@ class ChatAnswer:
         """For a request; raises Refusal or KvliteError if it cannot be answered."""
         request.require_here()
         messages = await asyncio.to_thread(plain_messages, request.messages)
-        return cls(model, request, *await asked(model, request, messages, _top(request)))
+        top = top_of(request.logprobs, request.top_logprobs, "logprobs: true")
+        return cls(model, request, *await asked(model, request, messages, top))
 
     async def whole(self) -> dict[str, Any]:
         """The completion object."""
@@ -114,7 +115,7 @@ class ChatAnswer:
                 if heard.token.piece is None:
                     yield heard.token.waiting
                     continue
-                index, found = heard.token.choice, self._logprobs(heard.token)
+                index, found = heard.token.choice, self._logprobs(heard.chances)
                 if index not in begun:
                     begun.add(index)
                     yield self._chunk(index, {"role": "assistant", "content": ""})
@@ -133,7 +134,8 @@ class ChatAnswer:
     def _choice(self, index: int, choice: Choice) -> dict[str, Any]:
         found = None
         if self.ask.top is not None:
-            found = chat_logprobs(self._tokenizer, self.model.shown_chances(choice.tokens))
+            content = chat_logprobs(self._tokenizer, choice.chances)
+            found = {"content": content, "refusal": None}
         text, calls = choice.text, [Call(*each) for each in calls_in(choice.parts)]
         message: dict[str, Any] = {"role": "assistant", "content": text}
         if reasoning := text_in(choice.parts, "reasoning"):
@@ -144,9 +146,10 @@ class ChatAnswer:
         reason = _reason(choice.reason, len(calls))
         return {"index": index, "message": message, "logprobs": found, "finish_reason": reason}
 
-    def _logprobs(self, token: Token) -> dict[str, Any] | None:
-        shown = self.model.shown_chances([token])
-        return chat_logprobs(self._tokenizer, shown) if shown else None
+    def _logprobs(self, found: Sequence[Chances]) -> dict[str, Any] | None:
+        if not found:
+            return None
+        return {"content": chat_logprobs(self._tokenizer, found), "refusal": None}
 
     def _chunk(
         self,
@@ -186,13 +189,13 @@ def _reason(reason: str, calls: int) -> str:
     return "tool_calls" if calls and reason == "stop" else reason
 
 
-def _top(request: Chat) -> int | None:
-    """How many likeliest tokens are wanted; None for no log probabilities."""
-    if not request.logprobs:
-        if request.top_logprobs:
-            raise Refusal("top_logprobs needs logprobs: true", param="top_logprobs")
+def top_of(wanted: bool | None, top: int | None, needs: str) -> int | None:
+    """How many likeliest tokens are wanted; None for no log probabilities. Raises Refusal if they
+    are too many, or wanted without what that `needs`."""
+    if not wanted:
+        if top:
+            raise Refusal(f"top_logprobs needs {needs}", param="top_logprobs")
         return None
-    top = request.top_logprobs or 0
-    if not 0 <= top <= _TOP:
+    if not 0 <= (top or 0) <= _TOP:
         raise Refusal(f"top_logprobs {top} is not between 0 and {_TOP}", param="top_logprobs")
-    return top
+    return top or 0

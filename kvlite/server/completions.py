@@ -1,18 +1,18 @@
 """`/v1/completions`: a text, or its tokens, goes on; and how likely its own tokens were."""
 
 import time
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
 from functools import partial
-from itertools import accumulate
 from typing import Any
 from uuid import uuid4
 
 from kvlite.model.text_limit import too_long
-from kvlite.server.chances import Chances, token_text
+from kvlite.server.chances import Chances, token_bytes, token_key
 from kvlite.server.fields import Completion
 from kvlite.server.refusals import Refusal
-from kvlite.server.served_model import Ask, ServedModel, Token
+from kvlite.server.served_model import Ask, ServedModel
+from kvlite.server.shown_chances import Offsets
 from kvlite.server.usage import Choice, Usage, gathered, heard_of, prompt_ids
 
 # As OpenAI has it: where a request does not say how long its answer may be.
@@ -67,19 +67,23 @@ class CompletionAnswer:
         usage = self._usage()
         for number, ask in enumerate(self.asks):
             own = Usage(self.model.names[0], len(ask.ids))
+            offsets = [Offsets() for _ in range(ask.choices)]
             first = number * ask.choices
             if self.request.echo and not ask.scored:
-                for chunk in self._echoed(first, ask, None):
+                for chunk in self._echoed(first, ask):
                     yield chunk
             async with aclosing(heard_of(self.model, ask, own)) as answer:
                 async for heard in answer:
                     token = heard.token
                     if token.prompt:
-                        for chunk in self._echoed(first, ask, self._logprobs([*token.prompt])):
+                        for chunk in self._echoed(first, ask, token.prompt, offsets):
                             yield chunk
                     elif token.piece is None:
                         yield token.waiting
-                    elif (found := self._of(token)) or heard.text or heard.reason:
+                    elif heard.chances or heard.text or heard.reason:
+                        found = None
+                        if heard.chances:
+                            found = self._logprobs(heard.chances, offsets[token.choice])
                         yield self._chunk(first + token.choice, heard.text, heard.reason, found)
             usage.join(own)
         if self.request.with_usage:
@@ -89,16 +93,21 @@ class CompletionAnswer:
         return Usage(self.model.names[0], sum(len(ask.ids) for ask in self.asks))
 
     def _echoed(
-        self, first: int, ask: Ask, logprobs: dict[str, Any] | None
+        self,
+        first: int,
+        ask: Ask,
+        found: Sequence[Chances] = (),
+        offsets: Sequence[Offsets] = (),
     ) -> Iterator[dict[str, Any]]:
         reason = None if ask.answers else "length"
         for at in range(ask.choices):
+            logprobs = self._logprobs(found, offsets[at]) if found else None
             yield self._chunk(first + at, self._text(ask.ids), reason, logprobs)
 
     def _choice(self, index: int, ask: Ask, choice: Choice) -> dict[str, Any]:
         text, found = choice.text, None
         if ask.top is not None:
-            found = self._logprobs([*choice.prompt, *self.model.shown_chances(choice.tokens)])
+            found = self._logprobs([*choice.prompt, *choice.chances], Offsets())
         if self.request.echo:
             text = self._text(ask.ids) + text
         reason = choice.reason if ask.answers else "length"
@@ -108,27 +117,24 @@ class CompletionAnswer:
         text: str = self._tokenizer.decode(ids, clean_up_tokenization_spaces=False)
         return text
 
-    def _of(self, token: Token) -> dict[str, Any] | None:
-        shown = self.model.shown_chances([token])
-        return self._logprobs(shown) if shown else None
-
-    def _logprobs(self, found: list[Chances]) -> dict[str, Any]:
+    def _logprobs(self, found: Sequence[Chances], offsets: Offsets) -> dict[str, Any]:
         """As completions have them: a first token of a prompt follows nothing, and has none."""
-        texts = [token_text(self._tokenizer, each.own.token_id) for each in found]
+        ids = [each.own.token_id for each in found]
         return {
-            "tokens": texts,
+            "tokens": [token_key(self._tokenizer, each) for each in ids],
             "token_logprobs": [each.own.logprob for each in found],
             "top_logprobs": [self._best(each) for each in found],
-            "text_offset": [0, *accumulate(map(len, texts))][: len(texts)],
+            "text_offset": [offsets.next(token_bytes(self._tokenizer, each)) for each in ids],
         }
 
     def _best(self, chances: Chances) -> dict[str, float] | None:
         if chances.own.logprob is None:
             return None
         found = dict[str, float]()
-        for each in (*chances.best, chances.own):
-            text, logprob = token_text(self._tokenizer, each.token_id), each.logprob or 0.0
-            found[text] = max(logprob, found.get(text, logprob))
+        for each in {each.token_id: each for each in (*chances.best, chances.own)}.values():
+            key = token_key(self._tokenizer, each.token_id)
+            key = f"token_id:{each.token_id}" if key in found else key  # as vLLM writes it
+            found[key] = each.logprob or 0.0
         return found
 
     def _chunk(

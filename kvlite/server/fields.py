@@ -247,7 +247,14 @@ class ResponseRequest(Asked, Reasons):
     prompt: Any = None
     text: TextForm | None = None
     metadata: dict[str, Any] | None = None
+    include: list[str] | None = None
+    top_logprobs: Whole | None = None
     continues: ClassVar[bool] = False
+
+    @property
+    def wants_logprobs(self) -> bool:
+        """Whether log probabilities are asked for."""
+        return "message.output_text.logprobs" in (self.include or ())
 
     @property
     def length_field(self) -> str:

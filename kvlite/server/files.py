@@ -6,6 +6,7 @@ path.
 
 import asyncio
 import json
+import logging
 import os
 import re
 import shutil
@@ -22,6 +23,7 @@ from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import Request
 
 from kvlite.config.atomic_file import part_name, replaced, sweep
+from kvlite.config.checked_file import Damaged, PassedOver, from_json, of_type, sound
 from kvlite.conversation.library import entry_path
 from kvlite.conversation.snapshot import Snapshot
 from kvlite.documents import Document, read_document
@@ -32,6 +34,7 @@ from kvlite.server.messages import Plain
 from kvlite.server.refusals import Refusal
 from kvlite.web.sending import parts_of
 
+_LOG = logging.getLogger("kvlite.server")
 # Files that are kept, and bytes of the text of all.
 MOST, ROOM = 1000, 1 << 30
 _ID, _SUFFIX = re.compile(r"file-[0-9a-f]{32}"), re.compile(r"\.[A-Za-z0-9]{1,8}")
@@ -47,6 +50,7 @@ class Files:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self._passed_over = PassedOver(_LOG)
         self._coming, self._reading = asyncio.Semaphore(_AT_ONCE), asyncio.Semaphore(2)
         with suppress(OSError):
             sweep(folder)
@@ -111,12 +115,12 @@ class Files:
         found = list[dict[str, Any]]()
         for path in self._paths():
             with suppress(Refusal):  # it is damaged, or was deleted meanwhile
-                found.append(self._read(path)["about"])
+                found.append(self._read(path)[0])
         return sorted(found, key=lambda each: -each["created_at"])
 
     def about(self, file_id: str) -> dict[str, Any]:
         """One of them. Raises Refusal if it is not there."""
-        return dict(self._read(self._path(file_id))["about"])
+        return self._read(self._path(file_id))[0]
 
     def remove(self, file_id: str) -> dict[str, Any]:
         """Forget one of them. Raises Refusal if it is not there."""
@@ -125,11 +129,7 @@ class Files:
 
     def document(self, file_id: str) -> Document:
         """What was uploaded. Raises Refusal if it is not there."""
-        plain = self._read(self._path(file_id))["document"]
-        fields = "page_starts", "not_read", "assumed", "page_labels"
-        return Document(
-            plain["name"], plain["text"], *(tuple(plain.get(each, ())) for each in fields)
-        )
+        return self._read(self._path(file_id))[1]
 
     def _paths(self) -> list[Path]:
         return [*self.folder.glob("file-*.json")]
@@ -140,11 +140,16 @@ class Files:
             raise _none(file_id)
         return path
 
-    def _read(self, path: Path) -> dict[str, Any]:
+    def _read(self, path: Path) -> tuple[dict[str, Any], Document]:
         try:
-            plain = json.loads(path.read_bytes())
-            return {name: plain[name] for name in ("about", "document")}
-        except (OSError, ValueError, KeyError, TypeError):
+            plain = from_json(path.read_bytes())
+            with sound():
+                of_type(int, plain["about"]["created_at"])
+                return dict(plain["about"]), Document.from_plain(plain["document"])
+        except Damaged as error:
+            self._passed_over(path, error)
+            raise _none(path.stem) from None
+        except OSError:
             raise _none(path.stem) from None
 
 

@@ -14,11 +14,14 @@ Event = tuple[str, dict[str, Any]]
 _KINDS = {"text": "message", "reasoning": "reasoning", "name": "function_call"}
 
 
-def items_of(parts: Sequence[Part]) -> list[Item]:
-    """The items of a whole answer, which are those of its stream."""
+def items_of(parts: Sequence[Part], logprobs: Sequence[Item] = ()) -> list[Item]:
+    """The items of a whole answer, which are those of its stream; `logprobs` as of `push`."""
     stream = ItemStream()
     for _ in chain(stream.push(parts), stream.flush()):
         pass
+    for item in stream.items if logprobs else ():
+        if item["type"] == "message":
+            item["content"][0]["logprobs"] = [*logprobs]
     return stream.items
 
 
@@ -32,10 +35,12 @@ class ItemStream:
     def __init__(self) -> None:
         self.items = list[Item]()
         self._open: Item | None = None
-        self._said = ""
+        self._said, self._new = "", list[Item]()
+        self._logprobs = list[Item]()
 
-    def push(self, parts: Sequence[Part]) -> Iterator[Event]:
-        """More of it."""
+    def push(self, parts: Sequence[Part], logprobs: Sequence[Item] = ()) -> Iterator[Event]:
+        """More of it; `logprobs` are of its tokens, as chat completions have them."""
+        self._new += logprobs
         for part in parts:
             kind = _KINDS.get(part.kind)
             if part.kind == "name" or (kind and (self._open or {}).get("type") != kind):
@@ -65,9 +70,10 @@ class ItemStream:
             item = {**_reasoning_item(said), "id": item["id"]}
             yield "reasoning_text.done", {**place, "content_index": 0, "text": said}
         else:
-            part, place = _text_part(said), {**place, "content_index": 0}
+            self._logprobs += self._new
+            part, place = _text_part(said, self._logprobs), {**place, "content_index": 0}
             item = {**_message([part]), "id": item["id"]}
-            yield "output_text.done", {**place, "text": said, "logprobs": []}
+            yield "output_text.done", {**place, "text": said, "logprobs": _told(self._logprobs)}
             yield "content_part.done", {**place, "part": part}
         yield "output_item.done", {"output_index": len(self.items), "item": item}
         self.items.append(item)
@@ -95,7 +101,9 @@ class ItemStream:
         elif kind == "reasoning":
             yield "reasoning_text.delta", {**place, "content_index": 0, "delta": text}
         else:
-            yield "output_text.delta", {**place, "content_index": 0, "delta": text, "logprobs": []}
+            place, new = {**place, "content_index": 0}, self._new
+            self._logprobs, self._new = [*self._logprobs, *new], []
+            yield "output_text.delta", {**place, "delta": text, "logprobs": _told(new)}
 
     def _place(self, item: Item) -> dict[str, Any]:
         return {"item_id": item["id"], "output_index": len(self.items)}
@@ -123,5 +131,20 @@ def _call_item(call: Call) -> Item:
     return {**kind, "call_id": call.id, "name": call.name, "arguments": call.arguments}
 
 
-def _text_part(text: str) -> dict[str, Any]:
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+def _text_part(text: str, logprobs: Sequence[Item] = ()) -> dict[str, Any]:
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": [*logprobs]}
+
+
+def _told(logprobs: Sequence[Item]) -> list[Item]:
+    """Logprobs as events have them: without bytes."""
+    return [
+        {
+            "token": each["token"],
+            "logprob": each["logprob"],
+            "top_logprobs": [
+                {"token": best["token"], "logprob": best["logprob"]}
+                for best in each["top_logprobs"]
+            ],
+        }
+        for each in logprobs
+    ]

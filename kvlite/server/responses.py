@@ -9,7 +9,8 @@ from typing import Any
 from uuid import uuid4
 
 from kvlite.model.answers.reader import AnswerReader
-from kvlite.server.chat import asked
+from kvlite.server.chances import Chances, chat_logprobs
+from kvlite.server.chat import asked, top_of
 from kvlite.server.fields import ResponseRequest
 from kvlite.server.messages import Item, Plain, joined
 from kvlite.server.refusals import Refusal
@@ -82,13 +83,15 @@ class ResponseAnswer:
         before = said.of(request.previous_response_id)
         own = await asyncio.to_thread(lambda: joined([*before, *request.messages()]))
         told = [{"role": "system", "content": request.instructions}] if request.instructions else []
-        ask, new_reader = await asked(model, request, [*told, *own], None)
+        needs = 'include: ["message.output_text.logprobs"]'
+        top = top_of(request.wants_logprobs, request.top_logprobs, needs)
+        ask, new_reader = await asked(model, request, [*told, *own], top)
         return cls(model, request, ask, said, own, new_reader)
 
     async def whole(self) -> dict[str, Any]:
         """The response object."""
         (choice,), usage = await gathered(self.model, self.ask, self._new_reader)
-        items = items_of(choice.parts)
+        items = items_of(choice.parts, self._logprobs(choice.chances))
         self._keep(items)
         return self._response(_ended(choice.reason), items, usage)
 
@@ -107,13 +110,16 @@ class ResponseAnswer:
                     yield self._event("created", response=empty)
                     yield self._event("in_progress", response=empty)
                 reason = heard.reason
-                for kind, fields in coming.push(heard.parts):
+                for kind, fields in coming.push(heard.parts, self._logprobs(heard.chances)):
                     yield self._event(kind, **fields)
         for kind, fields in coming.flush():
             yield self._event(kind, **fields)
         self._keep(coming.items)
         status = _ended(reason or "stop")
         yield self._event(status, response=self._response(status, coming.items, usage))
+
+    def _logprobs(self, found: Sequence[Chances]) -> list[dict[str, Any]]:
+        return chat_logprobs(self.model.ready().tokenizer, found)
 
     def _event(self, kind: str, **fields: Any) -> dict[str, Any]:
         self._number += 1
@@ -158,7 +164,7 @@ class ResponseAnswer:
             "text": {"format": request.format or {"type": "text"}},
             "tool_choice": request.tool_choice or "auto",
             "tools": [{**_TOOL, **each} for each in request.tools or []],
-            "top_logprobs": 0,
+            "top_logprobs": self.ask.top or 0,
             "top_p": chosen.top_p,
             "truncation": "disabled",
             "usage": None if usage is None else _counted(usage),

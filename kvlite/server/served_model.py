@@ -3,7 +3,7 @@
 import asyncio
 import hashlib
 import time
-from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -146,12 +146,6 @@ class ServedModel:
             return 0
         return bytes_held(now.runner.model.tensors()) + now.held_bytes
 
-    def shown_chances(self, tokens: Iterable[Token]) -> list[Chances]:
-        """Those of tokens that are part of an answer, which its end is not."""
-        ends = self.ready().model.stop_ids
-        found = (each.chances for each in tokens if each.chances is not None)
-        return [each for each in found if each.own.token_id not in ends]
-
     def require_short(self, characters: int) -> None:
         """Raises ContextError for more characters than can fit, before they are tokenized."""
         runner = self.ready()
@@ -254,15 +248,19 @@ class ServedModel:
             if choice and settings.get("seed") is not None:
                 settings["seed"] += choice
             ids, counted = [*ask.ids], False
-            for piece, talk in self.conversations.answer(ids, settings, work.callbacks):
-                if not counted:
-                    counted = True
-                    self.state.counters.read(len(ids), piece.metrics)
-                piece = _without_token(piece) if ask.empty else piece
-                self.state.counters.generated += piece.token_id is not None
-                put(Token(choice, piece, _chances(talk, piece, ask.top)))
-                yield talk.context.turn if piece.metrics.finish_reason is None else None
-            self.state.counters.end(piece.metrics)
+            piece: Piece | None = None
+            try:
+                for piece, talk in self.conversations.answer(ids, settings, work.callbacks):
+                    if not counted:
+                        counted = True
+                        self.state.counters.read(len(ids), piece.metrics)
+                    piece = _without_token(piece) if ask.empty else piece
+                    self.state.counters.generated += piece.token_id is not None
+                    put(Token(choice, piece, _chances(talk, piece, ask.top)))
+                    yield talk.context.turn if piece.metrics.finish_reason is None else None
+            finally:
+                if piece is not None:  # an answer that nobody waits for any more took time, too
+                    self.state.counters.end(piece.metrics)
 
     def _free(self, ask: Ask) -> bool:
         """Whether nothing is being used that a request would better go on with."""

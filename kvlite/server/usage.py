@@ -16,6 +16,7 @@ from kvlite.server.chances import Chances
 from kvlite.server.messages import Plain
 from kvlite.server.refusals import Refusal, in_fields
 from kvlite.server.served_model import Ask, ServedModel, Token
+from kvlite.server.shown_chances import ShownChances
 from kvlite.server.tools import call_id
 
 
@@ -37,7 +38,7 @@ class Choice:
     """
 
     reason: str = "stop"
-    tokens: list[Token] = field(default_factory=list)
+    chances: list[Chances] = field(default_factory=list)
     parts: list[Part] = field(default_factory=list)
     prompt: tuple[Chances, ...] = ()
 
@@ -119,11 +120,13 @@ class Usage:
 
 @dataclass(frozen=True)
 class Heard:
-    """What came with one token of an answer, and why the answer ended if it did."""
+    """What came with one token of an answer, why the answer ended if it did, and how likely the
+    tokens of what came were."""
 
     token: Token
     parts: Sequence[Part] = ()
     reason: str | None = None
+    chances: Sequence[Chances] = ()
 
     @property
     def text(self) -> str:
@@ -140,6 +143,7 @@ async def heard_of(
         new_reader: of one answer; None if all of it is text.
     """
     readers = dict[int, AnswerReader | None]()
+    shown = dict[int, ShownChances]()
     async with aclosing(model.answer(ask)) as tokens:
         async for token in tokens:
             if (piece := token.piece) is None:
@@ -147,6 +151,7 @@ async def heard_of(
                 continue
             usage.add(token)
             if token.choice not in readers:
+                shown[token.choice] = ShownChances(model.ready().model)
                 readers[token.choice] = None if new_reader is None else new_reader()
             reader, reason = readers[token.choice], usage.reason(token)
             if reader is None:
@@ -155,7 +160,7 @@ async def heard_of(
                 usage.reasoned += reader.is_reasoning
                 parts = reader.push(piece.raw)
                 parts += reader.flush() if reason is not None else []
-            yield Heard(token, parts, reason)
+            yield Heard(token, parts, reason, shown[token.choice].push(token, reason))
 
 
 async def gathered(
@@ -172,7 +177,7 @@ async def gathered(
                 continue
             choice = choices[token.choice]
             choice.parts += heard.parts
-            choice.tokens.append(token)
+            choice.chances += heard.chances
             choice.reason = heard.reason or choice.reason
     return choices, usage
 

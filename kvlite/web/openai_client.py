@@ -2,7 +2,6 @@
 token of a warm server comes at once."""
 
 import asyncio
-import json
 import os
 import re
 import socket
@@ -13,6 +12,7 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from kvlite.config.checked_file import Damaged, from_json, sound
 from kvlite.config.settings import Settings
 from kvlite.engine.callbacks import Callbacks
 from kvlite.errors import SettingError, reason
@@ -128,8 +128,9 @@ class OpenAIClient:
         if response.status_code not in (200, 404):
             raise self._refused(_message(response))
         try:
-            return [{**each, "id": each["id"]} for each in response.json()["data"]]
-        except (ValueError, LookupError, TypeError):
+            with sound():
+                return [{**each, "id": each["id"]} for each in from_json(response.content)["data"]]
+        except Damaged:
             return []
 
     def first_model(self) -> str:
@@ -169,8 +170,8 @@ class OpenAIClient:
 
     def _took(self, answer: ServerAnswer, data: str) -> bool:
         """Take a chunk of the stream; whether it has text or reasoning."""
-        try:
-            chunk = json.loads(data)
+        with sound(lambda why: self._refused(f"it sends no OpenAI chunks ({why})")):
+            chunk = from_json(data)
             if "error" in chunk:
                 raise self._refused(str(chunk["error"].get("message")))
             answer.usage |= chunk.get("usage") or {}
@@ -183,8 +184,6 @@ class OpenAIClient:
             answer.text += text
             answer.reasoning += thought
             answer.thoughts += bool(thought)
-        except (ValueError, LookupError, AttributeError, TypeError) as error:
-            raise self._refused(f"it sends no OpenAI chunks ({reason(error)})") from None
         return bool(text or thought)
 
     def _lines(self, path: str, body: dict[str, Any], callbacks: Callbacks) -> Generator[str]:
@@ -309,7 +308,7 @@ def _format(schema: str) -> dict[str, Any]:
         raise SettingError("--schema with --server is a JSON Schema, or json: not a grammar")
     return {
         "type": "json_schema",
-        "json_schema": {"name": "answer", "schema": json.loads(schema)},
+        "json_schema": {"name": "answer", "schema": from_json(schema)},
     }
 
 
@@ -321,6 +320,7 @@ def _count(usage: Any, name: str) -> int:
 
 def _message(response: "httpx.Response") -> str:
     try:
-        return str(response.json()["error"]["message"])
-    except (ValueError, LookupError, TypeError):
+        with sound():
+            return str(from_json(response.content)["error"]["message"])
+    except Damaged:
         return f"HTTP {response.status_code}"

@@ -134,7 +134,8 @@ def test_a_list_has_its_most() -> None:
 @pytest.mark.parametrize("path", ["chat", "completions", "responses"])
 def test_a_bomb_is_refused_and_holds_up_nobody(server: Server, path: str) -> None:
     address, good, _ = DIALECTS[path]
-    bomb = {"type": "object", "title": path, "properties": dict.fromkeys(NAMES, {"type": "string"})}
+    named = {name: {"type": "string"} for name in NAMES}
+    bomb = {"type": "object", "title": path, "properties": named}
     given = {"text": {"format": {"type": "json_schema", "schema": bomb}}}
     body = good | (given if path == "responses" else {"guided_json": bomb})
     done = list[Any]()

@@ -12,6 +12,7 @@ from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any
 
+from kvlite.config.checked_file import from_json
 from kvlite.errors import ChatTemplateError
 from kvlite.model.answers.form import (
     ID,
@@ -286,7 +287,7 @@ def _read(form: CallForm, written: str) -> list[tuple[str, Any]] | None:
     if text_in(parts, "text") or text_in(parts, "reasoning"):
         return None
     try:
-        return [(name, json.loads(arguments)) for name, arguments in calls_in(parts)]
+        return [(name, from_json(arguments)) for name, arguments in calls_in(parts)]
     except ValueError:
         return None
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache, partial
 from typing import Any
 
+from kvlite.config.checked_file import from_json
 from kvlite.errors import SettingError
 from kvlite.model.answers.form import Tool
 from kvlite.model.deep_stack import with_deep_stack
@@ -59,7 +60,7 @@ def enforceable(
     written: str, strict: bool, controls: frozenset[str]
 ) -> tuple[dict[str, Any], str, str]:
     """What can be enforced of a schema; and what cannot be, and why, "" if all can."""
-    schema: dict[str, Any] = {"type": "object", **json.loads(written)}
+    schema: dict[str, Any] = {"type": "object", **from_json(written)}
     flaw = partial(_flaw, strict=strict, controls=controls)
     why = flaw(schema)
     if why is None:

@@ -5,6 +5,8 @@ import json
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from kvlite.config.checked_file import from_json
+
 _OF_PYTHON: dict[type, tuple[str, ...]] = {
     str: ("string",),
     bool: ("boolean",),
@@ -77,7 +79,7 @@ def _list(schema: Mapping[str, Any], name: str) -> list[Any]:
 def value_of(text: str, allowed: Collection[str]) -> Any:
     """What a text means where not strings alone are allowed: JSON, or Python's repr, if that is of
     a type that is; else the text."""
-    for read in (json.loads, ast.literal_eval):
+    for read in (from_json, ast.literal_eval):
         try:
             value = read(text.strip())
             as_json(value)

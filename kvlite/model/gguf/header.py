@@ -121,6 +121,19 @@ def require_magic(file: IO[bytes], path: Path) -> None:
         raise ModelError(f"{path} is not a GGUF file: its first bytes are not 'GGUF'")
 
 
+def _require_filled(tensors: dict[str, Stored], alignment: int, size: int) -> None:
+    """Raises _Damaged unless tensors fill a file's `size` bytes of data, each of them from where
+    the one before it ends, as ggml writes and demands: else one has another type or place."""
+    before, at = "the header", 0
+    for name, each in sorted(tensors.items(), key=lambda item: item[1].begin):
+        if each.begin != at:
+            fault = "overlaps" if each.begin < at else "does not follow"
+            raise _Damaged(f"{name!r} of type {each.kind} {fault} {before}, which ends at {at:,}")
+        before, at = repr(name), -(-each.end // alignment) * alignment
+    if tensors and size >= at + alignment:
+        raise _Damaged(f"{size - at:,} bytes follow {before}, the last tensor")
+
+
 def names_model(path: Path) -> bool:
     """Whether a GGUF file's name is one to call a model by: neither that of an image encoder beside
     a model, nor that of a later one of several parts."""
@@ -262,6 +275,7 @@ class _Reading:
         last = data + max((tensor.end for tensor in found.values()), default=-data)
         if last > self.size:
             raise _Damaged(f"{last:,} bytes were written, {self.size:,} are here")
+        _require_filled(found, alignment, self.size - data)
         return {
             name: replace(each, begin=data + each.begin, end=data + each.end)
             for name, each in found.items()

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from kvlite.config.atomic_file import replaced
+from kvlite.config.checked_file import Damaged, from_json, sound
 from kvlite.errors import ModelError
 from kvlite.model.files import GGUF_INDEX, Stored
 from kvlite.model.shape import GROUPS, group_of
@@ -253,13 +254,13 @@ def _stated(path: Path) -> tuple[Path, int, int]:
 def read_index(folder: Path) -> GGUFIndex | None:
     """The index in a model's folder, if there is one, and its files are there."""
     try:
-        found = json.loads((folder / GGUF_INDEX).read_bytes())
-        files = tuple((Path(path), size, changed) for path, size, changed in found["files"])
-        index = GGUFIndex(
-            files, {name: _read(tensor, files) for name, tensor in found["tensors"].items()}
-        )
-        return index if index.tensors and index.is_current() else None
-    except (OSError, ValueError, KeyError, TypeError, IndexError):
+        found = from_json((folder / GGUF_INDEX).read_bytes())
+        with sound():
+            files = tuple((Path(path), size, changed) for path, size, changed in found["files"])
+            tensors = {name: _read(tensor, files) for name, tensor in found["tensors"].items()}
+            index = GGUFIndex(files, tensors)
+            return index if index.tensors and index.is_current() else None
+    except (OSError, Damaged):
         return None
 
 

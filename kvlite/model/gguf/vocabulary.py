@@ -12,6 +12,8 @@ from kvlite.model.gguf.header import Header
 
 MODELS = ("llama", "gpt2", "gemma4")
 _PREFIX = "tokenizer.ggml."
+# Roles that decide what is read or where an answer ends; llama.cpp goes on without the others.
+_ANSWERED = ("bos", "eos", "eot", "eom", "unknown")
 # Ids that stand for "none" in files.
 _NONE = (-1, 0xFFFFFFFF)
 
@@ -233,7 +235,7 @@ def _roles(header: Header, count: int) -> dict[str, int]:
         role = key.removeprefix(_PREFIX).removesuffix("_token_id")
         if 0 <= number < count:
             found[role] = number
-        elif role in ("bos", "eos") and number not in _NONE:
+        elif role in _ANSWERED and number not in _NONE:
             raise unreadable(header, key, f"is {number:,}, and there are {count:,} tokens")
     return found
 
