@@ -1,6 +1,7 @@
 """What an answer must follow, as llguidance takes it: a JSON Schema, or a grammar."""
 
 import json
+import random
 from functools import lru_cache, partial
 from typing import Any
 
@@ -14,6 +15,9 @@ JSON = "json"
 # White space between the parts of JSON: a line's end and indentation, or a space. Small models
 # would go on with more.
 _SPACES = r"(\n[ \t]{0,16}| )?"
+# Answers that are tried, and their longest in bytes: some schemas take long only once an answer has
+# come to what is hard in them.
+_WALKS, _STEPS = 3, 100
 # Characters of a schema: more take seconds to look at.
 LONGEST = 1 << 18
 
@@ -74,9 +78,17 @@ def _checked(text: str) -> tuple[str, str]:
         return grammar, why[0]
     if "<[" in text:  # tokens of a model that is not known here
         return grammar, ""
-    begun = LLMatcher(LLTokenizer("byte"), grammar, log_level=0, limits=most)
-    begun.compute_logit_bias()
-    return grammar, begun.get_error() if begun.is_error() else ""
+    choose = random.Random(0)
+    for _ in range(_WALKS):
+        begun = LLMatcher(LLTokenizer("byte"), grammar, log_level=0, limits=most)
+        for _ in range(_STEPS):
+            if begun.is_error():
+                return grammar, begun.get_error()
+            allowed = [at for at, bias in enumerate(begun.compute_logit_bias()) if bias]
+            if begun.is_stopped() or not allowed:
+                break
+            begun.consume_token(choose.choice(allowed))
+    return grammar, ""
 
 
 def in_a_line(said: str) -> str:
