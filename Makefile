@@ -12,7 +12,7 @@ export HF_HUB_OFFLINE := 1
 # would compile everything anew.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: setup browser demo test long judges check gpu gpu-report format clean
+.PHONY: setup browser demo test long judges documents attack check gpu gpu-report format clean
 
 setup: $(READY)
 
@@ -60,6 +60,17 @@ long: setup browser
 # tests/.cache; `long` runs one case of each architecture. KVLITE_HALF_MODEL names a real file.
 judges: setup
 	OMP_WAIT_POLICY=passive $(BIN)/pytest tests/judges -n 2 --dist worksteal -m ""
+
+# Some 230 real documents, of public packages, beside what pandoc and pdftotext read of them.
+documents: setup
+	$(BIN)/python -m tests.judges.fetch_documents tests/.cache/documents
+	$(BIN)/pytest tests/judges/test_documents.py -n 2 --dist worksteal
+
+# Generated bad requests to a running server, the same for the same seed, in some minutes.
+SEED := 0
+COUNT := 3000
+attack: setup
+	$(BIN)/python -m tests.attack $(SEED) $(COUNT)
 
 # What is owed to a GPU, with the Python that has a CUDA build of torch; see tests/gpu/__main__.py.
 gpu:

@@ -1,6 +1,5 @@
 """What is sent: no more than anyone types, nothing to fetch, and nothing about other users."""
 
-import json
 import logging
 from collections import OrderedDict
 from collections.abc import Iterator
@@ -11,7 +10,8 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from kvlite.web.sending import Bodies, TooMuch
+from kvlite.config.plain_json import NotPlain, read_json
+from kvlite.web.sending import Bodies, TooMuch, TooSlow
 
 from .routes import user_of
 
@@ -70,22 +70,26 @@ class BodyFilter:
             return
         try:
             if _looks(scope):
-                await self._answer(scope, b"")(scope, receive, send)
+                await self._answer(scope, None)(scope, receive, send)
                 return
             async with self._bodies.read(scope, receive) as body:
-                await self._answer(scope, body)(scope, sent_again(body, receive), send)
+                plain = await self._bodies.look(body, _plain)
+                await self._answer(scope, plain)(scope, sent_again(body, receive), send)
         except TooMuch as error:
             refused = PlainTextResponse(_TOO_MUCH[error.status], error.status)
             await refused(scope, receive, send)
+        except TooSlow:
+            await PlainTextResponse("This comes too slowly.", 408)(scope, receive, send)
         except ClientDisconnect:
             return
 
-    def _answer(self, scope: Scope, body: bytes) -> ASGIApp:
-        return self._refusal(scope, body) or _answering(self.app)
+    def _answer(self, scope: Scope, plain: Any) -> ASGIApp:
+        return self._refusal(scope, plain) or _answering(self.app)
 
-    def _refusal(self, scope: Scope, body: bytes) -> PlainTextResponse | None:
+    def _refusal(self, scope: Scope, plain: Any) -> PlainTextResponse | None:
         """Why a request is refused, if it is."""
-        plain = None if _looks(scope) else _plain(body)
+        if isinstance(plain, NotPlain):
+            return PlainTextResponse(f"{plain}.", 400)
         kind = Request(scope).headers.get("content-type", "").partition(";")[0].strip().lower()
         if _takes_json(scope) and not (kind == "application/json" and isinstance(plain, dict)):
             return PlainTextResponse("Send a JSON object, as application/json.", 400)
@@ -139,9 +143,12 @@ def _takes_json(scope: Scope) -> bool:
 
 
 def _plain(body: bytes) -> Any:
+    """What is sent as JSON, or what is wrong with it; None if it is none."""
     try:
-        return json.loads(body.decode())
-    except (ValueError, RecursionError):
+        return read_json(body.decode())
+    except NotPlain as error:
+        return error
+    except ValueError:
         return None
 
 

@@ -24,6 +24,10 @@ T = TypeVar("T")
 
 # The exit code of a process that the system killed.
 _KILLED = -9
+# And of one that took its seconds.
+_OUT_OF_TIME = -24
+# Seconds by the clock for each of a processor.
+_WAIT = 10
 # Answers go first.
 _NICENESS = 15
 # Seconds between checks for cancellation, and between reports of progress.
@@ -41,6 +45,7 @@ def run_in_child(
     progress: Callable[..., None] | None = None,
     cancel: threading.Event | None = None,
     memory: int | None = None,
+    seconds: int | None = None,
     **kwargs: Any,
 ) -> T:
     """Call `work(*args, **kwargs)` in a child process and return its result.
@@ -52,18 +57,24 @@ def run_in_child(
             that follow another too fast to be seen are left out.
         cancel: set to end the child.
         memory: bytes the child may take beyond Python itself; no limit on Windows.
+        seconds: of a processor that it may take; then somebody waits for it, and answers do not go
+            first. On Windows, and where it sleeps, it may be ten times as many by the clock.
 
     Raises:
         Stopped: `cancel` was set.
         MemoryError: the child ran out of memory, or the system killed it.
+        TimeoutError: it took its `seconds`.
         ChildEnded: it ended in another way.
         Exception: whatever `work` raised.
     """
     said: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
-    given = work, args, kwargs, progress is not None, memory
+    given = work, args, kwargs, progress is not None, memory, seconds
+    until = None if seconds is None else time.monotonic() + _WAIT * seconds
     with Child(lambda *message: said.put(message), _work, *given):
         while True:
             require_uncancelled(cancel)
+            if until is not None and time.monotonic() > until:
+                raise TimeoutError
             try:
                 kind, value = said.get(timeout=BEAT)
             except queue.Empty:
@@ -185,6 +196,8 @@ def _ended(code: int) -> Exception:
     """Why a child ended before its work was done."""
     if code == _KILLED:
         return MemoryError("a child process was killed, as for its memory")
+    if code == _OUT_OF_TIME:
+        return TimeoutError("a child process took its time")
     return ChildEnded(
         f"a process that kvlite began has ended by itself (exit code {code}): try again, and "
         "report it if that happens again"
@@ -215,6 +228,7 @@ def _work(
     kwargs: dict[str, Any],
     reports: bool,
     memory: int | None,
+    seconds: int | None,
 ) -> T:
     """What `run_in_child` has a child do."""
     last = -BEAT
@@ -225,25 +239,27 @@ def _work(
             last = now
             parent.say("progress", values)
 
-    if sys.platform != "win32":
+    if sys.platform != "win32" and seconds is None:
         os.nice(_NICENESS)
     if memory is not None:
-        _limit(memory)
+        import psutil
+
+        _limit("RLIMIT_AS", psutil.Process().memory_info().vms + memory)
+    if seconds is not None:
+        _limit("RLIMIT_CPU", seconds)
     return work(*args, **kwargs, **({"progress": report} if reports else {}))
 
 
-def _limit(memory: int) -> None:
+def _limit(name: str, wanted: int) -> None:
     try:
         import resource
     except ImportError:  # Windows
         return
-    import psutil
-
-    wanted = psutil.Process().memory_info().vms + memory
-    hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+    kind = getattr(resource, name)
+    hard = resource.getrlimit(kind)[1]
     if hard == resource.RLIM_INFINITY or wanted < hard:
         with suppress(ValueError, OSError):  # not every system has such a limit
-            resource.setrlimit(resource.RLIMIT_AS, (wanted, hard))
+            resource.setrlimit(kind, (wanted, hard))
 
 
 if __name__ == "__main__":

@@ -16,6 +16,15 @@ _DENSEST, _DENSE_FROM = 150, 16 * 2**20
 # Word writes some dozens, and one for each picture.
 _MOST_PARTS = 20_000
 _PIECE = 2**16
+# Parsers read nothing but what they are given.
+_CLOSED: dict[str, Any] = {
+    "resolve_entities": False,
+    "no_network": True,
+    "load_dtd": False,
+    "huge_tree": True,
+    "remove_comments": True,
+    "remove_pis": True,
+}
 
 
 def names_in(data: bytes) -> list[str]:
@@ -62,14 +71,7 @@ class Archive:
         """
         from lxml.etree import Entity, LxmlError, XMLParser
 
-        parser = XMLParser(
-            resolve_entities=False,
-            no_network=True,
-            load_dtd=False,
-            huge_tree=True,
-            remove_comments=True,
-            remove_pis=True,
-        )
+        parser = XMLParser(**_CLOSED)
         try:
             for piece in self._pieces(part):
                 parser.feed(piece)
@@ -82,6 +84,47 @@ class Archive:
             raise ValueError(f"{part} has entities of its own")
         return tree
 
+    def elements(self, part: str, *names: str) -> Iterator[Any]:
+        """Those of a part's elements that have one of some names in any namespace, one at a time:
+        each is emptied when the next is asked for. Progress is reported.
+
+        Raises:
+            DocumentError: it unpacks to too much.
+            ValueError: it is damaged, or declares a type of document.
+        """
+        from lxml.etree import LxmlError, XMLPullParser
+
+        wanted = [f"{{*}}{name}" for name in names]
+        parser = XMLPullParser(events=("end",), tag=wanted, **_CLOSED)
+        done, total = 0, self._zip.getinfo(part).file_size
+        try:
+            for piece in self._pieces(part):
+                done += len(piece)
+                self.tracker.report(min(done, total), total)
+                parser.feed(piece)
+                for _, element in parser.read_events():
+                    if element.getroottree().docinfo.internalDTD is not None:
+                        raise ValueError(f"{part} declares a type of document")
+                    yield element
+                    element.clear()
+                    while element.getprevious() is not None:
+                        del element.getparent()[0]
+            parser.close()
+        except LxmlError as error:
+            raise ValueError(str(error)) from error
+
+    def count(self, size: int) -> None:
+        """Count what comes out of the archive.
+
+        Raises:
+            DocumentError: it is too much.
+        """
+        self._unpacked += size
+        if self._unpacked > UNPACKED_LIMIT:
+            self._refuse(f"unpacks to more than {readable(UNPACKED_LIMIT)} of text")
+        if _DENSE_FROM < self._unpacked > _DENSEST * self._packed:
+            self._refuse(f"unpacks to more than {_DENSEST} times its size")
+
     def _pieces(self, part: str) -> Iterator[bytes]:
         """A part, unpacked; what comes out is counted, whatever size the archive states."""
         info = self._zip.getinfo(part)
@@ -90,11 +133,7 @@ class Archive:
         self._packed += info.compress_size
         with self._zip.open(info) as file:
             while piece := file.read(_PIECE):
-                self._unpacked += len(piece)
-                if self._unpacked > UNPACKED_LIMIT:
-                    self._refuse(f"unpacks to more than {readable(UNPACKED_LIMIT)} of text")
-                if _DENSE_FROM < self._unpacked > _DENSEST * self._packed:
-                    self._refuse(f"unpacks to more than {_DENSEST} times its size")
+                self.count(len(piece))
                 yield piece
 
     def _refuse(self, why: str) -> NoReturn:

@@ -50,7 +50,7 @@ _SHOWN_INPUTS = (
 )
 # Cells are repeated up to this length, as labels are, and over so many columns; from the other
 # length on a row with a table in it is a page's layout.
-_LABEL, _MOST_COLUMNS, _LAYOUT = 200, 100, 1000
+LABEL, MOST_COLUMNS, _LAYOUT = 200, 100, 1000
 # Tables in cells and raised text in raised text, deeper than anyone writes them.
 _MOST_CAPTURES = 20
 
@@ -162,6 +162,8 @@ class _Writer:
 
     def _put(self, text: str) -> None:
         """Write text as it stands in the markup."""
+        if not text:
+            return
         text = _NO_TEXT.sub("", text)
         if not self._preformatted:
             text = re.sub(r"[ \t\r\n\f]+", " ", text)
@@ -273,9 +275,9 @@ class _Writer:
             reach()
             text = self._captured(cell)
             down = _whole(cell.get("rowspan")) or 1
-            across = min(_whole(cell.get("colspan")) or 1, _MOST_COLUMNS)
-            label = text if len(text) <= _LABEL else ""
-            again = text if len(text) * across <= _LABEL else ""
+            across = min(_whole(cell.get("colspan")) or 1, MOST_COLUMNS)
+            label = text if len(text) <= LABEL else ""
+            again = text if len(text) * across <= LABEL else ""
             for column in range(across):
                 if down > 1:
                     above[len(texts)] = down - 1, again if column else label

@@ -93,13 +93,8 @@ def opendocument_text(data: bytes, tracker: Tracker) -> str | list[str]:
         DocumentError: it has a password, or unpacks to too much.
         ContextError: it is longer than could fit.
     """
-    archive, manifest = Archive(data, tracker), "META-INF/manifest.xml"
-    if manifest in archive.names:
-        locked = archive.tree(manifest).iter("{*}encryption-data")
-        if next(locked, None) is not None:
-            raise DocumentError(
-                f"{tracker.label} is locked by a password: save it in LibreOffice without one."
-            )
+    archive = Archive(data, tracker)
+    require_unlocked(archive)
     document = _Document(archive, set(archive.names))
     if "styles.xml" in archive.names:
         document.read("styles.xml")
@@ -117,6 +112,18 @@ def opendocument_text(data: bytes, tracker: Tracker) -> str | list[str]:
     texts[0] = "\n\n".join(filter(None, ("\n".join(filter(None, header)), texts[0])))
     texts[-1] = "\n\n".join(filter(None, (texts[-1], "\n".join(filter(None, footer)))))
     return texts if document.slides else texts[0]
+
+
+def require_unlocked(archive: Archive) -> None:
+    """Raises DocumentError: a document has a password."""
+    manifest = "META-INF/manifest.xml"
+    if manifest in archive.names:
+        locked = archive.tree(manifest).iter("{*}encryption-data")
+        if next(locked, None) is not None:
+            raise DocumentError(
+                f"{archive.tracker.label} is locked by a password: save it in LibreOffice without "
+                "one."
+            )
 
 
 class _Document:

@@ -37,7 +37,7 @@ _KINDS: dict[str, Kind] = {
     ".pdf": "pdf",
     ".docx": "docx",
     ".odt": "opendocument",
-    ".ods": "opendocument",
+    ".ods": "sheets",
     ".odp": "opendocument",
     ".pptx": "slides",
     ".xlsx": "sheets",
@@ -62,6 +62,8 @@ _PARTS: tuple[tuple[str, Kind], ...] = (
     ("META-INF/container.xml", "epub"),
     ("content.xml", "opendocument"),
 )
+# What an archive says near its beginning that has the parts of any OpenDocument file.
+_ODS = b"application/vnd.oasis.opendocument.spreadsheet"
 _UTF32 = (b"\xff\xfe\0\0", b"\0\0\xfe\xff")
 _NOT_FILES = (
     (stat.S_ISDIR, "is a folder: name one of the files in it."),
@@ -101,9 +103,11 @@ def kind_of(head: bytes, path: str) -> Kind:
 
 def kind_of_archive(data: bytes, path: str) -> Kind:
     """What an archive is by its parts; by its suffix if it has none of a document."""
-    names = names_in(data)
+    names, by_suffix = names_in(data), kind_of(b"", path)
+    if "content.xml" in names and (_ODS in data[:_HEAD] or by_suffix == "sheets"):
+        return "sheets"
     found = (kind for part, kind in _PARTS if any(name.startswith(part) for name in names))
-    return next(found, kind_of(b"", path))
+    return next(found, by_suffix)
 
 
 def refuse_format(label: str, path: str) -> NoReturn:

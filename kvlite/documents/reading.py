@@ -40,7 +40,7 @@ _READERS: dict[Kind, tuple[Reader, str]] = {
     "docx": (_reader("word", "word_text"), "Word document"),
     "opendocument": (_reader("opendocument", "opendocument_text"), "OpenDocument file"),
     "slides": (_reader("slides", "slides"), "PowerPoint file"),
-    "sheets": (_reader("sheets", "sheets_text"), "Excel workbook"),
+    "sheets": (_reader("sheets", "sheets_text"), "workbook"),
     "epub": (_reader("epub", "epub_text"), "EPUB book"),
     "fb2": (_reader("direct", "fb2_text"), "FictionBook"),
     "notebook": (_reader("direct", "notebook_text"), "Jupyter notebook"),

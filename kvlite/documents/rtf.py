@@ -17,7 +17,7 @@ _TOKEN = re.compile(
 )
 # What no XML may contain, and lxml refuses.
 _NO_TEXT = re.compile("[\0-\x08\x0b-\x1f\ufffe\uffff]")
-# Tokens between two looks at whether someone cancelled.
+# Tokens between two reports of progress.
 _BEAT = 10_000
 _CODECS = {
     77: "mac_roman", 128: "cp932", 129: "cp949", 130: "johab", 134: "gbk", 136: "cp950",

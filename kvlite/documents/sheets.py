@@ -1,13 +1,28 @@
-"""Excel workbooks (.xlsx, .xlsm, .xlsb, .xls)."""
+"""Workbooks: Excel's (.xlsx, .xlsm, .xlsb, .xls) and OpenDocument's (.ods).
+
+The binary kinds (.xlsb, .xls) are read by calamine, which tells values alone: no errors, formulas
+without a value, merged cells, notes, shapes or raised text.
+"""
 
 import io
-from datetime import datetime
+from collections.abc import Callable
+from datetime import datetime, timedelta
 from typing import Any
 
 from kvlite.documents.archive import Archive
-from kvlite.documents.office import OLE
+from kvlite.documents.number_format import formatted
+from kvlite.documents.ods import ods_text
+from kvlite.documents.office import OLE, document_part
 from kvlite.documents.tracker import Tracker
+from kvlite.documents.workbook import Workbook
 from kvlite.errors import DocumentError
+
+_SHOWN: dict[type, Callable[[Any], str]] = {
+    bool: lambda value: str(value).upper(),
+    float: formatted,
+    datetime: lambda value: value.isoformat(" ", "minutes"),
+    timedelta: lambda value: formatted(value / timedelta(days=1), "[h]"),
+}
 
 
 def sheets_text(data: bytes, tracker: Tracker) -> str:
@@ -18,7 +33,13 @@ def sheets_text(data: bytes, tracker: Tracker) -> str:
         ContextError: it is longer than could fit.
     """
     if not data.startswith(OLE):
-        Archive(data, tracker).require_small()
+        archive = Archive(data, tracker)
+        part = document_part(archive, "xl/workbook.xml")
+        if part in archive.names and not part.endswith(".bin"):
+            return Workbook(archive, part, tracker).text()
+        if "content.xml" in archive.names:
+            return ods_text(archive, tracker)
+        archive.require_small()
     from python_calamine import CalamineError, CalamineWorkbook, PasswordError, SheetTypeEnum
 
     try:
@@ -37,7 +58,7 @@ def sheets_text(data: bytes, tracker: Tracker) -> str:
             parts.append("\n".join(rows))
     except PasswordError as error:
         raise DocumentError(
-            f"{tracker.label} is locked by a password: save it in Excel without one."
+            f"{tracker.label} is locked by a password: save it in its program without one."
         ) from error
     except CalamineError as error:
         raise ValueError(str(error)) from error
@@ -45,9 +66,5 @@ def sheets_text(data: bytes, tracker: Tracker) -> str:
 
 
 def _shown(value: Any) -> str:
-    """A cell's value in one line, a whole number without its point."""
-    if isinstance(value, float) and value.is_integer():
-        value = int(value)
-    if isinstance(value, datetime):
-        value = value.isoformat(" ", "minutes")
-    return " ".join(str(value).split())
+    """A cell's value in one line."""
+    return " ".join(_SHOWN.get(type(value), str)(value).split())

@@ -27,10 +27,11 @@ _HTML_NAMES = {
 }
 # The slide's number, and the date; what a wider cell covers; what is not shown.
 _HIDDEN = (
-    ".//a:fld | .//p:sp[.//p:ph/@type='sldNum'] | .//a:tableStyleId | .//p:timing "
-    "| .//a:tc[@hMerge or @vMerge] | .//p:cNvPr[@hidden='1']/../.."
+    "descendant::a:fld | descendant::p:sp[.//p:ph/@type='sldNum'] | descendant::a:tableStyleId "
+    "| descendant::p:timing | descendant::a:tc[@hMerge or @vMerge] "
+    "| descendant::p:cNvPr[@hidden='1']/../.."
 )
-_TITLES = ".//p:sp[p:nvSpPr/p:nvPr/p:ph[@type='title' or @type='ctrTitle']]"
+_TITLES = "descendant::p:sp[p:nvSpPr/p:nvPr/p:ph[@type='title' or @type='ctrTitle']]"
 _BESIDE = {"notesSlide": "Notes", "comments": "Comments"}
 _NOT_READ = {
     "p:pic[not(ancestor::p:oleObj)]": "picture",
@@ -70,24 +71,24 @@ def _text(archive: Archive, part: str, tracker: Tracker) -> str:
     for each in find(tree, _HIDDEN):
         each.set("hidden", "")
     targets = {each.id: each.target for each in relations(archive, part)}
-    for diagram in find(tree, ".//dgm:relIds"):
+    for diagram in find(tree, "descendant::dgm:relIds"):
         diagram.append(office_tree(archive, targets[diagram.get(full("r:dm"))]))
     for title in find(tree, _TITLES):
         title.getparent().insert(0, title)
     for what, counted in _NOT_READ.items():
-        tracker.not_read[counted] += len(find(tree, f".//{what}"))
-    for each in find(tree, ".//p:cNvPr[normalize-space(@descr)]"):
+        tracker.not_read[counted] += len(find(tree, f"descendant::{what}"))
+    for each in find(tree, "descendant::p:cNvPr[normalize-space(@descr)]"):
         each.tag, each.text = "div", f"[Picture: {each.get('descr').strip()}]"
-    for run in find(tree, ".//a:r[a:rPr]"):
+    for run in find(tree, "descendant::a:r[a:rPr]"):
         mark, before = _mark(run.find("a:rPr", NAMES)), run.getprevious()
         if mark and before is not None and before.tag == mark:
             before.extend(run)
         elif mark:
             run.tag = mark
-    for body in find(tree, ".//a:p/.."):
+    for body in find(tree, "descendant::a:p/.."):
         _label(find(body, "a:p"))
-    write_formulas(find(tree, ".//m:oMath[not(ancestor::m:oMath)]"), "docx", tracker)
-    for cell in find(tree, ".//a:tc"):
+    write_formulas(find(tree, "descendant::m:oMath[not(ancestor::m:oMath)]"), "docx", tracker)
+    for cell in find(tree, "descendant::a:tc"):
         cell.set("colspan", cell.get("gridSpan", ""))
         cell.set("rowspan", cell.get("rowSpan", ""))
     for name, html_name in _HTML_NAMES.items():

@@ -10,6 +10,7 @@ from torch import Tensor
 from kvlite.errors import SettingError
 from kvlite.model.deep_stack import with_deep_stack
 from kvlite.model.grammar import Vocabulary, in_a_line, require_grammar
+from kvlite.model.grammar_trial import limits
 
 
 class Grammar:
@@ -24,7 +25,9 @@ class Grammar:
         from llguidance import LLMatcher
 
         self._size, grammar = vocabulary.size, require_grammar(text)
-        self._matcher = with_deep_stack(lambda: LLMatcher(vocabulary.trie, grammar, log_level=0))
+        self._matcher = with_deep_stack(
+            lambda: LLMatcher(vocabulary.trie, grammar, log_level=0, limits=limits())
+        )
         self._require_going()
 
     @property

@@ -1,13 +1,13 @@
 """Files of rows: JSON lines, CSV, Parquet."""
 
 import csv
-import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from kvlite.config.plain_json import NotPlain, read_json
 from kvlite.errors import SettingError, reason
 
 COLUMNS = "id, question, and document (a file) or text"
@@ -26,7 +26,9 @@ def json_rows(path: str) -> Iterator[Named]:
                 continue
             where = f"{path} line {number}"
             try:
-                row = json.loads(line)
+                row = read_json(line)
+            except NotPlain as error:
+                raise SettingError(f"{where}: {error}") from None
             except ValueError as error:
                 raise SettingError(f"{where} is no JSON ({reason(error)}): mend it") from error
             if not isinstance(row, dict):

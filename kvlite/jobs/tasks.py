@@ -1,13 +1,13 @@
 """The tasks of a job: questions, each about one document, from files or from rows."""
 
 import glob
-import json
 import os
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from kvlite.config.plain_json import read_json
 from kvlite.config.settings import OPTIONS, checked
 from kvlite.documents.names import is_written_like_a_file
 from kvlite.errors import SettingError, reason
@@ -188,7 +188,7 @@ def _settings(row: Mapping[str, Any], where: str) -> dict[str, Any]:
     """Settings of a row's answer: an object, or its JSON."""
     given = row.get("settings") or {}
     try:
-        values = json.loads(given) if isinstance(given, str) else given
+        values = read_json(given) if isinstance(given, str) else given
     except ValueError as error:
         raise SettingError(f"{where} has settings that are no JSON ({reason(error)})") from error
     if not isinstance(values, Mapping):

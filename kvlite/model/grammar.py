@@ -7,6 +7,7 @@ from typing import Any
 from kvlite.config.checked_file import from_json
 from kvlite.errors import SettingError, reason
 from kvlite.model.deep_stack import with_deep_stack
+from kvlite.model.grammar_trial import TOO_HARD, TooHard, is_bomb, is_cheap, limits, tried
 
 # An answer that is any JSON object.
 JSON = "json"
@@ -17,7 +18,6 @@ _SPACES = r"(\n[ \t]{0,16}| )?"
 LONGEST = 1 << 18
 
 
-@lru_cache(maxsize=16)
 def require_grammar(text: str) -> str:
     """A setting's text as llguidance takes it; "" for none.
 
@@ -26,16 +26,16 @@ def require_grammar(text: str) -> str:
 
     Raises:
         SettingError: it is none of these, or says what cannot be followed.
+        Stopped: nobody waits for it any more.
     """
     if not text.strip():
         return ""
     said = f"--schema {text[:60]!r}"
     if len(text) > LONGEST:
         raise SettingError(f"{said} has {len(text):,} characters: give {LONGEST:,} at most")
-    try:
-        grammar, why = with_deep_stack(partial(_checked, text.strip()))
-    except ValueError as error:
-        grammar, why = "", reason(error)
+    grammar, why = _known(text.strip())
+    if why == TOO_HARD:
+        raise SettingError(f"{said} cannot be followed ({why}): give a simpler one")
     if why:
         raise SettingError(
             f"{said} cannot be followed ({in_a_line(why)}): give a JSON Schema without what is "
@@ -44,17 +44,37 @@ def require_grammar(text: str) -> str:
     return grammar
 
 
-def _checked(text: str) -> tuple[str, str]:
+@lru_cache(maxsize=128)
+def _known(text: str) -> tuple[str, str]:
+    """As of `looked_at`; what may take long is looked at in a child process."""
+    if is_bomb(text):
+        return "", TOO_HARD
+    if text == JSON or is_cheap(text):
+        return looked_at(text)
+    try:
+        return tried(looked_at, text)
+    except TooHard:
+        return "", TOO_HARD
+
+
+def looked_at(text: str) -> tuple[str, str]:
     """A text as llguidance takes it, and what is wrong with it; "" if nothing is."""
+    try:
+        return with_deep_stack(partial(_checked, text))
+    except ValueError as error:
+        return "", reason(error)
+
+
+def _checked(text: str) -> tuple[str, str]:
     from llguidance import LLMatcher, LLTokenizer
 
-    grammar = _grammar(text)
-    is_wrong, why = LLMatcher.validate_grammar_with_warnings(grammar)
+    grammar, most = _grammar(text), limits()
+    is_wrong, why = LLMatcher.validate_grammar_with_warnings(grammar, limits=most)
     if is_wrong:
         return grammar, why[0]
     if "<[" in text:  # tokens of a model that is not known here
         return grammar, ""
-    begun = LLMatcher(LLTokenizer("byte"), grammar, log_level=0)
+    begun = LLMatcher(LLTokenizer("byte"), grammar, log_level=0, limits=most)
     begun.compute_logit_bias()
     return grammar, begun.get_error() if begun.is_error() else ""
 

@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from kvlite.config.plain_json import read_json
+
 # What keys mean below an object of a message, a call, a tool or a schema.
 _FIXED = frozenset({"role", "type", "format", "id", "tool_call_id"})  # templates compare these
 _NAMED = frozenset({"properties", "$defs", "definitions", "patternProperties"})
@@ -195,7 +197,7 @@ def _object(text: Any) -> dict[str, Any] | None:
     if not isinstance(text, str):
         return None
     try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
+        value = read_json(text)
+    except ValueError:
         return None
     return value if isinstance(value, dict) else None

@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import combinations
 from typing import Any
 
+from kvlite.config.plain_json import read_json
+
 Message = dict[str, Any]
 Messages = list[Message]
 Step = Callable[[Messages], Messages]
@@ -91,8 +93,8 @@ def _call(call: Mapping[str, Any]) -> Message:
     arguments = function.get("arguments") or {}
     if isinstance(arguments, str):
         try:
-            parsed = json.loads(arguments)
-        except (ValueError, RecursionError):
+            parsed = read_json(arguments)
+        except ValueError:
             parsed = None
         arguments = parsed if isinstance(parsed, dict) else arguments
     plain = _without_null({**call, "type": "function"})

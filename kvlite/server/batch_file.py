@@ -43,6 +43,8 @@ def _task(name: str, body: Any, usual: Settings) -> Task:
             "n, logprobs, tools and chat_template_kwargs are not supported in a batch: ask kvlite "
             "serve for them"
         )
+    if chat.longest == 0:
+        raise Refusal(f"{chat.length_field} 0: nothing would come of it in a batch")
     settings = chat.settings(usual)
     if others := [each for each in settings if each not in ANSWER]:
         raise Refusal(f"kvlite.{others[0]} is the job's: give it to the command")

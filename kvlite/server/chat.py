@@ -38,7 +38,7 @@ async def asked(
         top: as of `Ask`.
     """
     runner = model.ready()
-    settings = await asyncio.to_thread(request.settings, runner.settings)
+    settings = await model.state.waited_for(partial(request.settings, runner.settings))
     several = request.parallel_tool_calls is not False
     use = await asyncio.to_thread(
         partial(tool_use, runner.model, request.tools, request.tool_choice, several=several)
@@ -58,10 +58,11 @@ async def asked(
     if use.tools:
         most = runner.settings.reasoning_budget if most is None else most
         grammar = partial(use.grammar, runner.model, settings.get("schema", ""), most)
-        settings["schema"] = await asyncio.to_thread(grammar, opened=opened)
+        settings["schema"] = await model.state.waited_for(partial(grammar, opened=opened))
     elif most is not None:
         settings["reasoning_budget"] = most
-    ask = Ask(ids, settings, request.choices, top, lent=lent)
+    empty = request.longest == 0
+    ask = Ask(ids, settings, request.choices, top, empty=empty, lent=lent)
     if not use.tools and form.reasoning is None:
         return ask, None
     return ask, partial(
@@ -88,7 +89,7 @@ class ChatAnswer:
     async def of(cls, model: ServedModel, request: Chat) -> "ChatAnswer":
         """For a request; raises Refusal or KvliteError if it cannot be answered."""
         request.require_here()
-        messages = plain_messages(request.messages)
+        messages = await asyncio.to_thread(plain_messages, request.messages)
         top = top_of(request.logprobs, request.top_logprobs, "logprobs: true")
         return cls(model, request, *await asked(model, request, messages, top))
 

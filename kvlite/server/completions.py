@@ -1,6 +1,5 @@
 """`/v1/completions`: a text, or its tokens, goes on; and how likely its own tokens were."""
 
-import asyncio
 import time
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
@@ -36,8 +35,7 @@ class CompletionAnswer:
         request.require_here()
         runner = model.ready()
         echo = bool(request.echo)
-        least = 0 if echo else 1
-        settings = await asyncio.to_thread(request.settings, runner.settings, least)
+        settings = await model.state.waited_for(partial(request.settings, runner.settings))
         if getattr(request, request.length_field) is None:
             settings["max_new_tokens"] = _LONGEST
         wanted = request.logprobs
@@ -47,9 +45,10 @@ class CompletionAnswer:
         prompts = request.prompts()
         if len(prompts) > _PROMPTS:
             raise Refusal(f"there are {len(prompts)} prompts: {_PROMPTS} at most", param="prompt")
-        scored, answers = echo and top is not None, request.longest != 0
+        scored, empty = echo and top is not None, request.longest == 0
+        answers = not (empty and echo)
         asks = [
-            Ask(await _ids(model, each), settings, request.choices, top, scored, answers)
+            Ask(await _ids(model, each), settings, request.choices, top, scored, answers, empty)
             for each in prompts
         ]
         return cls(model, request, asks)

@@ -5,6 +5,7 @@ requests for a title, have places of their own and never take one of these.
 """
 
 import logging
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -92,6 +93,7 @@ class Conversations:
         self._shared = shared or folder
         self.kept: list[Kept] = []
         self._used = 0
+        self._told = set[tuple[str, str]]()
 
     @property
     def held_bytes(self) -> int:
@@ -118,10 +120,9 @@ class Conversations:
             self.kept.append(now)
         self._used += 1
         now.ids, now.used, now.busy, now.changed = [*ids], self._used, True, True
-        now.prompt = len(ids)
-        self._make_room(now, len(ids))
-        broken = True
+        now.prompt, broken = len(ids), True
         try:
+            self._make_room(now, len(ids))
             talk = self._opened(now)
             for piece in answer_prompt(
                 talk, ids, ignore_eos=ignore_eos, callbacks=callbacks, **settings
@@ -132,8 +133,8 @@ class Conversations:
             broken = False
             raise
         finally:
-            now.ids = [] if now.talk is None else known_ids(now.talk)
             now.busy = False
+            now.ids = [] if now.talk is None else known_ids(now.talk)
             if broken or not now.ids:
                 self._drop(now)
             self._make_room(now, len(now.ids))
@@ -182,7 +183,13 @@ class Conversations:
 
     def _make_room(self, now: Kept, count: int) -> None:
         """Keep within the limits beside a conversation of `count` tokens; the least recently used
-        go first."""
+        go first. It raises nothing: answers do not depend on it."""
+        try:
+            self._keep_within(now, count)
+        except Exception as error:
+            self._tell("room was not made for a conversation of %d tokens: %s", error, count)
+
+    def _keep_within(self, now: Kept, count: int) -> None:
         if now.talk is not None:
             now.device_bytes, now.host_bytes = held_bytes(now.talk)
         idle = (each for each in self.kept if each is not now and not each.busy)
@@ -216,12 +223,15 @@ class Conversations:
         for path, size in self._of_others():
             room -= size
             if room < 0:
-                path.unlink(missing_ok=True)
+                self._remove(path)
 
     def _of_others(self) -> list[tuple[Path, int]]:
         """Files of other models' conversations and their bytes, those last written first."""
-        paths = [each for each in self._shared.rglob(f"*{SUFFIX}") if each.parent != self.folder]
-        found = [(path, path.stat()) for path in paths]
+        found = list[tuple[Path, os.stat_result]]()
+        with suppress(OSError):
+            for path in self._shared.rglob(f"*{SUFFIX}"):
+                with suppress(OSError):  # a link to nowhere, or its server has removed it
+                    found += [] if path.parent == self.folder else [(path, path.stat())]
         found.sort(key=lambda pair: -pair[1].st_mtime)
         return [(path, stat.st_size) for path, stat in found]
 
@@ -231,8 +241,22 @@ class Conversations:
 
     def _forget_file(self, kept: Kept) -> None:
         if kept.path is not None and not kept.lent:
-            kept.path.unlink(missing_ok=True)
+            self._remove(kept.path)
         kept.path, kept.lent = None, False
+
+    def _remove(self, path: Path) -> None:
+        """Remove a file, if the disk lets it be removed."""
+        try:
+            path.unlink(missing_ok=True)
+        except OSError as error:
+            self._tell("what is not needed stays on disk: %s", error)
+
+    def _tell(self, said: str, error: Exception, *values: object) -> None:
+        """Log that the disk failed, once until that changes."""
+        why = f"{type(error).__name__} {getattr(error, 'errno', None) or error}"
+        if (said, why) not in self._told:
+            self._told.add((said, why))
+            _LOG.warning(said, *values, error)
 
     def _put_away(self, kept: Kept) -> None:
         """Move a conversation from memory to disk; it is forgotten if that fails."""
@@ -249,11 +273,12 @@ class Conversations:
             kept.file_bytes = kept.talk.save(path, most=self.keep_disk)
         except (KvliteError, OSError) as error:
             said = "a conversation of %d tokens is not kept on disk: %s"
-            _LOG.warning(said, len(kept.ids), error)
+            self._tell(said, error, len(kept.ids))
             return False
+        self._told.clear()
         kept.path, kept.changed = path, False
         if before is not None and before != path:
-            before.unlink(missing_ok=True)
+            self._remove(before)
         return True
 
     def store_idle(self) -> bool:
@@ -293,7 +318,7 @@ class Conversations:
                 self.kept.append(found)
             except (KvliteError, OSError, ValueError) as error:
                 _LOG.warning("%s is not gone on with: %s", path.name, error)
-                path.unlink(missing_ok=True)
+                self._remove(path)
         self._used = max((each.used for each in self.kept), default=0)
 
     def set_aside(self) -> None:

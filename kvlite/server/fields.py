@@ -106,10 +106,9 @@ class Sampled(Named, Formatted):
             raise Refusal("kvlite.documents is no list of names", param="kvlite")
         return names
 
-    def settings(self, usual: Settings, least: int = 1) -> dict[str, Any]:
-        """The settings of this request that differ from the usual ones. Where an answer may have as
-        few tokens as 0 (`least`), there is none then. Raises Refusal if one is out of range, or is
-        not here."""
+    def settings(self, usual: Settings) -> dict[str, Any]:
+        """The settings of this request that differ from the usual ones; an answer without tokens
+        is one of a token that is left out. Raises Refusal if one is out of range, or not here."""
         if not 1 <= self.choices <= _CHOICES:
             raise Refusal(f"n {self.choices} is not between 1 and {_CHOICES}", param="n")
         stops = [self.stop] if isinstance(self.stop, str) else self.stop or []
@@ -120,8 +119,8 @@ class Sampled(Named, Formatted):
             del found["seed"]
         if found.get("top_k") == _ANY:
             found["top_k"] = 0
-        if self.longest is not None and (self.longest or least):
-            found["max_new_tokens"] = self.longest
+        if self.longest is not None:
+            found["max_new_tokens"] = self.longest or 1
         given = {"max_new_tokens": self.length_field}
         values = {
             name: checked_field(name, each, given.get(name, name)) for name, each in found.items()
@@ -374,7 +373,7 @@ def _followed(followed: Format) -> str:
     try:
         return str(checked_field("schema", followed.schema, field, param))
     except Refusal as error:
-        said = str(error).partition(": give a JSON Schema")[0]
+        said = re.split(": give a (JSON Schema|simpler)", str(error))[0]
         raise Refusal(f"{said}: correct it", param=param) from None
 
 

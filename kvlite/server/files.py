@@ -39,6 +39,8 @@ _LOG = logging.getLogger("kvlite.server")
 MOST, ROOM = 1000, 1 << 30
 _ID, _SUFFIX = re.compile(r"file-[0-9a-f]{32}"), re.compile(r"\.[A-Za-z0-9]{1,8}")
 _DOCUMENTS = 16
+# Files that may be coming at once.
+_AT_ONCE = 16
 # What OpenAI's API calls files that messages name.
 _PURPOSES = "user_data", "assistants"
 
@@ -49,7 +51,7 @@ class Files:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._passed_over = PassedOver(_LOG)
-        self._reading = asyncio.Semaphore(2)
+        self._coming, self._reading = asyncio.Semaphore(_AT_ONCE), asyncio.Semaphore(2)
         with suppress(OSError):
             sweep(folder)
 
@@ -71,13 +73,14 @@ class Files:
             )
         with _room():
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        async with self._reading:
+        async with self._coming:  # which may take long, and holds up no reading
             with _room():
                 upload, purpose = await _uploaded(request)
-            try:
+        try:
+            async with self._reading:
                 return await asyncio.to_thread(self._kept, upload, purpose, limit, **reading)
-            finally:
-                await upload.close()
+        finally:
+            await upload.close()
 
     def _kept(self, upload: UploadFile, purpose: str, limit: int, **reading: Any) -> dict[str, Any]:
         name = os.path.basename((upload.filename or "").replace("\\", "/"))[:200] or "file"

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from kvlite.config.plain_json import NotPlain, read_json
 from kvlite.model.grammar import JSON, in_a_line, is_schema
 from kvlite.server.messages import Fields
 from kvlite.server.refusals import Refusal
@@ -127,8 +128,10 @@ def _of_type(kind: str, form: Mapping[str, Any]) -> tuple[str, Any]:
 def _of_schema(field: str, value: Any) -> str:
     if isinstance(value, str):
         try:
-            value = json.loads(value)
-        except (ValueError, RecursionError):
+            value = read_json(value)
+        except NotPlain as error:
+            raise Refusal(f"{field}: {error}", param=_param(field)) from None
+        except ValueError:
             value = None
     if not isinstance(value, Mapping):
         raise _refused(field, "has no schema: send a JSON Schema as an object")

@@ -1,19 +1,25 @@
 """Who may come in, from where, and with how much."""
 
 import hmac
-import json
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect, Request
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from kvlite.config.plain_json import NotPlain, read_json
 from kvlite.server.config import ServerConfig
 from kvlite.server.refusals import Refusal
 from kvlite.web.origins import LOOPBACK, is_own
 from kvlite.web.sending import LONGEST, Bodies, TooMuch
 
+_T = TypeVar("_T")
+# Bodies that may be arriving for each request that may be open.
+_ARRIVING = 16
+# Fields with lists of tokens.
+_TOKENS = ("prompt", "tokens")
 _TOO_MUCH = {
     413: f"a request has at most {LONGEST:,} bytes",
     503: "too much is sent at once: try again",
@@ -31,7 +37,7 @@ class Guard:
         self.app, self.config = app, config
         self._keys = [key.encode() for key in config.keys]
         self._names = {*LOOPBACK, config.host}
-        self.open = 0
+        self.open = self.arriving = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer as the app does, or refuse."""
@@ -42,13 +48,27 @@ class Guard:
         if refused is not None:
             await refused.response()(scope, receive, send)
             return
-        self.open += 1
+        self.arriving += 1
+        has_come = is_open = False
+
+        async def received() -> Message:
+            """What comes; once all has, the request is open, if there is a place."""
+            nonlocal has_come, is_open
+            message = await receive()
+            if not has_come and not message.get("more_body", False):
+                has_come, self.arriving = True, self.arriving - 1
+                if (full := self._full(scope)) is not None:
+                    raise full
+                is_open, self.open = True, self.open + 1
+            return message
+
         try:
-            await self.app(scope, receive, send)
+            await self.app(scope, received, send)
         except ClientDisconnect:
             return
         finally:
-            self.open -= 1
+            self.arriving -= not has_come
+            self.open -= is_open
 
     def _refusal(self, scope: Scope, sent: Headers) -> Refusal | None:
         if self.config.is_private and _host(sent) not in self._names:
@@ -58,10 +78,16 @@ class Guard:
         if self._keys and not self._has_key(sent):
             said = "give a key of this server: Authorization: Bearer KEY"
             return Refusal(said, 401, code="invalid_api_key")
-        if self.open >= self.config.requests and scope["method"] == "POST":
-            said = f"{self.open} requests are open already: try again later"
-            return Refusal(said, 429, code="too_many_requests")
-        return None
+        return self._full(scope)
+
+    def _full(self, scope: Scope) -> Refusal | None:
+        """Why a request must wait: those count that have come whole. Others, which are cut where
+        they come too slowly (`web.sending`), have many more places."""
+        most = self.config.requests
+        if scope["method"] != "POST" or (self.open < most and self.arriving < _ARRIVING * most):
+            return None
+        said = f"{self.open} requests are open already: try again later"
+        return Refusal(said, 429, code="too_many_requests")
 
     def _has_key(self, sent: Headers) -> bool:
         """Whether there is a key, in a time that does not tell how much of it is right."""
@@ -70,31 +96,29 @@ class Guard:
         return sum(hmac.compare_digest(key, own) for own in self._keys) > 0
 
 
-async def object_of(bodies: Bodies, request: Request) -> dict[str, Any]:
-    """What a request says. Raises Refusal if it is too long, or no JSON object in UTF-8, and
-    ClientDisconnect if whoever sends it has gone, or sends no more."""
+async def object_of(bodies: Bodies, request: Request, made: Callable[[dict[str, Any]], _T]) -> _T:
+    """What is `made` of what a request says. Raises Refusal if it is too long, or no JSON object in
+    UTF-8, and ClientDisconnect if whoever sends it has gone, or sends no more."""
     try:
         async with bodies.read(request.scope, request.receive) as body:
-            plain = json.loads(body.decode(), parse_constant=_no_number)
+            return await bodies.look(body, lambda body: made(_object(body)))
     except TooMuch as error:
         raise Refusal(_TOO_MUCH[error.status], error.status) from None
+
+
+def _object(body: bytes) -> dict[str, Any]:
+    try:
+        plain = read_json(body.decode(), _TOKENS)
     except UnicodeDecodeError as error:
         raise Refusal(f"the body is not UTF-8 (byte {error.start}): encode it so") from None
-    except (ValueError, RecursionError) as error:
-        raise Refusal(f"the body is not JSON: {_first(error)}") from None
+    except NotPlain as error:
+        raise Refusal(str(error), param=error.field or None) from None
+    except ValueError as error:
+        said = str(error).partition("\n")[0][:200]
+        raise Refusal(f"the body is not JSON: {said}") from None
     if not isinstance(plain, dict):
         raise Refusal("the body is not a JSON object: send one")
     return plain
-
-
-def _no_number(word: str) -> Any:
-    raise ValueError(f"{word} is not a number in JSON")
-
-
-def _first(error: Exception) -> str:
-    if isinstance(error, RecursionError):
-        return "it is nested too deeply"
-    return str(error).partition("\n")[0][:200]
 
 
 def _host(sent: Headers) -> str:

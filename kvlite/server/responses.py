@@ -1,5 +1,6 @@
 """`/v1/responses`: chat in the newer of OpenAI's two ways; what was said is kept."""
 
+import asyncio
 import time
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Callable, Sequence
@@ -79,7 +80,8 @@ class ResponseAnswer:
         request.require_here()
         if request.choices > 1:
             raise Refusal("a response is one answer: leave n out", param="n")
-        own = joined([*said.of(request.previous_response_id), *request.messages()])
+        before = said.of(request.previous_response_id)
+        own = await asyncio.to_thread(lambda: joined([*before, *request.messages()]))
         told = [{"role": "system", "content": request.instructions}] if request.instructions else []
         needs = 'include: ["message.output_text.logprobs"]'
         top = top_of(request.wants_logprobs, request.top_logprobs, needs)

@@ -35,7 +35,7 @@ from kvlite.server.models import Models
 from kvlite.server.refusals import Refusal, refusal_of
 from kvlite.server.responses import ResponseAnswer, SaidBefore
 from kvlite.server.state import ServerState
-from kvlite.web.sending import Bodies
+from kvlite.web.sending import LEAST, PATIENCE, Bodies, TooSlow
 
 _LOG = logging.getLogger("kvlite.server")
 _T = TypeVar("_T")
@@ -75,19 +75,21 @@ class Api:
         """The next message of a chat."""
         fields = await self._fields(Chat, request)
         async with self.models.using(fields.model) as model:
-            return await _answered(await ChatAnswer.of(model, fields), request)
+            answer = await _unless_gone(ChatAnswer.of(model, fields), request)
+            return await _answered(answer, request)
 
     async def completions(self, request: Request) -> Response:
         """How a text goes on."""
         fields = await self._fields(Completion, request)
         async with self.models.using(fields.model) as model:
-            return await _answered(await CompletionAnswer.of(model, fields), request)
+            answer = await _unless_gone(CompletionAnswer.of(model, fields), request)
+            return await _answered(answer, request)
 
     async def responses(self, request: Request) -> Response:
         """The next message, in the newer of OpenAI's two ways."""
         fields = await self._fields(ResponseRequest, request)
         async with self.models.using(fields.model) as model:
-            answer = await ResponseAnswer.of(model, fields, self.said)
+            answer = await _unless_gone(ResponseAnswer.of(model, fields, self.said), request)
             return await _answered(answer, request, named=True)
 
     async def add_file(self, request: Request) -> Response:
@@ -122,7 +124,7 @@ class Api:
             runner = model.ready()
             if fields.messages is not None:
                 fields.require_end()
-                messages = plain_messages(fields.messages)
+                messages = await asyncio.to_thread(plain_messages, fields.messages)
                 text = "".join(each["content"] for each in messages)
                 given = fields.variables(runner.settings)
                 encode = partial(
@@ -147,17 +149,23 @@ class Api:
         fields = await self._fields(Detokenizing, request)
         async with self.models.using(fields.model) as model:
             runner = model.ready()
-            wrong = [each for each in fields.tokens if not 0 <= each < runner.shape.vocab]
-            if wrong:
-                said = f"token {wrong[0]} is not in this model's vocabulary"
-                raise Refusal(said, param="tokens")
-            text = await asyncio.to_thread(runner.tokenizer.decode, fields.tokens)
+            vocab = runner.shape.vocab
+
+            def decoded() -> str:
+                if wrong := [each for each in fields.tokens if not 0 <= each < vocab]:
+                    said = f"token {wrong[0]} is not in this model's vocabulary"
+                    raise Refusal(said, param="tokens")
+                return str(runner.tokenizer.decode(fields.tokens))
+
+            text = await asyncio.to_thread(decoded)
             return JSONResponse({"prompt": text, "content": text})
 
     async def _fields(self, kind: type[_Fields], request: Request) -> _Fields:
-        plain = await object_of(self.bodies, request)
-        fields = parsed(kind, plain)
-        if without := ignored(kind, plain):
+        def made(plain: dict[str, Any]) -> tuple[_Fields, list[str]]:
+            return parsed(kind, plain), ignored(kind, plain)
+
+        fields, without = await object_of(self.bodies, request, made)
+        if without:
             _LOG.info("fields that mean nothing here: %s", ", ".join(without))
         return fields
 
@@ -208,6 +216,9 @@ def _answering(state: ServerState, handler: Handler) -> Handler:
         try:
             async with state.until_end():
                 return await handler(request)
+        except TooSlow:
+            said = f"the body comes too slowly: send {LEAST:,} bytes in {PATIENCE:.0f} s"
+            return Refusal(said, 408).response()
         except ClientDisconnect:
             raise
         except Exception as error:

@@ -5,7 +5,7 @@ import hashlib
 import time
 from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -45,7 +45,8 @@ class Ask:
         choices: how many answers.
         top: how many likeliest tokens are told with each; None for no log probabilities.
         scored: whether the log probabilities of the prompt's own tokens are wanted.
-        answers: whether anything is wanted after the prompt.
+        answers: whether the prompt is read for more than that.
+        empty: whether nothing is wanted after the prompt.
         lent: files of the library that have read its beginning.
     """
 
@@ -55,6 +56,7 @@ class Ask:
     top: int | None = None
     scored: bool = False
     answers: bool = True
+    empty: bool = False
     lent: Sequence[Path] = ()
 
 
@@ -252,6 +254,7 @@ class ServedModel:
                     if not counted:
                         counted = True
                         self.state.counters.read(len(ids), piece.metrics)
+                    piece = _without_token(piece) if ask.empty else piece
                     self.state.counters.generated += piece.token_id is not None
                     put(Token(choice, piece, _chances(talk, piece, ask.top)))
                     yield talk.context.turn if piece.metrics.finish_reason is None else None
@@ -272,6 +275,14 @@ class ServedModel:
         planned = max((each.run_stats.planned or 0 for each in turns), default=0)
         held = max((each.cache.nbytes for each in turns), default=0)
         return max(held, planned - weights) <= (1 - ERROR) * free_bytes(runner.model.device)
+
+
+def _without_token(piece: Piece) -> Piece:
+    """A piece of an answer that has no tokens, where one had to be made."""
+    metrics = replace(piece.metrics, generated_tokens=0)
+    if metrics.finish_reason not in (None, "memory"):
+        metrics = replace(metrics, finish_reason="length", limit="answer")
+    return replace(piece, token_id=None, text="", raw="", reasoning="", metrics=metrics)
 
 
 def _chances(talk: Conversation, piece: Piece, top: int | None) -> Chances | None:

@@ -2,16 +2,23 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
+from contextvars import copy_context
 from functools import partial
+from threading import Event
+from typing import TypeVar
 
 from kvlite.config.paths import data_folder
+from kvlite.model.grammar_trial import GIVEN_UP
 from kvlite.server.config import ServerConfig
 from kvlite.server.counters import Counters
 from kvlite.server.files import Files
 from kvlite.server.refusals import Refusal
 from kvlite.web.engine_thread import Engine
 from kvlite.web.work import Work
+
+_T = TypeVar("_T")
 
 
 class ServerState:
@@ -35,6 +42,7 @@ class ServerState:
         self.engine, self.make_way = engine or Engine(), make_way
         self.files, self.folder = Files(folder / "files"), folder / str(config.port)
         self._ending = False
+        self._trials = ThreadPoolExecutor(config.requests, "kvlite trial")
         self._at_end = set[Callable[[], None]]()
 
     @asynccontextmanager
@@ -49,6 +57,17 @@ class ServerState:
             if wait.expired():
                 self.require_up()
             raise
+
+    async def waited_for(self, work: Callable[[], _T]) -> _T:
+        """What is made, in a thread, of what may have to be tried (`model.grammar_trial`); given up
+        with whoever waits for it."""
+        gone, context = Event(), copy_context()
+        context.run(GIVEN_UP.set, gone)
+        loop = asyncio.get_running_loop()
+        try:
+            return await loop.run_in_executor(self._trials, context.run, work)
+        finally:
+            gone.set()
 
     @contextmanager
     def at_end(self, act: Callable[[], None]) -> Iterator[None]:

@@ -13,8 +13,9 @@ import pytest
 from pypdf import PdfReader, PdfWriter
 
 from .files import encrypted, pdf, read_or_refuse, word
-from .test_formats import MESSAGE, RICH_TEXT, book, deck, packed, parts_of, text, workbook
+from .test_formats import MESSAGE, RICH_TEXT, book, deck, packed, parts_of, text
 from .test_pdf import with_everything
+from .test_sheets import workbook
 from .test_word import example
 from .test_word_parts import everything
 

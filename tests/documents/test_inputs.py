@@ -1,8 +1,12 @@
 """Files that were read wrongly once, each with what is right."""
 
+import contextlib
+import re
+import zipfile
 from pathlib import Path
 
 import pytest
+from lxml import etree
 
 from kvlite.documents import read_document
 
@@ -71,8 +75,11 @@ _PARTS = {
     "utf8_one_bad_byte.txt": ("M\u00fcller aus K\u00f6ln. \u6f22\u5b57 \U0001f600", "caf\ufffd"),
     "utf8_then_latin.log": ("\u00fcbung eins", "\ufffdbung zwei"),
     "pics.pdf": ("Page one text.", "Page three text.", "Page six text."),
-    "odd.xlsx": (),
-    "sup.xlsx": ("10^6", "H_2O"),
+    "odd.xlsx": (
+        "Date | Share | Sum\n2024-03-14 | 50% | 3.3000000000000003 | [=A2+1: no value] | TRUE | "
+        "#DIV/0!\n2024-03-14 18:00 | 36:00:00 | 1234567.891 |  | 7%\nHIDDENROW\n\nSecret",
+    ),
+    "sup.xlsx": ("There are 10^6 cells\nx\nOuse | 2001\nOuse | 2002",),
     "repeat.ods": ("Ann | 0 | 0 | 0 | 7",),
 }
 # What is said besides.
@@ -82,6 +89,7 @@ _NOTES = {
     "missing_file.epub": "1 damaged part (a3.xhtml) was not read",
     "svg_spine.epub": "1 picture was not read",
     "pics.pdf": "scanned pages 2, 4 (the setting ocr reads them) were not read",
+    "odd.xlsx": "1 uncalculated formula (Sales!D2) was not read",
     "dos_cp850.txt": "read as cp437",
     "he_1255.txt": "read as Windows-1255",
     "he_long.txt": "read as Windows-1255",
@@ -107,3 +115,35 @@ def test_what_was_read_wrongly_once(name: str) -> None:
         assert part in document.text
     assert _NOTES.get(name, "") in document.note
     assert bool(document.note) == (name in _NOTES)
+
+
+# Elements that hold what is shown, by the ends of files' names and of parts' names.
+_SHOWN = {
+    ".docx": (r"word/\w+\.xml", "{*}t"),
+    ".pptx": (r"ppt/(slides|notesSlides)/\w+\.xml", "{*}t"),
+    ".ods": (r"content\.xml", "{urn:oasis:names:tc:opendocument:xmlns:text:1.0}p"),
+    ".xlsx": (r"xl/(sharedStrings|worksheets/sheet\d+)\.xml", "{*}t"),
+    ".epub": (r".*\.xhtml", "{*}p"),
+}
+# What is not shown: a placeholder, a list of pages, damaged parts.
+_UNSEEN = {
+    "controls.docx": {"Click", "or", "tap", "here", "to", "enter", "text", "placeholder"},
+    "crc.epub": {"swam", "weir"},
+    "omml.docx": {"PHANTOM"},
+}
+
+
+@pytest.mark.parametrize("path", _FILES.iterdir(), ids=lambda path: path.name)
+def test_every_word_of_the_markup_is_read(path: Path) -> None:
+    if path.suffix not in _SHOWN:
+        pytest.skip("no archive of markup")
+    parts, name = _SHOWN[path.suffix]
+    words = set[str]()
+    with zipfile.ZipFile(path) as archive:
+        for part in filter(re.compile(parts).fullmatch, archive.namelist()):
+            with contextlib.suppress(zipfile.BadZipFile):  # one is damaged
+                for each in etree.fromstring(archive.read(part)).iter(name):
+                    words |= {*re.findall(r"\w+", "".join(each.itertext()))}
+    text = read_document(str(path)).text
+    found = re.findall(r"\w+", text + re.sub(r"[\^_]", "", text))
+    assert words - {*found} <= _UNSEEN.get(path.name, set())

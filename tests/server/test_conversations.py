@@ -240,3 +240,29 @@ def test_a_gpu_has_one_long_conversation_and_a_short_one(
     assert here() == [False]
     assert Asked(pool, [*first.ids, *ids_of(80, 2)]).read <= 81
     assert here() == [False] and len(pool.kept) == 2
+
+
+def test_a_disk_that_fails_fails_no_answer(
+    pool: Conversations,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """As read-only and full disks do, and links to nowhere."""
+    pool.keep, pool._shared = 1, tmp_path.parent
+    (tmp_path.parent / "gone.kv").symlink_to(tmp_path / "nowhere")
+    first, second = Asked(pool, ids_of(300, 0)), Asked(pool, ids_of(300, 1))
+    assert [each.path is not None for each in pool.kept] == [True, False]
+
+    def fails(*args: Any, **given: Any) -> Any:
+        raise OSError(30, "Read-only file system")
+
+    monkeypatch.setattr(Path, "unlink", fails)
+    monkeypatch.setattr(kvlite.Conversation, "save", fails)
+    for number in range(3):
+        first = Asked(pool, [*first.ids, *ids_of(20, 10 + number)])
+        second = Asked(pool, [*second.ids, *ids_of(20, 20 + number)])
+        assert not any(each.busy for each in pool.kept)
+    assert len([each for each in caplog.records if each.levelno >= logging.WARNING]) == 2
+    monkeypatch.setattr(pool, "_keep_within", fails)
+    assert Asked(pool, [*second.ids, *ids_of(20, 30)]).read <= 64

@@ -12,6 +12,7 @@ from kvlite.errors import SettingError
 from kvlite.model.answers.form import Tool
 from kvlite.model.deep_stack import with_deep_stack
 from kvlite.model.grammar import in_a_line, schema_rule
+from kvlite.model.grammar_trial import TOO_HARD, TooHard, is_bomb, is_cheap, limits, tried
 
 _LOG = logging.getLogger("kvlite.tools")
 # Keywords whose values no grammar may be able to express.
@@ -38,21 +39,37 @@ def followed(tool: Tool, controls: frozenset[str] = frozenset()) -> dict[str, An
 
 @lru_cache(maxsize=512)
 def _followed(name: str, written: str, strict: bool, controls: frozenset[str]) -> Mapping[str, Any]:
-    schema: dict[str, Any] = {"type": "object", **from_json(written)}
-    flaw = partial(_flaw, strict=strict, controls=controls)
-    why = flaw(schema)
-    if why is None:
-        return schema
-    properties = schema.get("properties")
-    flaws = _flaws(schema, flaw)
-    where = f" property {', '.join(map(repr, flaws))}" if flaws else ""
-    if strict:
-        why = next(iter(flaws.values()), why)
+    try:
+        if is_bomb(written):
+            raise TooHard
+        look = enforceable if is_cheap(written) else partial(tried, enforceable)
+        schema, where, why = look(written, strict, controls)
+    except TooHard:
+        schema, where, why = {"type": "object"}, "", TOO_HARD
+    if why and strict:
         raise SettingError(
             f"tool {name!r}:{where or ' its parameters'} cannot be enforced ({why}): leave strict "
             "out, or what is named here"
         )
-    _LOG.info("tool %r:%s is not enforced (%s)", name, where or " a part of it", why)
+    if why:
+        _LOG.info("tool %r:%s is not enforced (%s)", name, where or " a part of it", why)
+    return schema
+
+
+def enforceable(
+    written: str, strict: bool, controls: frozenset[str]
+) -> tuple[dict[str, Any], str, str]:
+    """What can be enforced of a schema; and what cannot be, and why, "" if all can."""
+    schema: dict[str, Any] = {"type": "object", **from_json(written)}
+    flaw = partial(_flaw, strict=strict, controls=controls)
+    why = flaw(schema)
+    if why is None:
+        return schema, "", ""
+    properties = schema.get("properties")
+    flaws = _flaws(schema, flaw)
+    where = f" property {', '.join(map(repr, flaws))}" if flaws else ""
+    if strict:
+        return {}, where, next(iter(flaws.values()), why)
     if isinstance(properties, dict):
         kept = {
             key: _kept(schema, key, flaw) if key in flaws else properties[key] for key in properties
@@ -61,8 +78,8 @@ def _followed(name: str, written: str, strict: bool, controls: frozenset[str]) -
     unnamed = {key: schema[key] for key in schema if key not in ("$schema", "$id")}
     for less in (schema, unnamed, _without(unnamed)):
         if flaw(less) is None:
-            return less
-    return {"type": "object"}
+            return less, where, why
+    return {"type": "object"}, where, why
 
 
 def _flaws(schema: dict[str, Any], flaw: _Flaw) -> dict[str, str]:
@@ -151,7 +168,9 @@ def _flaw(schema: dict[str, Any], *, strict: bool, controls: frozenset[str]) -> 
     try:
         lark = f"start: {schema_rule(schema, lenient=not strict)}"
         grammar = LLMatcher.grammar_from_lark(lark)
-        is_wrong, said = with_deep_stack(lambda: LLMatcher.validate_grammar_with_warnings(grammar))
+        is_wrong, said = with_deep_stack(
+            lambda: LLMatcher.validate_grammar_with_warnings(grammar, limits=limits())
+        )
     except ValueError as error:
         return _why(str(error))
     return _why(said[0]) if is_wrong else None

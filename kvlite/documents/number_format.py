@@ -1,0 +1,50 @@
+"""Numbers of a workbook's cells by the codes of their formats."""
+
+import re
+from datetime import datetime, timedelta
+
+# Codes of formats that have a number; East Asia's from 27 on.
+BUILT_IN = {
+    **dict.fromkeys((9, 10), "%"),
+    **dict.fromkeys((*range(14, 18), *range(27, 32), 36, *range(50, 59)), "d"),
+    **dict.fromkeys((*range(18, 22), *range(32, 36), 45), "h"),
+    22: "d h",
+    46: "[h]",
+    47: "s.0",
+}
+# Text, colours and conditions.
+_LITERAL = re.compile(r'"[^"]*"?|\\.|[_*].|\[(?!(?:h+|m+|s+)\])[^\]]*\]')
+_YEAR_10000 = 2_958_466
+
+
+def simplified(code: str) -> str:
+    """What a format's code says of positive numbers; nothing if they are shown as they are."""
+    code = _LITERAL.sub("", code.lower()).partition(";")[0]
+    return code if re.search("[%ydhms]", code) else ""
+
+
+def formatted(number: float, code: str = "", *, since_1904: bool = False) -> str:
+    """A number as a date, a time, a duration, in percent, or else as it is stored. No digit is
+    left out: formats that round or name a currency are not followed.
+
+    Args:
+        code: that of its format, simplified.
+        since_1904: whether days are counted from 1904 instead of 1900.
+    """
+    if "%" in code:
+        return f"{formatted(float(f'{number * 100:.15g}'))}%"
+    if not code or not 0 <= number < _YEAR_10000:
+        return str(int(number) if number.is_integer() else number)
+    step = 1 if ".0" in code else 1000
+    passed = timedelta(milliseconds=round(number * 86_400_000 / step) * step)
+    # Excel has a February 29 in 1900.
+    first = datetime(1904, 1, 1) if since_1904 else datetime(1899, 12, 30 + (number < 60))
+    moment = first + passed
+    if "[" in code:
+        return f"{passed // timedelta(hours=1)}{moment::%M:%S}"
+    exact = "milliseconds" if moment.microsecond else "seconds" if moment.second else "minutes"
+    clock = moment.time().isoformat(exact)
+    if number < 1:
+        return clock
+    has_time = clock != "00:00" or re.search("[hs]", code)
+    return f"{moment:%Y-%m-%d} {clock}" if has_time else f"{moment:%Y-%m-%d}"

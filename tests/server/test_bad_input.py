@@ -1,0 +1,220 @@
+"""Kinds of bad input, each in every dialect: refused in a sentence, and nobody else waits."""
+
+import json
+import socket
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvlite.config.plain_json import MOST, NotPlain, read_json
+from kvlite.config.settings import Settings
+from kvlite.conversation.runner import Runner
+from kvlite.errors import SettingError
+from kvlite.jobs.rows import json_rows
+from kvlite.model.answers.form import Tool
+from kvlite.model.answers.schemas import followed
+from kvlite.server.batch_file import tasks_of_requests
+from kvlite.server.config import ServerConfig
+from kvlite.web import sending
+from tests.conftest import Tiny
+from tests.server.conftest import Server, said, serving
+from tests.server.test_refusing import require_error
+
+# Each dialect's address, a good request, and its field for the length of an answer.
+DIALECTS: dict[str, tuple[str, dict[str, Any], str]] = {
+    "chat": ("/v1/chat/completions", {"messages": said("Hi")}, "max_tokens"),
+    "newer": ("/v1/chat/completions", {"messages": said("Hi")}, "max_completion_tokens"),
+    "completions": ("/v1/completions", {"prompt": "Hi there"}, "max_tokens"),
+    "responses": ("/v1/responses", {"input": "Hi"}, "max_output_tokens"),
+}
+BOMB = {"type": "integer", "multipleOf": 9_999_991}
+NAMES = [f"name{each}" for each in range(8000)]
+# What JSON cannot say back, and what is said of it.
+UNSAYABLE = {
+    "NaN": "which is not a number",
+    "-Infinity": "which is not a number",
+    "1e999": "too large",
+    "9" * 5000: "5,000 digits",
+    '"\\ud800"': "half a character",
+    '{"\\udfff": 1}': "half a character",
+    '[{"a": [1e400]}]': "too large",
+}
+
+
+@pytest.mark.parametrize("path", [*DIALECTS, "tokenize"])
+@pytest.mark.parametrize("value", UNSAYABLE)
+def test_what_json_cannot_say_back_is_refused_by_its_field(
+    server: Server, path: str, value: str
+) -> None:
+    address, good, _ = DIALECTS.get(path, ("/tokenize", {"prompt": "Hi"}, ""))
+    for field in ("metadata", "kvlite", "tools", "unknown"):
+        body = json.dumps(good)[:-1] + f', "{field}": {{"within": {value}}}}}'
+        error = require_error(server.http.post(address, content=body), 400, UNSAYABLE[value])
+        assert error["param"] == field and error["message"].startswith(f"{field}.within")
+
+
+def test_half_a_character_in_a_text_is_replaced(server: Server) -> None:
+    assert read_json('{"prompt": ["a\\ud800"]}') == {"prompt": ["a\ufffd"]}
+    assert read_json('{"prompt": "\\ud83d\\ude00"}') == {"prompt": "\U0001f600"}
+    half = "a\ud800b"
+    for address, good in (
+        ("/v1/completions", {"prompt": half}),
+        ("/v1/responses", {"input": half, "instructions": half}),
+        ("/v1/chat/completions", {"messages": said(half)}),
+    ):
+        answer = server.http.post(
+            address, content=json.dumps({**good, "max_tokens": 1} if "input" not in good else good)
+        )
+        assert answer.status_code == 200, answer.text
+
+
+def test_lines_of_a_batch_are_read_likewise(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    for value, words in UNSAYABLE.items():
+        path.write_text(f'{{"id": "1", "other": {value}}}\n')
+        with pytest.raises(SettingError, match=words):
+            list(json_rows(str(path)))
+    with pytest.raises(SettingError, match="max_tokens 0"):
+        row = {"custom_id": "1", "body": {"messages": said("Hi"), "max_tokens": 0}}
+        tasks_of_requests([("line 1", row)], Settings())
+
+
+@pytest.mark.parametrize(
+    ("address", "body", "field"),
+    [
+        ("/v1/chat/completions", {"messages": said("a") * 600_000}, "messages"),
+        (
+            "/v1/chat/completions",
+            {"messages": [{"role": "user", "content": [{"type": "text", "text": ""}] * 400_000}]},
+            "messages",
+        ),
+        (
+            "/v1/chat/completions",
+            {"messages": said("a"), "logit_bias": {str(each): 1 for each in range(900_000)}},
+            "logit_bias",
+        ),
+        ("/v1/chat/completions", {"messages": said("a"), "tools": [{}] * 90_000}, "tools"),
+        ("/v1/completions", {"prompt": "a", "stop": ["a"] * 90_000}, "stop"),
+        ("/v1/responses", {"input": [{"role": "user", "content": "a"}] * 300_000}, "input"),
+        ("/detokenize", {"tokens": [1] * 1_100_000}, "tokens"),
+    ],
+)
+def test_counts_are_capped_and_nobody_waits(
+    server: Server, address: str, body: Any, field: str
+) -> None:
+    content, over, waits = json.dumps(body).encode(), threading.Event(), [0.0]
+
+    def look() -> None:
+        with server.http as http:
+            while not over.is_set():
+                begun = time.monotonic()
+                assert http.get("/health").status_code == 200
+                waits.append(time.monotonic() - begun)
+                time.sleep(0.01)
+
+    looking = threading.Thread(target=look)
+    looking.start()
+    answer = server.http.post(address, content=content)
+    over.set()
+    looking.join()
+    error = require_error(answer, 400, "at most")
+    assert error["param"] == field
+    assert sorted(waits)[-1] < 1  # beside the client, which has the same lock
+
+
+def test_a_list_has_its_most() -> None:
+    assert len(read_json(json.dumps([1] * MOST))) == MOST
+    with pytest.raises(NotPlain, match="20,001 members"):
+        read_json(json.dumps([1] * (MOST + 1)))
+
+
+@pytest.mark.parametrize("path", ["chat", "completions", "responses"])
+def test_a_bomb_is_refused_and_holds_up_nobody(server: Server, path: str) -> None:
+    address, good, _ = DIALECTS[path]
+    named = {name: {"type": "string"} for name in NAMES}
+    bomb = {"type": "object", "title": path, "properties": named}
+    given = {"text": {"format": {"type": "json_schema", "schema": bomb}}}
+    body = good | (given if path == "responses" else {"guided_json": bomb})
+    done = list[Any]()
+    began = time.monotonic()
+    thread = threading.Thread(target=lambda: done.append(server.http.post(address, json=body)))
+    thread.start()
+    assert server.http.post("/v1/completions", json={"prompt": "a", "max_tokens": 1}).is_success
+    assert not done
+    thread.join()
+    require_error(done[0], 400, "takes more than")
+    assert time.monotonic() - began < 10
+    again = time.monotonic()
+    require_error(server.http.post(address, json=body), 400, "takes more than")
+    assert time.monotonic() - again < 1
+
+
+def test_a_bomb_in_a_tool_is_not_enforced_and_refused_where_it_must_be() -> None:
+    parameters = {"type": "object", "properties": {"a": BOMB}}
+    assert followed(Tool("a", "", parameters, False)) == {"type": "object"}
+    with pytest.raises(SettingError, match=r"tool 'a'.*takes more than"):
+        followed(Tool("a", "", parameters, True))
+
+
+@pytest.mark.parametrize("path", DIALECTS)
+def test_no_tokens_is_an_answer(server: Server, path: str) -> None:
+    address, good, length = DIALECTS[path]
+    answer = server.http.post(address, json={**good, length: 0})
+    assert answer.status_code == 200, answer.text
+    plain = answer.json()
+    if path == "responses":
+        assert plain["status"] == "incomplete"
+        assert plain["output"][0]["content"][0]["text"] == ""
+        assert plain["usage"]["output_tokens"] == 0 < plain["usage"]["input_tokens"]
+    else:
+        (choice,) = plain["choices"]
+        assert choice["finish_reason"] == "length"
+        assert (choice.get("text") or choice.get("message", {}).get("content") or "") == ""
+        assert plain["usage"]["completion_tokens"] == 0 < plain["usage"]["prompt_tokens"]
+    streamed = server.http.post(address, json={**good, length: 0, "stream": True})
+    assert streamed.status_code == 200 and '"error": {' not in streamed.text
+    assert "length" in streamed.text or "incomplete" in streamed.text
+
+
+def test_a_second_answer_is_refused_and_the_first_goes_on(llama: Tiny) -> None:
+    talk = Runner(llama.model, Settings(max_new_tokens=6)).conversation()
+    first = talk.stream_tokens([5, 6, 7], ignore_eos=True)
+    pieces = [next(first)]
+    with pytest.raises(SettingError, match="still coming"):
+        next(talk.stream_tokens([8]))
+    pieces += first
+    assert sum(each.token_id is not None for each in pieces) == 6
+    assert list(talk.stream_tokens([8]))
+    left = talk.stream_tokens([9], ignore_eos=True)
+    next(left)
+    left.close()
+    assert list(talk.stream_tokens([8]))
+
+
+def test_slow_bodies_are_cut_and_take_no_place(
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sending, "PATIENCE", 2.0)
+    with serving(settings, ServerConfig(folder=tmp_path, requests=2)) as server:
+        host, port = server.address.removeprefix("http://").split(":")
+        slow = [socket.create_connection((host, int(port))) for _ in range(4)]
+        head = f"POST /v1/completions HTTP/1.1\r\nHost: {host}\r\nContent-Length: 999\r\n\r\n{{"
+        for each in slow:
+            each.sendall(head.encode())
+        time.sleep(0.3)
+        body = {"prompt": "Hi", "max_tokens": 1}
+        assert server.http.post("/v1/completions", json=body).status_code == 200
+        for _ in range(8):
+            time.sleep(0.3)
+            for each in slow:
+                try:
+                    each.sendall(b" ")
+                except OSError:
+                    continue
+        for each in slow:
+            each.settimeout(10)
+            assert b" 408 " in each.recv(4096).partition(b"\r\n")[0]
+            each.close()
