@@ -13,6 +13,7 @@ from .engine.live import Live
 from .engine.service import Service
 from .tabs import owner_of
 from .web.validation import refused
+from .words import spoken
 
 
 def for_programs(service: Service, live: Live) -> None:
@@ -73,4 +74,4 @@ def _until_left(work: Work, pause: float) -> Iterator[Shown]:
     finally:
         work.abandon()
     if work.failure is not None:
-        raise refused(work.shown.error)
+        raise refused(spoken(work.shown.error))

@@ -1,5 +1,7 @@
 """What the page calls each setting, and says of it: `Settings` speaks to people at a terminal."""
 
+import re
+
 # A label, and what stands below it.
 WORDS: dict[str, tuple[str, str]] = {
     "model": (
@@ -129,3 +131,17 @@ WORDS: dict[str, tuple[str, str]] = {
     "stop": ("Stop before", "the answer ends before any of these texts"),
     "schema": ("Form of the answer", "json, a JSON Schema or a grammar (Lark) that it must follow"),
 }
+
+# Options of the command line in a remedy, as in "a model with a longer context (--model)".
+_FLAGS = re.compile(r" \(--[a-z][a-z-]*\)")
+_NAMES = re.compile(r"--([a-z][a-z-]*)")
+
+
+def spoken(sentence: str) -> str:
+    """A sentence with what the page calls options, where it has them."""
+    return _NAMES.sub(_labelled, _FLAGS.sub("", sentence))
+
+
+def _labelled(flag: re.Match[str]) -> str:
+    words = WORDS.get(flag[1].replace("-", "_"))
+    return flag[0] if words is None else f"\u201c{words[0]}\u201d"

@@ -32,13 +32,6 @@ ROOT = Path(__file__).parents[1]
 ELSEWHERE = {
     "kvlite/config/checked_file.py",
     "kvlite/config/plain_json.py",
-    "kvlite/server/guard.py",
-    "kvlite/server/formats.py",
-    "kvlite/model/input_marks.py",
-    "kvlite/model/template_messages.py",
-    "kvlite/jobs/rows.py",
-    "kvlite/jobs/tasks.py",
-    "app/web/bodies.py",
     "kvlite/bench/peer_program.py",
 }
 # Pickles go between kvlite's own processes, and are in no file.

@@ -57,8 +57,8 @@ class ActiveConversation(OpenConversation[Session]):
     read."""
 
     unwritten = (
-        "{name} is in memory only, as it cannot be written: {error}; make room on the disk, and it "
-        "is kept with its next message"
+        "{name} is in memory only, as it cannot be written: {error}; it is kept "
+        "with its next message once there is room"
     )
 
     def __init__(self, store: ConversationStore, record: Record, session: Session) -> None:

@@ -1,16 +1,11 @@
 """What is being done, in a line below the conversation."""
 
-import re
 import time
 from html import escape
 
 from kvlite.web.work import Shown
 
-from ..words import WORDS
-
-# Options of the command line in a remedy, as in "a model with a longer context (--model)".
-_FLAGS = re.compile(r" \(--[a-z][a-z-]*\)")
-_NAMES = re.compile(r"--([a-z][a-z-]*)")
+from ..words import spoken
 
 
 def status_html(shown: Shown) -> str:
@@ -24,13 +19,7 @@ def status_html(shown: Shown) -> str:
 
 
 def _escaped(text: str) -> str:
-    return escape(_NAMES.sub(_labelled, _FLAGS.sub("", text)))
-
-
-def _labelled(flag: re.Match[str]) -> str:
-    """What the page calls an option, where it has it."""
-    words = WORDS.get(flag[1].replace("-", "_"))
-    return flag[0] if words is None else f"\u201c{words[0]}\u201d"
+    return escape(spoken(text))
 
 
 def _doing(shown: Shown) -> str:

@@ -18,6 +18,8 @@ from gradio.processing_utils import check_all_files_in_cache
 
 from kvlite.errors import KvliteError
 
+from ..words import spoken
+
 _LOG = logging.getLogger(__name__)
 # What a parameter may be, in words.
 _KINDS: dict[Any, str] = {str: "text", int: "a whole number", float: "a number", bool: "yes or no"}
@@ -58,7 +60,7 @@ class ValidatedPage(gr.Blocks):
         try:
             return await super().process_api(block_fn, inputs, *args, **kwargs)
         except KvliteError as error:
-            raise refused(str(error)) from None
+            raise refused(spoken(str(error))) from None
 
 
 def refused(sentence: str) -> gr.Error:

@@ -1,6 +1,7 @@
 """The bits of keys and values in the cache."""
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import gcd
 
@@ -46,6 +47,11 @@ class KVBits:
         count = max(0, line - self.sinks - self.recent)
         return count // self.group * self.group if self.by_channel else count
 
+    def saves(self, size: KVSize) -> bool:
+        """Whether a quantized entry is smaller than one of 16 bits: groups that a head's size
+        shares few factors with have so many scales that it is not."""
+        return self.entry_bytes(size) < size.entry_bytes(2)
+
     def entry_bytes(self, size: KVSize) -> int:
         """Bytes of one quantized entry of one KV head: codes, scales and offsets, position."""
         dim, share = size.dim, gcd(self.group, size.dim)
@@ -81,3 +87,12 @@ def parse_kv_bits(text: str | int) -> KVBits | None:
             "kivi come first, as in kivi4"
         )
     return KVBits(keys, values, group, by_channel)
+
+
+def saving(widths: Sequence[str], sizes: Sequence[KVSize]) -> tuple[str, ...]:
+    """Those of some widths, as a user writes them, with which entries of these sizes are smaller
+    than with 16 bits, and 16 itself."""
+    found = ((width, parse_kv_bits(width)) for width in widths)
+    return tuple(
+        width for width, bits in found if bits is None or all(bits.saves(size) for size in sizes)
+    )

@@ -6,13 +6,13 @@ from typing import Any
 from rich.table import Column, Table
 
 from kvlite.cli.console import output, print_json
-from kvlite.cli.options import AsJson, as_text, with_origins
+from kvlite.cli.options import AsJson, as_text, with_resolved
 from kvlite.config.environment import unknown_variables
 from kvlite.config.paths import cache_folder, config_folder, data_folder
 from kvlite.config.resolve import Resolved
 
 
-@with_origins
+@with_resolved
 def config(
     resolved: Resolved,
     as_json: AsJson = False,

@@ -32,6 +32,10 @@ class Document:
     assumed: tuple[str, ...] = ()
     page_labels: tuple[str, ...] = ()
 
+    def __post_init__(self) -> None:
+        # Wherever it is shown, and in prompts, a name is one line.
+        object.__setattr__(self, "name", " ".join(self.name.splitlines()))
+
     @property
     def note(self) -> str:
         """What was assumed of the file and what of it was not read; "" if there is neither."""

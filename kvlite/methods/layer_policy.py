@@ -261,6 +261,12 @@ def _require_codes(bits: KVBits, shape: ModelShape) -> None:
             f"--kv-bits {bits} needs heads whose dimension is a multiple of {codes}, and this "
             f"model's have {odd[0]}: use --kv-bits 8"
         )
+    if larger := [size.dim for size in shape.kv_sizes if not bits.saves(size)]:
+        raise SettingError(
+            f"--kv-bits {bits} would take more memory than 16 bits, as heads of this model have "
+            f"{larger[0]} channels, of which groups of {bits.group} leave single ones with a scale "
+            "each: use --kv-bits 16"
+        )
 
 
 def require_growing(bits: KVBits | None, method: Method, windows: bool = False) -> None:

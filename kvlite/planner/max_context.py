@@ -4,6 +4,7 @@ from bisect import bisect_left
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from kvlite.cache.bits import saving
 from kvlite.config.settings import Settings
 from kvlite.methods.budget import AUTO_LEAST, AUTO_SHARE, parse_budget
 from kvlite.methods.engine_config import EngineConfig
@@ -50,7 +51,11 @@ def reaches(planner: Planner) -> list[MaxContext]:
         others = Planner(
             planner.forecaster, planner.room, config, planner.load_options, cancel=planner.cancel
         )
-        bits = BITS if settings.kv_bits == "auto" else (settings.kv_bits,)
+        bits = (
+            saving(BITS, planner.shape.kv_sizes)
+            if settings.kv_bits == "auto"
+            else (settings.kv_bits,)
+        )
         for weights in dict.fromkeys(weights for _, weights in planner.load_options):
             for width in bits:
                 choice = Choice(weights, "off", settings.budget, width, settings.chunk or CHUNKS[0])

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from threading import Event
 from typing import Any
 
-from kvlite.cache.bits import AUTO, UNCHANGED, parse_kv_bits, written
+from kvlite.cache.bits import AUTO, UNCHANGED, parse_kv_bits, saving, written
 from kvlite.config.settings import Settings
 from kvlite.config.units import readable
 from kvlite.engine.mtp import beside_bytes
@@ -336,7 +336,7 @@ class Planner:
             and self.method.prefilling.mask is None
         )
         if settings.kv_bits == AUTO and quantizable and lossy:
-            bits = BITS
+            bits = saving(BITS, self.shape.kv_sizes)
         chunks = CHUNKS if settings.chunk is None else (settings.chunk,)
         for budget in budgets:
             for width in bits:

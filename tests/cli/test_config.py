@@ -64,11 +64,11 @@ def test_a_table_for_people(
     monkeypatch.setenv("COLUMNS", "300")
     monkeypatch.setenv("KVLITE_KVBITS", "8")
     monkeypatch.setenv("KVLITE_SEED", "3")
-    done = kvlite("config", "--profile", "mine", "--budget", "[red]x")
+    done = kvlite("config", "--profile", "mine", "--system", "[red]x")
     rows = dict(re.findall(r"^│ (\w+) +│ (.*) │$", done.out, re.MULTILINE))
     shown = {name: [cell.strip() for cell in row.split("│")] for name, row in rows.items()}
     assert {*OPTIONS, "config", "data", "cache"} == {*shown}
-    assert shown["budget"] == ["[red]x", "flag --budget"]
+    assert shown["system"] == ["[red]x", "flag --system"]
     assert shown["seed"] == ["3", "environment KVLITE_SEED"]
     assert shown["stop"] == ['["a", "b"]', f"profile mine ({mine})"]
     assert shown["chunk"] == ["not set", "default"]
@@ -89,6 +89,9 @@ def test_bad_input(refused: Refused, mine: Path, monkeypatch: pytest.MonkeyPatch
     refused(["config", "more"], "more", "kvlite config --help")
     monkeypatch.setenv("KVLITE_NEVER_LOSSY", "perhaps")
     refused(["config"], "KVLITE_NEVER_LOSSY 'perhaps'", "true or false")
+    monkeypatch.delenv("KVLITE_NEVER_LOSSY")
+    monkeypatch.setenv("KVLITE_BUDGET", "abc")
+    refused(["config"], "KVLITE_BUDGET 'abc'", "is not a budget")
 
 
 @pytest.mark.cases(2)

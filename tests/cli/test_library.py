@@ -8,6 +8,7 @@ import pytest
 from kvlite import load
 from kvlite.config.units import readable
 from kvlite.conversation.library import add
+from kvlite.conversation.tensor_file import _summed
 from tests.cli.conftest import Done, Refused, Run, one_sentence
 
 
@@ -109,3 +110,17 @@ def test_a_folder_that_cannot_be_used_is_named(
 def test_help(kvlite: Run) -> None:
     done = kvlite("library", "--help")
     assert done.code == 0 and "kvlite library limit 50GiB" in done.out
+
+
+def test_a_bad_file_is_named_and_passed_over(
+    kvlite: Run, model: Path, text: Path, folder: Path
+) -> None:
+    folder.mkdir(parents=True)
+    header = b'{"__metadata__":{"crc32":"00000000"' + b"[" * 100_000
+    bad = folder / "bad.kv"
+    bad.write_bytes(_summed(len(header).to_bytes(8, "little") + header))
+    listed = kvlite("library")
+    assert listed.code == 0 and listed.out.count("bad.kv is damaged or cut short") == 1
+    asked = kvlite("ask", text, "Why?", "--model", model, "--max-tokens", "1")
+    assert asked.code == 0 and asked.err.count(f"{bad} is damaged or cut short") == 1
+    assert "it is passed over" in asked.err
