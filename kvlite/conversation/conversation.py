@@ -41,7 +41,6 @@ class Conversation:
 
     Attributes:
         busy: held while a call is at work.
-        answering: whether an answer is coming, piece by piece.
         config: the settings of the next turn, parsed.
         context: everything read, as tokens.
         documents: the documents it is about; saved with it.
@@ -57,7 +56,7 @@ class Conversation:
         """
         self.config = require_meanings(settings)
         self.config.method.fitted(model.shape, model.calibration)
-        self.busy, self.answering = Lock(), False
+        self.busy = Lock()
         self.model = model
         self.context = Context(model)
         self.documents: tuple[Document, ...] = ()
@@ -209,7 +208,7 @@ class Conversation:
         callbacks: Callbacks = NO_CALLBACKS,
         **settings: Any,
     ) -> Iterator[Piece]:
-        """`generate`, piece by piece. While it comes, other answers are refused."""
+        """`generate`, piece by piece. A new turn ends an answer that is still going on."""
         chosen = self.config.after_load(settings)
         ids = token_list(token_ids)
         if not ids:

@@ -26,21 +26,14 @@ def alone(work: Method) -> Method:
 
 
 def alone_by_steps(work: Method) -> Method:
-    """As `alone`, for a generator: it is at work only while it makes its next piece. Until it has
-    made its last one, or is closed, as an abandoned one is, another generator is refused, which
-    would end it. The object's `answering` says so."""
+    """As `alone`, for a generator: it is at work only while it makes its next piece, so that an
+    abandoned one is in nobody's way."""
 
     @wraps(work)
     def guarded(self: Any, *args: Any, **options: Any) -> Iterator[Any]:
         require_callbacks(options.get("callbacks", NO_CALLBACKS))
         with held(self.busy):
-            if self.answering:
-                raise SettingError(
-                    "an answer is still coming in this conversation: take all of its pieces, or "
-                    "close it, before another one"
-                )
             pieces = work(self, *args, **options)
-            self.answering = True
         try:
             while True:
                 with held(self.busy):
@@ -48,12 +41,9 @@ def alone_by_steps(work: Method) -> Method:
                         piece = next(pieces)
                     except StopIteration:
                         return
-                if piece.metrics.finish_reason is not None:
-                    self.answering = False
                 yield piece
         finally:
             pieces.close()
-            self.answering = False
 
     return cast(Method, guarded)
 

@@ -11,7 +11,6 @@ import pytest
 
 from kvlite.config.plain_json import MOST, NotPlain, read_json
 from kvlite.config.settings import Settings
-from kvlite.conversation.runner import Runner
 from kvlite.errors import SettingError
 from kvlite.jobs.rows import json_rows
 from kvlite.model.answers.form import Tool
@@ -19,7 +18,6 @@ from kvlite.model.answers.schemas import followed
 from kvlite.server.batch_file import tasks_of_requests
 from kvlite.server.config import ServerConfig
 from kvlite.web import sending
-from tests.conftest import Tiny
 from tests.server.conftest import Server, said, serving
 from tests.server.test_refusing import require_error
 
@@ -177,21 +175,6 @@ def test_no_tokens_is_an_answer(server: Server, path: str) -> None:
     streamed = server.http.post(address, json={**good, length: 0, "stream": True})
     assert streamed.status_code == 200 and '"error": {' not in streamed.text
     assert "length" in streamed.text or "incomplete" in streamed.text
-
-
-def test_a_second_answer_is_refused_and_the_first_goes_on(llama: Tiny) -> None:
-    talk = Runner(llama.model, Settings(max_new_tokens=6)).conversation()
-    first = talk.stream_tokens([5, 6, 7], ignore_eos=True)
-    pieces = [next(first)]
-    with pytest.raises(SettingError, match="still coming"):
-        next(talk.stream_tokens([8]))
-    pieces += first
-    assert sum(each.token_id is not None for each in pieces) == 6
-    assert list(talk.stream_tokens([8]))
-    left = talk.stream_tokens([9], ignore_eos=True)
-    next(left)
-    left.close()
-    assert list(talk.stream_tokens([8]))
 
 
 def test_slow_bodies_are_cut_and_take_no_place(
