@@ -82,9 +82,9 @@ def _checked(text: str) -> tuple[str, str]:
     for _ in range(_WALKS):
         begun = LLMatcher(LLTokenizer("byte"), grammar, log_level=0, limits=most)
         for _ in range(_STEPS):
+            allowed = [at for at, bias in enumerate(begun.compute_logit_bias()) if bias]
             if begun.is_error():
                 return grammar, begun.get_error()
-            allowed = [at for at, bias in enumerate(begun.compute_logit_bias()) if bias]
             if begun.is_stopped() or not allowed:
                 break
             begun.consume_token(choose.choice(allowed))
