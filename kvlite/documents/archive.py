@@ -2,7 +2,7 @@
 
 import io
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, NoReturn
 
 from kvlite.config.units import readable
@@ -37,6 +37,28 @@ def names_in(data: bytes) -> list[str]:
         return []
 
 
+def tree_of(pieces: Iterable[bytes]) -> Any:
+    """The elements of a text in XML, as lxml's; comments are left out. Nothing else is read.
+
+    Raises:
+        ValueError: it is damaged, has entities of its own, or nests more than 2,048 deep.
+    """
+    from lxml.etree import Entity, LxmlError, XMLParser
+
+    parser = XMLParser(**_CLOSED)
+    try:
+        for piece in pieces:
+            parser.feed(piece)
+        tree = parser.close()
+    except LxmlError as error:
+        raise ValueError(str(error)) from error
+    declared = tree.getroottree().docinfo.internalDTD
+    own = [] if declared is None else declared.entities()
+    if own or next(tree.iter(Entity), None) is not None:
+        raise ValueError("it has entities of its own")
+    return tree
+
+
 class Archive:
     """The parts of a document; how much they unpack to is counted and limited.
 
@@ -63,26 +85,8 @@ class Archive:
                 pass
 
     def tree(self, part: str) -> Any:
-        """A part's elements, as lxml's; comments are left out. Nothing outside the part is read.
-
-        Raises:
-            DocumentError: it unpacks to too much.
-            ValueError: it is damaged, has entities of its own, or nests more than 2,048 deep.
-        """
-        from lxml.etree import Entity, LxmlError, XMLParser
-
-        parser = XMLParser(**_CLOSED)
-        try:
-            for piece in self._pieces(part):
-                parser.feed(piece)
-            tree = parser.close()
-        except LxmlError as error:
-            raise ValueError(str(error)) from error
-        declared = tree.getroottree().docinfo.internalDTD
-        own = [] if declared is None else declared.entities()
-        if own or next(tree.iter(Entity), None) is not None:
-            raise ValueError(f"{part} has entities of its own")
-        return tree
+        """A part's elements. Raises as `tree_of`, and DocumentError if it unpacks to too much."""
+        return tree_of(self._pieces(part))
 
     def elements(self, part: str, *names: str) -> Iterator[Any]:
         """Those of a part's elements that have one of some names in any namespace, one at a time:

@@ -5,6 +5,7 @@ import re
 from typing import Any
 
 from kvlite.config.checked_file import from_json
+from kvlite.documents.archive import tree_of
 from kvlite.documents.html import html_text
 from kvlite.documents.markup import text_of
 from kvlite.documents.plain_text import declared_in, decoded
@@ -33,7 +34,7 @@ def fb2_text(data: bytes, tracker: Tracker) -> str:
         ValueError: it is damaged.
         ContextError: it is longer than could fit.
     """
-    from lxml.etree import LxmlError, XMLParser, fromstring, strip_elements
+    from lxml.etree import strip_elements
 
     def entity(found: re.Match[str]) -> str:
         return found[0] if found[1] in _XML_ENTITIES else html.escape(html.unescape(found[0]))
@@ -44,15 +45,7 @@ def fb2_text(data: bytes, tracker: Tracker) -> str:
         decoded(data, tracker, declared_in(data)),
     )
     markup = re.sub(r"&(\w+);", entity, markup)
-    try:
-        book = fromstring(
-            markup.encode(),
-            XMLParser(
-                huge_tree=True, resolve_entities=False, remove_comments=True, remove_pis=True
-            ),
-        )
-    except LxmlError as error:
-        raise ValueError(str(error)) from error
+    book = tree_of([markup.encode()])
     strip_elements(book, "{*}description", "{*}binary", with_tail=False)
     for each in book.iter():
         name = each.tag.rpartition("}")[2]

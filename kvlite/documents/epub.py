@@ -11,7 +11,7 @@ from kvlite.documents.plain_text import declared_in, decoded
 from kvlite.documents.tracker import PARSER_ERRORS, Tracker
 from kvlite.errors import DocumentError
 
-CONTAINER = "META-INF/container.xml"
+_CONTAINER = "META-INF/container.xml"
 _PAGES = ("application/xhtml+xml", "text/html")
 
 
@@ -29,7 +29,7 @@ def epub_text(data: bytes, tracker: Tracker) -> str:
         raise DocumentError(
             f"{tracker.label} is locked by its publisher: get it without that, or as a PDF."
         )
-    path = next(archive.tree(CONTAINER).iter("{*}rootfile")).attrib["full-path"]
+    path = next(archive.tree(_CONTAINER).iter("{*}rootfile")).attrib["full-path"]
     package = archive.tree(path)
     items = {each.get("id"): each for each in package.iter("{*}item")}
     spine = sorted(package.iter("{*}itemref"), key=lambda each: each.get("linear") == "no")

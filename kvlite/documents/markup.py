@@ -1,5 +1,5 @@
 """HTML as the text that a reader sees: a line for each row of a table, list levels indented, notes
-in brackets at their place. All formats with markup pass through here, most by way of pandoc."""
+in brackets at their place. All formats with markup are made such HTML, and pass through here."""
 
 import re
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ from kvlite.documents.list_numbers import form_of, number_in
 from kvlite.documents.style_sheet import StyleSheet
 from kvlite.documents.tracker import Tracker
 
-# Marks that readers put into what pandoc is given, as it would drop the characters themselves.
+# Marks that readers put where a tab or a space is to be kept: others become one space.
 TAB, SPACE = "\ufdd0\ufdd1"
 # Ligatures as letters, no soft hyphens, and marks as what they stand for.
 PLAIN = {

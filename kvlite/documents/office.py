@@ -13,7 +13,6 @@ _OFFICE = "http://schemas.openxmlformats.org"
 NAMES = {
     "w": f"{_OFFICE}/wordprocessingml/2006/main",
     "p": f"{_OFFICE}/presentationml/2006/main",
-    "x": f"{_OFFICE}/spreadsheetml/2006/main",
     "m": f"{_OFFICE}/officeDocument/2006/math",
     "r": f"{_OFFICE}/officeDocument/2006/relationships",
     "a": f"{_OFFICE}/drawingml/2006/main",
@@ -72,6 +71,18 @@ def office_tree(archive: Archive, part: str) -> Any:
 def _renamed(name: str) -> str:
     space, _, own = name.rpartition("}")
     return _ALIKE.get(space[1:], f"{space}}}" if space else "") + own
+
+
+def mark_run(run: Any, mark: str) -> None:
+    """Mark a run of text as an element of HTML such as `sup`, together with the run before it if
+    that is marked so."""
+    before = run.getprevious()
+    if before is None or before.tag != mark:
+        run.tag = mark
+        return
+    before.extend(run)
+    before.tail = run.tail
+    run.getparent().remove(run)
 
 
 class Relation(NamedTuple):

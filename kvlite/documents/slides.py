@@ -10,6 +10,7 @@ from kvlite.documents.office import (
     document_part,
     find,
     full,
+    mark_run,
     office_tree,
     relations,
     require_new,
@@ -80,11 +81,8 @@ def _text(archive: Archive, part: str, tracker: Tracker) -> str:
     for each in find(tree, "descendant::p:cNvPr[normalize-space(@descr)]"):
         each.tag, each.text = "div", f"[Picture: {each.get('descr').strip()}]"
     for run in find(tree, "descendant::a:r[a:rPr]"):
-        mark, before = _mark(run.find("a:rPr", NAMES)), run.getprevious()
-        if mark and before is not None and before.tag == mark:
-            before.extend(run)
-        elif mark:
-            run.tag = mark
+        if mark := _mark(run.find("a:rPr", NAMES)):
+            mark_run(run, mark)
     for body in find(tree, "descendant::a:p/.."):
         _label(find(body, "a:p"))
     write_formulas(find(tree, "descendant::m:oMath[not(ancestor::m:oMath)]"), "docx", tracker)

@@ -10,6 +10,7 @@ from kvlite.documents.office import (
     document_part,
     find,
     full,
+    mark_run,
     office_tree,
     relations,
     require_new,
@@ -129,15 +130,12 @@ class _Page:
     def _mark_runs(self, tree: Any) -> None:
         """Mark raised, lowered and struck text, and take out what is hidden."""
         for run in find(tree, "descendant::w:r[w:rPr]"):
-            properties, before = run.find("w:rPr", NAMES), run.getprevious()
+            properties = run.find("w:rPr", NAMES)
             mark = _mark(properties) or self._marks.get(value_of(properties, "w:rStyle"), "")
             if mark == "hidden":
                 run.clear()
-            elif mark and before is not None and before.tag == mark:
-                before.extend(run)
-                run.getparent().remove(run)
             elif mark:
-                run.tag = mark
+                mark_run(run, mark)
 
     def _write(self, tree: Any) -> None:
         """Write what has no text of its own: numbers, notes, symbols, descriptions."""

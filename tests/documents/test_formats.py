@@ -411,6 +411,13 @@ def test_slides_show_levels_numbers_comments_and_their_title_first(save: Save) -
     )
 
 
+def test_slides_raised_text_in_several_runs_is_one(save: Save) -> None:
+    runs = "".join(f'<a:r><a:rPr baseline="30000"/><a:t>{each}</a:t></a:r>' for each in "123")
+    parts = parts_of(deck())
+    parts["ppt/slides/slide1.xml"] = _slide(f"<a:p><a:r><a:t>10</a:t></a:r>{runs}</a:p>").encode()
+    assert read_document(save("a.pptx", packed(parts))).text.endswith("10^123")
+
+
 def test_rich_text(save: Save) -> None:
     read = read_document(save("a.rtf", RICH_TEXT))
     assert read.text.split("\n") == [
