@@ -9,9 +9,9 @@ import shutil
 import subprocess
 import unicodedata
 from collections import Counter
+from importlib.util import find_spec
 from pathlib import Path
 
-import pypandoc
 import pytest
 
 from kvlite.documents import read_document
@@ -20,7 +20,9 @@ from kvlite.errors import DocumentError
 _FOLDER = Path(
     os.environ.get("KVLITE_DOCUMENTS", Path(__file__).parents[1] / ".cache" / "documents")
 )
-_PANDOC = [pypandoc.get_pandoc_path(), "--sandbox", "-t", "plain", "--wrap=none"]
+# Not imported, as other tests put another program in its place.
+_PYPANDOC = Path(str(getattr(find_spec("pypandoc"), "origin", "")))
+_PANDOC = [str(_PYPANDOC.parent / "files" / "pandoc"), "--sandbox", "-t", "plain", "--wrap=none"]
 _JUDGES = {
     ".docx": [*_PANDOC, "-f", "docx"],
     ".odt": [*_PANDOC, "-f", "odt"],

@@ -257,8 +257,18 @@ def test_a_disk_that_fails_fails_no_answer(
     def fails(*args: Any, **given: Any) -> Any:
         raise OSError(30, "Read-only file system")
 
-    monkeypatch.setattr(Path, "unlink", fails)
-    monkeypatch.setattr(kvlite.Conversation, "save", fails)
+    unlink, save = Path.unlink, kvlite.Conversation.save
+
+    # Servers of other tests may be storing what they keep meanwhile.
+    def unlink_here(path: Path, **given: Any) -> None:
+        fails() if path.is_relative_to(tmp_path.parent) else unlink(path, **given)
+
+    def save_here(talk: kvlite.Conversation, *args: Any, **given: Any) -> Any:
+        here = any(each.talk is talk for each in pool.kept)
+        return fails() if here else save(talk, *args, **given)
+
+    monkeypatch.setattr(Path, "unlink", unlink_here)
+    monkeypatch.setattr(kvlite.Conversation, "save", save_here)
     for number in range(3):
         first = Asked(pool, [*first.ids, *ids_of(20, 10 + number)])
         second = Asked(pool, [*second.ids, *ids_of(20, 20 + number)])
