@@ -110,7 +110,7 @@ def test_a_prompt_can_be_scored_without_an_answer(server: Server, reference: Any
         ({"prompt": [99_999]}, 400, "token 99999"),
         ({"prompt": [5] * 1025}, 400, "do not fit"),
         ({"prompt": ["a"] * 999}, 400, "999 prompts"),
-        ({"prompt": "a", "max_tokens": -1}, 400, "max_tokens -1"),
+        ({"prompt": "a", "max_tokens": -2}, 400, "max_tokens -2"),
         ({"prompt": "a", "logprobs": 99}, 400, "logprobs 99"),
         ({"prompt": "a", "suffix": "b"}, 400, "suffix"),
         ({"prompt": "a", "best_of": 4}, 400, "best_of"),

@@ -71,7 +71,7 @@ BODIES: dict[str, tuple[Any, int, str]] = {
     "warm in words": ({"messages": HI, "temperature": "warm"}, 400, "is not a number"),
     "a truth": ({"messages": HI, "temperature": True}, 400, "temperature is not"),
     "top_p": ({"messages": HI, "top_p": 1.5}, 400, "top_p 1.5"),
-    "no tokens": ({"messages": HI, "max_tokens": -1}, 400, "max_tokens -1"),
+    "no tokens": ({"messages": HI, "max_tokens": -2}, 400, "max_tokens -2"),
     "fewer": ({"messages": HI, "max_completion_tokens": -3}, 400, "max_completion_tokens -3"),
     "half": ({"messages": HI, "max_tokens": 1.5}, 400, "is not a whole number"),
     "many digits": (

@@ -105,7 +105,7 @@ def test_the_oldest_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"input": "a", "n": 2}, 400, "one answer"),
         ({"input": "a", "max_tokens": 2}, 400, "a field of responses: send max_output_tokens"),
         ({"input": "a", "response_format": {"type": "json_object"}}, 400, "send text.format"),
-        ({"input": "a", "max_output_tokens": -1}, 400, "max_output_tokens -1"),
+        ({"input": "a", "max_output_tokens": -2}, 400, "max_output_tokens -2"),
         ({"input": "a", "previous_response_id": "x" * 5000}, 404, "there is no response"),
     ],
 )
