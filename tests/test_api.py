@@ -518,10 +518,25 @@ def test_a_line_about_an_answer_made_from_everything_says_so(runner: kvlite.Runn
 # --- turns that end otherwise than expected -------------------------------------------------------
 
 
-def test_a_new_turn_ends_one_that_nobody_hears_out(runner: kvlite.Runner) -> None:
+def test_a_turn_is_refused_until_the_answer_before_it_was_heard_or_closed(
+    runner: kvlite.Runner,
+) -> None:
     left, whole = (runner.conversation(method="full", max_new_tokens=4) for _ in range(2))
     answer = left.stream("One?")
     heard = [next(answer), next(answer)]
+    for another in (
+        lambda: next(left.stream("Two?")),
+        lambda: left.read([600]),
+        lambda: left.undo(),
+        lambda: next(left.regenerate()),
+    ):
+        with pytest.raises(SettingError, match="an answer is still going on here"):
+            another()
+    [(_, refusal)] = left.ask_each(["Two?"])
+    assert isinstance(refusal, SettingError) and "still going on" in str(refusal)
+    heard.append(next(answer))  # nothing was lost
+    answer.close()
+    assert len(heard) == 3 and len(left.messages) == 2
     first = list(left.stream("Two?"))
     assert [message["content"] for message in left.messages] == [
         "One?",
@@ -531,13 +546,13 @@ def test_a_new_turn_ends_one_that_nobody_hears_out(runner: kvlite.Runner) -> Non
     ]
     seen = left.cache.seen
     assert list(answer) == [] and left.cache.seen == seen
-    list(whole.stream("One?", max_new_tokens=2))
+    list(whole.stream("One?", max_new_tokens=3))
     assert ids_of(list(whole.stream("Two?"))) == ids_of(first)
     assert whole.token_ids == left.token_ids
-    tokens = left.stream_tokens([500], ignore_eos=True)
-    next(tokens)
+    for piece in left.stream("Three?"):  # a loop that is left closes its stream
+        if piece.text:
+            break
     left.read([600])
-    assert list(tokens) == []
 
 
 def test_an_error_after_the_last_layer_loses_nothing(

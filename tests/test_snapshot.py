@@ -234,6 +234,7 @@ def test_an_answer_that_was_not_heard_to_its_end(
     rest = other.stream("3 4 5 " * 30)
     for _ in range(heard):
         next(rest)
+    rest.close()
     assert same(answered(again, SECOND), answered(other, SECOND))
 
 

@@ -248,6 +248,7 @@ def test_an_answer_that_goes_on_is_saved_as_far_as_it_was_heard(
         next(other)
     talk.save(tmp_path / "talk.kv", light=True)
     list(going)  # saving it changed nothing
+    other.close()
     talk = again(llama, tmp_path / "talk.kv")
     assert talk.messages == straight.messages and talk.messages[3]["content"]
     follows(talk, straight)
@@ -275,6 +276,7 @@ def test_what_was_interrupted_can_be_saved_light(
     going = straight.stream(FIRST)
     for _ in range(3):
         next(going)
+    going.close()
     assert talk.messages == straight.messages
     assert said(talk, SECOND) == said(straight, SECOND)
 

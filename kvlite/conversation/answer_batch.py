@@ -18,7 +18,7 @@ from kvlite.cache.copying import copied
 from kvlite.cache.recurrent import copies_of
 from kvlite.cache.segment import bytes_held
 from kvlite.conversation.context import Context
-from kvlite.conversation.exclusive import held
+from kvlite.conversation.exclusive import at_work
 from kvlite.conversation.metrics import Piece
 from kvlite.conversation.sources import watched, with_sources
 from kvlite.conversation.turn import Turn
@@ -160,7 +160,7 @@ class AnswerBatch:
             answer = own.settings.max_new_tokens or own.settings.planned_tokens
             longest = max(longest, len(ids) + answer)
         try:
-            with held(talk.busy):
+            with at_work(talk):
                 talk.context.end_step(config)
                 source.share_store(longest)
         except KvliteError as error:
@@ -207,7 +207,7 @@ class AnswerBatch:
         """Read a question in a context of its own."""
         source, cancel, config = question.source, self.callbacks.cancel, question.config
         talk, length = source.talk, config.settings.planned_tokens
-        with held(talk.busy):
+        with at_work(talk):
             own = source.branched()
         turn = own.next_turn(question.ids, config, plan=source.plans.get(length))
         turn.note(talk.notes_on(question.text, config.settings))

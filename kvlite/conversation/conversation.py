@@ -12,7 +12,7 @@ from kvlite.config.settings import Settings
 from kvlite.conversation import snapshot
 from kvlite.conversation.checkpoint import Checkpoint
 from kvlite.conversation.context import Context
-from kvlite.conversation.exclusive import alone, alone_by_steps
+from kvlite.conversation.exclusive import alone, alone_by_steps, between_steps, by_steps
 from kvlite.conversation.history import Branch, BranchView, History, Message, Node
 from kvlite.conversation.metrics import Answer, Piece
 from kvlite.conversation.reasoning import reasoning_notes
@@ -21,7 +21,7 @@ from kvlite.conversation.together import ask_each
 from kvlite.conversation.turn import Turn
 from kvlite.conversation.verify import checked
 from kvlite.documents import Document
-from kvlite.engine.callbacks import NO_CALLBACKS, Callbacks, Progress
+from kvlite.engine.callbacks import NO_CALLBACKS, Callbacks, Progress, require_callbacks
 from kvlite.errors import KvliteError, SettingError
 from kvlite.memory.oom import OOMPolicy
 from kvlite.methods.engine_config import EngineConfig, require_meanings
@@ -40,6 +40,7 @@ class Conversation:
     refused with a SettingError.
 
     Attributes:
+        answering: whether an answer is going on; whatever would change the conversation is refused.
         busy: held while a call is at work.
         config: the settings of the next turn, parsed.
         context: everything read, as tokens.
@@ -56,7 +57,7 @@ class Conversation:
         """
         self.config = require_meanings(settings)
         self.config.method.fitted(model.shape, model.calibration)
-        self.busy = Lock()
+        self.busy, self.answering = Lock(), False
         self.model = model
         self.context = Context(model)
         self.documents: tuple[Document, ...] = ()
@@ -208,7 +209,7 @@ class Conversation:
         callbacks: Callbacks = NO_CALLBACKS,
         **settings: Any,
     ) -> Iterator[Piece]:
-        """`generate`, piece by piece. A new turn ends an answer that is still going on."""
+        """`generate`, piece by piece. Close it to have the next turn before its end."""
         chosen = self.config.after_load(settings)
         ids = token_list(token_ids)
         if not ids:
@@ -264,11 +265,11 @@ class Conversation:
         turn = self.history.continue_answer(self.config.after_load(settings), callbacks)
         yield from self._answered(self._branch.nodes[-1], turn, callbacks.cancel)
 
-    @alone_by_steps
     def check(self, *, callbacks: Callbacks = NO_CALLBACKS, **settings: Any) -> Iterator[Piece]:
         """Answer the last message again from a cache that drops nothing. The conversation does not
         change. Args and errors are those of `verify.checked`."""
-        return checked(self, callbacks, **settings)
+        require_callbacks(callbacks)
+        return by_steps(self, checked(self, callbacks, **settings))
 
     @alone_by_steps
     def edit(
@@ -330,7 +331,7 @@ class Conversation:
         """
         self.history.switch(branch, self.config, callbacks)
 
-    @alone
+    @between_steps
     def save(
         self,
         path: str | Path,

@@ -1,6 +1,9 @@
-"""One call at a time on a conversation: a second one is refused, and nothing is lost."""
+"""One call at a time on a conversation: a second one is refused, and nothing is lost.
 
-from collections.abc import Callable, Iterator
+An object of such a class has a lock, `busy`, and `answering`: whether an answer is still going on.
+"""
+
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from functools import wraps
 from threading import Lock
@@ -9,48 +12,78 @@ from typing import Any, TypeVar, cast
 from kvlite.engine.callbacks import NO_CALLBACKS, require_callbacks
 from kvlite.errors import SettingError
 
+T = TypeVar("T")
 Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 def alone(work: Method) -> Method:
     """Let a method raise SettingError while another one is at work, in another thread or further
-    up this one; or if its `callbacks` are not `Callbacks`. The object has a lock, `busy`."""
+    up this one, or an answer is going on; or if its `callbacks` are not `Callbacks`."""
 
     @wraps(work)
     def guarded(self: Any, *args: Any, **options: Any) -> Any:
         require_callbacks(options.get("callbacks", NO_CALLBACKS))
-        with held(self.busy):
+        with at_work(self):
+            return work(self, *args, **options)
+
+    return cast(Method, guarded)
+
+
+def between_steps(work: Method) -> Method:
+    """As `alone`, for what may also be done between two pieces of an answer."""
+
+    @wraps(work)
+    def guarded(self: Any, *args: Any, **options: Any) -> Any:
+        with _held(self.busy):
             return work(self, *args, **options)
 
     return cast(Method, guarded)
 
 
 def alone_by_steps(work: Method) -> Method:
-    """As `alone`, for a generator: it is at work only while it makes its next piece, so that an
-    abandoned one is in nobody's way."""
+    """As `alone`, for a generator of an answer, which goes on until it ends or is closed."""
 
     @wraps(work)
     def guarded(self: Any, *args: Any, **options: Any) -> Iterator[Any]:
         require_callbacks(options.get("callbacks", NO_CALLBACKS))
-        with held(self.busy):
+        with at_work(self):
             pieces = work(self, *args, **options)
+            self.answering = True
         try:
-            while True:
-                with held(self.busy):
-                    try:
-                        piece = next(pieces)
-                    except StopIteration:
-                        return
-                yield piece
+            yield from by_steps(self, pieces)
         finally:
-            pieces.close()
+            self.answering = False
 
     return cast(Method, guarded)
 
 
+def by_steps(talk: Any, pieces: Generator[T, None, None]) -> Iterator[T]:
+    """A generator's pieces; `talk` is at work while one is made. It is closed at the end."""
+    try:
+        while True:
+            with _held(talk.busy):
+                try:
+                    piece = next(pieces)
+                except StopIteration:
+                    return
+            yield piece
+    finally:
+        pieces.close()
+
+
 @contextmanager
-def held(busy: Lock) -> Iterator[None]:
-    """Be at work in this block; raises SettingError while another call is."""
+def at_work(talk: Any) -> Iterator[None]:
+    """Be at work in this block; raises SettingError while another call is, or an answer goes on."""
+    with _held(talk.busy):
+        if talk.answering:
+            raise SettingError(
+                "an answer is still going on here: hear it to its end, or close() its stream"
+            )
+        yield
+
+
+@contextmanager
+def _held(busy: Lock) -> Iterator[None]:
     if not busy.acquire(blocking=False):
         raise SettingError(
             "this conversation is busy: wait until it is done, or open another one for each thread"

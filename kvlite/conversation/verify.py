@@ -5,7 +5,7 @@ does not change.
 """
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from difflib import SequenceMatcher
 from functools import partial
 from typing import TYPE_CHECKING, Literal
@@ -34,7 +34,9 @@ _WHOLE = {
 Run = tuple[Literal["both", "one", "other"], str]
 
 
-def checked(talk: "Conversation", callbacks: Callbacks, **settings: object) -> Iterator[Piece]:
+def checked(
+    talk: "Conversation", callbacks: Callbacks, **settings: object
+) -> Generator[Piece, None, None]:
     """Answer the last message again from everything read before it, sampled like the former answer.
 
     What the cache or the host store has of that is copied, and only one token is computed. If they

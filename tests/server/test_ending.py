@@ -1,4 +1,4 @@
-"""What open requests are told when the server ends."""
+"""Requests that are open: what they are told when the server ends, and how many there may be."""
 
 import json
 import logging
@@ -6,6 +6,7 @@ import socket
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -116,3 +117,28 @@ def test_the_newer_way_is_told_in_an_event_of_its_own(settings: Settings, tmp_pa
     told = json.loads(data)
     assert name == "event: error" and told["type"] == "error" and told["code"] == "server_ends"
     assert told["message"].startswith("the server ends")
+
+
+def test_one_request_too_many_must_wait(settings: Settings, tmp_path: Path) -> None:
+    """Those that are answered count, and many more whose bodies have not come whole."""
+    with serving(settings, ServerConfig(folder=tmp_path, requests=1)) as server:
+
+        def until_status(wanted: int) -> None:
+            limit = time.monotonic() + 15
+            while server.http.post(CHAT, json={}).status_code != wanted:
+                assert time.monotonic() < limit
+                time.sleep(0.02)
+
+        with server.http.stream("POST", CHAT, json=STREAMED) as answer:
+            lines = answer.iter_lines()
+            assert next(lines).startswith("data: {")
+            assert server.http.post(CHAT, json={}).status_code == 429
+        until_status(400)
+        with ExitStack() as sending:
+            for _ in range(16):
+                assert server.http.post(CHAT, json={}).status_code in (400, 429)
+                client = sending.enter_context(socket.create_connection(tuple_of(server.address)))
+                client.sendall(f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\n".encode())
+                client.sendall(b"Content-Length: 9\r\n\r\n{")
+            until_status(429)
+        until_status(400)

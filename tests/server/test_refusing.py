@@ -292,17 +292,6 @@ def test_a_key_is_demanded(settings: Settings, tmp_path: Path) -> None:
         wrong = openai.OpenAI(base_url=f"{server.address}/v1", api_key="no", max_retries=0)
         with pytest.raises(openai.AuthenticationError):
             wrong.models.list()
-        with socket.create_connection(tuple_of(server.address)) as sending:
-            head = f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n"
-            sending.sendall(f"{head}Authorization: Bearer secret-1\r\n\r\n".encode())
-            while server.http.post(CHAT, headers=bearer("secret-1"), json={}).status_code != 429:
-                pass
-        while server.http.post(CHAT, headers=bearer("secret-1"), json={}).status_code == 429:
-            pass
-
-
-def bearer(key: str) -> dict[str, str]:
-    return {"Authorization": f"Bearer {key}"}
 
 
 def tuple_of(address: str) -> tuple[str, int]:
