@@ -73,6 +73,16 @@ class Play:
         """Answer a message."""
         self._streamed("say", self.talk.stream(text, **settings))
 
+    def ask_each(self, texts: Sequence[str], **settings: Any) -> None:
+        """Answer several messages, each alone, in the same steps."""
+        heard: list[list[kvlite.Piece]] = [[] for _ in texts]
+        for index, piece in self.talk.ask_each(texts, **settings):
+            assert isinstance(piece, kvlite.Piece), piece
+            heard[index].append(piece)
+        for pieces in heard:
+            ids = [piece.token_id for piece in pieces]
+            self._note("ask_each", ids, pieces[-1].metrics)
+
     def edit(self, number: int, text: str, **settings: Any) -> None:
         """Answer a message in other words."""
         self._streamed("edit", self.talk.edit(number, text, **settings))

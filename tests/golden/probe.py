@@ -61,6 +61,25 @@ def kept_positions(talk: kvlite.Conversation) -> list[dict[int, list[int]]]:
     ]
 
 
+def mtp_parameters(model: Any) -> dict[str, Any]:
+    """The parameters of a model's own MTP head, by what checkpoints call them; nothing in them."""
+    import torch
+
+    from kvlite.model.mtp import empty_mtp, stored_name
+
+    head = empty_mtp(model, torch.float32).to_empty(device="cpu")
+    return {stored_name(name): torch.ones_like(each) for name, each in head.state_dict().items()}
+
+
+@contextlib.contextmanager
+def proposals_are_free() -> Iterator[None]:
+    """Whatever is proposed is checked, however long that takes."""
+    from kvlite.engine.speculate import Pace
+
+    with patch.object(Pace, "factor", 0.0):
+        yield
+
+
 def command(*args: object) -> str:
     """What the program prints on standard output, in this process."""
     from kvlite.cli.main import main

@@ -119,6 +119,29 @@ def sampled(play: Play) -> None:
         play.generate(tokens(3, 1), **{**DRAWN, **settings})
 
 
+def together(play: Play) -> None:
+    """Questions about one text, in the same steps, and a message after them."""
+    play.say(f"{STORY[:170]}\nWhat is this about?")
+    play.ask_each(["Who built it?", "And when, by whom and of what?", "Is it lit?"])
+    play.ask_each(["Where is it?", "Who?"], **DRAWN)
+    play.say("And then?")
+
+
+def repeating(play: Play) -> None:
+    """Text that comes again and again, as what is proposed does, and messages about it."""
+    play.read(tokens(40) * 4)
+    play.generate(tokens(40)[:9], max_new_tokens=40)
+    play.say(f"{STORY[:60] * 3}\nWhat is this about?", max_new_tokens=30)
+    play.say("And when?", max_new_tokens=30, **DRAWN)
+
+
+def long_answer(play: Play) -> None:
+    """An answer many times as long as the budget."""
+    play.read(tokens(100))
+    play.generate(tokens(9, 1), max_new_tokens=70)
+    play.generate(tokens(3, 2), max_new_tokens=20)
+
+
 def story(play: Play) -> None:
     """Real text and a model that was trained."""
     play.say(f"{STORY}\nWhat was the dog called?")
@@ -251,6 +274,90 @@ RUNS = [
     _run("llama", short_of_memory, "h2o", 400, {"vram": "1500KiB"}, measure="tensors"),
     _run("llama", short_of_memory, DEFAULT, 200, {"vram": "8MiB"}, measure="tensors", recall="ram"),
     _run("llama", short_of_memory, "full", "auto", {"vram": "1400KiB"}, never_lossy=True),
+    # Answers that are longer than what is kept.
+    *(
+        _run("llama", long_answer, method, **given)
+        for method, given in (
+            ("full", {"kv_bits": "4"}),
+            (DEFAULT, {"recall": "ram"}),
+            ("h2o", {"recall": "ram"}),
+            ("pyramidkv:window=8", {"kv_bits": "kivi4"}),
+            ("keydiff", {"recall": "disk", "recall_bits": "4"}),
+            ("kvx", {"kv_bits": "k8v4", "recall": "ram"}),
+            ("uncomp:window=8,delete=1", {"kv_bits": "8", "recall": "ram"}),
+            ("simlayerkv:threshold=0.15,recent=20,detect=decode", {}),
+            ("simlayerkv:threshold=0.15,recent=20,detect=decode", {"recall": "ram"}),
+            ("simlayerkv:threshold=0.15,recent=20,detect=decode", {"kv_bits": "8"}),
+            ("simlayerkv:threshold=0.15,recent=20,bound_decode=true+snapkv:window=8", {}),
+        )
+    ),
+    # Quantized keys and values with recall, each with each.
+    *(
+        _run("llama", token_turns, "snapkv:window=8", kv_bits=bits, recall="ram", **there)
+        for bits in ("8", "4", "k8v4", "kivi4", "2")
+        for there in ({}, {"recall_bits": "8"}, {"recall_bits": "4"})
+        if bits != "2" or not there
+    ),
+    # Several questions in the same steps.
+    *(
+        _run(model, together, method, 60, **given)
+        for model, method, given in (
+            ("llama", "full", {}),
+            ("llama", DEFAULT, {"recall": "ram"}),
+            ("llama", "snapkv:window=8", {"kv_bits": "8"}),
+            ("llama", "h2o", {"kv_bits": "4", "recall": "ram"}),
+            ("llama", "kvx", {"recall": "ram", "recall_bits": "4"}),
+            ("llama", "uncomp:window=8", {}),
+            ("llama", "simlayerkv:threshold=0.15,recent=20,detect=decode", {}),
+            ("gemma3", "snapkv:window=8", {"recall": "ram"}),
+            ("qwen3-next", DEFAULT, {"recall": "ram"}),
+            ("gemma3n", "snapkv:window=8", {}),
+        )
+    ),
+    _run("llama", together, "snapkv:window=8", 60, {"stream": "disk"}, recall="ram"),
+    # Tokens that are proposed.
+    *(
+        _run(model, repeating, method, 90, {"speculate": "auto"}, **given)
+        for model, method, given in (
+            ("llama", "full", {}),
+            ("llama", "snapkv:window=8", {"kv_bits": "8"}),
+            ("llama", DEFAULT, {"recall": "ram"}),
+            ("llama", "h2o", {}),
+            ("gemma3", "full", {}),
+            ("qwen3-5", "full", {}),
+            ("qwen3-5", "snapkv:window=8", {"recall": "ram"}),
+            ("qwen3-next", "full", {"kv_bits": "8"}),
+        )
+    ),
+    # Every other kind of layer.
+    *(
+        _run(model, script, method, **given)
+        for model in (
+            *("gemma3n", "gemma4", "gemma4-e", "llama4", "deepseek-v3", "gpt-oss"),
+            *("qwen3-next", "qwen3-5", "granite-hybrid", "nemotron-h", "lfm2"),
+        )
+        for script, method, given in (
+            (token_turns, "kvx", {"recall": "ram"}),
+            (chat, "h2o", {"kv_bits": "8"}),
+            (long_answer, DEFAULT, {"recall": "ram"}),
+        )
+    ),
+    _run("gpt-oss", going_back, "kvx", kv_bits="4", recall="ram"),
+    _run("qwen3-next", going_back, DEFAULT, 60, recall="ram"),
+    _run("lfm2", saved, "snapkv:window=8", recall="ram"),
+    _run("nemotron-h", token_file, "kvx"),
+    # Weights that are streamed.
+    *(
+        _run(model, token_turns, method, 48, {"stream": "disk"}, **given)
+        for model, method, given in (
+            ("llama", "kvx", {"kv_bits": "4"}),
+            ("qwen3-moe", "snapkv:window=8", {"recall": "ram"}),
+            ("gpt-oss", "h2o", {}),
+            ("gemma4-e", "snapkv:window=8", {}),
+            ("qwen3-next", DEFAULT, {"recall": "ram"}),
+            ("nemotron-h", "full", {"kv_bits": "8"}),
+        )
+    ),
     # Real words.
     _run(EMBEDDED, story, "full", kv_bits="kivi4"),
     _run(EMBEDDED, story, "simlayerkv:recent=20+snapkv", 60, recall="ram", recall_entries=16),
