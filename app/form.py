@@ -22,7 +22,7 @@ FOLDED: dict[str, tuple[str, ...]] = {
         *("recall_entries", "checkpoint_limit", "beyond_context", "scores", "never_lossy"),
     ),
     "Model and device": (
-        *("weights", "device", "stream", "draft", "chat_template", "chunk", "reserve_tokens"),
+        *("weights", "device", "stream", "chat_template", "chunk", "reserve_tokens"),
         *("ocr", "encoding", "measure"),
     ),
     "Answer": (
@@ -62,7 +62,7 @@ class Models:
     def require_own(self, settings: Settings, first: Settings) -> None:
         """Raises SettingError if settings name a model or a file that is neither listed nor what
         there was at `first`, and others may not be named."""
-        for name, listed in (("model", self.listed), ("draft", self.listed), ("chat_template", ())):
+        for name, listed in (("model", self.listed), ("chat_template", ())):
             value = getattr(settings, name)
             if not self.others and value not in ("", getattr(first, name), *listed):
                 raise SettingError(

@@ -58,11 +58,6 @@ WORDS: dict[str, tuple[str, str]] = {
         "how the model's numbers are stored: fewer bits take less memory and are less exact; auto "
         "goes by the model's files and this machine",
     ),
-    "draft": (
-        "Helper model",
-        "a smaller one with the same tokens: what it guesses right comes sooner, and the answer "
-        "stays the same",
-    ),
     "chat_template": (
         "Chat template",
         "a file in Jinja, for a model whose own is missing or faulty",

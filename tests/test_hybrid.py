@@ -1,6 +1,5 @@
 """Models with recurrent layers: states are carried, copied and returned to, never cut or shared."""
 
-from dataclasses import replace
 from pathlib import Path
 from random import Random
 from threading import Event
@@ -20,7 +19,6 @@ from kvlite.engine.batch import run_together
 from kvlite.engine.callbacks import Callbacks
 from kvlite.engine.decode import Step, decode_step
 from kvlite.engine.prefill import prefill
-from kvlite.engine.speculate import Pace
 from kvlite.engine.step_program import refusal
 from kvlite.errors import SettingError, SnapshotError, Stopped
 from kvlite.methods import parse_method
@@ -266,21 +264,6 @@ def test_speculation_leaves_states_as_single_steps_do(hybrid: Tiny) -> None:
     assert len(widths) > 2
     alike(talk, plain)
     assert said(talk, FIRST) == said(plain, FIRST)
-
-
-@pytest.mark.cases(1)
-def test_a_draft_model_may_have_states_that_it_takes_back(
-    hybrid: Tiny, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Nearly all that it says comes true where it is the model itself."""
-    monkeypatch.setattr(Pace, "factor", 0.0)
-    given: dict[str, Any] = {"method": "full", "max_new_tokens": 24, "ignore_eos": True}
-    expected = opened(hybrid, method="full").generate(IDS, **given)
-    model = replace(hybrid.model)
-    model.draft = hybrid.model
-    answer = opened(Tiny(hybrid.reference, model), method="full").generate(IDS, **given)
-    assert answer.token_ids == expected.token_ids
-    assert answer.metrics.decode_steps < 8 and answer.metrics.accepted_tokens > 15
 
 
 @pytest.mark.cases(2)

@@ -13,8 +13,6 @@ from kvlite.conversation.conversation import Conversation
 from kvlite.conversation.endings import cut
 from kvlite.conversation.metrics import brief, told
 from kvlite.conversation.runner import Runner
-from kvlite.engine.draft import Draft
-from kvlite.engine.speculate import Pace
 from kvlite.errors import ContextError
 from kvlite.model.packing import pack_linears
 from kvlite.offload.kv import store
@@ -99,27 +97,6 @@ def test_so_it_is_of_several_together(llama: Tiny, often: None, recall: str) -> 
             tokens[index].append(piece.token_id)
         found.append(tokens)
     assert found[0] == found[1] and max(map(len, found[0].values())) > 2 * PLANNED
-
-
-def test_so_it_is_with_a_draft_model_whose_context_is_shorter(
-    often: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It reads the last tokens anew, and never goes beyond its context."""
-    monkeypatch.setattr(Pace, "factor", 0.0)
-    model, draft = make_tiny("llama").model, make_tiny("llama", max_position_embeddings=260).model
-    given: dict[str, Any] = {"method": "full", "turns": 1, "reserve_tokens": PLANNED}
-    plain = said(model, **given)
-    seen, read = [], Draft._read
-
-    def watched(self: Draft) -> Any:
-        made = read(self)
-        seen.append(made[1].seen)
-        return made
-
-    monkeypatch.setattr(Draft, "_read", watched)
-    model.draft = draft
-    assert said(model, **given) == plain
-    assert max(seen) <= 260 and sorted(seen) != seen
 
 
 def test_an_answer_goes_on_until_the_context_is_full(llama: Tiny) -> None:

@@ -1,7 +1,6 @@
 """Speculation changes how many steps an answer takes, and nothing else."""
 
 import random
-import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,7 +14,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import AutoTokenizer
 
 import kvlite
 from kvlite.cache import KVCache
@@ -26,13 +24,11 @@ from kvlite.engine.decode import decode_step
 from kvlite.engine.prefill import prefill
 from kvlite.engine.prompt_lookup import PromptLookup
 from kvlite.engine.speculate import WIDEST, Ahead, Pace, Speculation, room_ahead
-from kvlite.errors import ModelError, SettingError
 from kvlite.methods import parse_method
 from kvlite.methods.layer_policy import LayerPolicy, layer_policies
 from kvlite.model.load import LoadedModel
 from tests.conftest import ARCHITECTURES, Tiny, make_tiny
 from tests.faults import Faults
-from tests.hub import Hub
 
 IDS = [3 + 7 * i % 190 for i in range(60)]
 
@@ -66,80 +62,16 @@ def opened(model: LoadedModel, **given: Any) -> Conversation:
     return kvlite.Runner(model, Settings().replace({"speculate": "auto", **given})).conversation()
 
 
-@pytest.mark.cases(1)
-@pytest.mark.parametrize("how", DRAWN, ids=str)
-def test_a_draft_model_changes_nothing_but_steps(
-    how: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Whether it is the model itself, so that nearly all comes true, or another one, so that
-    nothing does; in a second turn, too."""
-    monkeypatch.setattr(Pace, "factor", 0.0)
-    given = {"method": "full", "max_new_tokens": 24, "speculate": "off", **how}
-    answers = []
-    for seed in (None, 0, 5):
-        model = make_tiny("llama").model
-        if seed is not None:
-            model.draft = make_tiny("llama").model
-            for parameter in model.draft.module.parameters():
-                parameter.data += seed * torch.randn_like(parameter)
-        talk = opened(model, **given)
-        said = [talk.generate(IDS[:count], ignore_eos=True) for count in (60, 20)]
-        answers.append([each.token_ids for each in said])
-        metrics = said[0].metrics
-        assert (metrics.proposed_tokens > 0) == (seed is not None)
-        if seed == 0 and how == {}:
-            assert metrics.decode_steps < 8 and metrics.accepted_tokens > 15
-        if seed == 5:
-            assert metrics.accepted_tokens <= 3
-    assert answers[0] == answers[1] == answers[2]
-
-
 @pytest.mark.long
-def test_a_draft_model_is_loaded_and_planned(
-    tiny_folder: Path, tmp_path: Path, hub: Hub, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Beside the large one; one that does not fit is refused before the large one is got."""
-    monkeypatch.setattr(Pace, "factor", 0.0)
-    given = {"method": "full", "max_new_tokens": 12, "vram": "200MB"}
-    plain, drafted = (
-        kvlite.load(str(tiny_folder), **given, draft=draft) for draft in ("", str(tiny_folder))
-    )
-    talks = [each.generate(IDS, ignore_eos=True) for each in (plain, drafted)]
-    assert talks[0].token_ids == talks[1].token_ids
-    assert talks[1].metrics.accepted_tokens > 4
-    assert plain.plan is not None and drafted.plan is not None
-    weights = sum(plain.shape.weight_bytes(plain.model.weights).values())
-    for name, phase in drafted.plan.phases.items():
-        assert phase.pop("draft model") > weights
-        assert phase == plain.plan.phases[name]
-    other = Path(shutil.copytree(tiny_folder, tmp_path / "other"))
-    tokenizer = AutoTokenizer.from_pretrained(other)
-    tokenizer.add_tokens(["one more"])
-    tokenizer.save_pretrained(other)
-    (other / "model.safetensors").write_bytes(b"")
-    with pytest.raises(SettingError, match="has other tokens than a/b"):
-        kvlite.load("a/b", **given, draft=str(other))
-    with pytest.raises(ModelError, match="no model 'nowhere'"):
-        kvlite.load("a/b", **given, draft="nowhere")
-    assert hub.asked.is_set() and not [*tmp_path.rglob("home/**/model.safetensors")]
-
-
-@pytest.mark.long
-def test_answers_with_a_draft_model_are_distributed_as_without(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_answers_are_distributed_as_without() -> None:
     """All answers of three tokens of a vocabulary of three, by enumeration."""
-    monkeypatch.setattr(Pace, "factor", 0.0)
     sizes: dict[str, Any] = {
         "initializer_range": 0.5,
         "vocab_size": 3,
         "eos_token_id": None,
         "bos_token_id": None,
     }
-    tiny, draft = make_tiny("llama", **sizes), make_tiny("llama", **sizes).model
-    model = tiny.model
-    for parameter in draft.module.parameters():
-        parameter.data += 0.05 * torch.randn_like(parameter)
+    tiny = make_tiny("llama", **sizes)
     prompt = [1, 2, 1, 0, 2]
     exact, temperature = {}, 0.7
     for answer in product(range(3), repeat=3):
@@ -147,12 +79,12 @@ def test_answers_with_a_draft_model_are_distributed_as_without(
         logits = tiny.reference(ids).logits.detach()[0, len(prompt) - 1 : -1]
         chances = (logits.double() / temperature).softmax(-1)
         exact[answer] = float(chances[range(3), list(answer)].prod())
-    model.draft = draft
     given = {"method": "full", "temperature": temperature, "top_k": 0, "top_p": 1.0}
     drawn, count, proposed = Counter[tuple[int, ...]](), 250, 0
     for seed in range(count):
-        talk = opened(model, **given, speculate="off", seed=seed, max_new_tokens=3)
-        said = talk.generate(prompt, ignore_eos=True)
+        talk = opened(tiny.model, **given, seed=seed, max_new_tokens=3)
+        with proposing(lambda tokens, wanted: [(len(tokens) + 1) % 3] * wanted):
+            said = talk.generate(prompt, ignore_eos=True)
         proposed += said.metrics.proposed_tokens
         drawn[tuple(said.token_ids)] += 1
     far = sum(

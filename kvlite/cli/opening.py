@@ -49,8 +49,6 @@ def require_files(files: Sequence[str], settings: Settings) -> None:
     for file in files:
         require_readable(file)
     require_model(settings.model)
-    if settings.draft:
-        require_model(settings.draft)
 
 
 def require_out(out: str) -> None:

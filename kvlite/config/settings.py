@@ -18,7 +18,7 @@ EMBEDDED_MODEL = "smollm2-135m"
 # The largest whole number a setting may be.
 LARGEST = 2**63 - 1
 # Settings that only take effect when a model is loaded.
-LOADING = ("model", "draft", "chat_template", "device", "weights", "vram", "stream")
+LOADING = ("model", "chat_template", "device", "weights", "vram", "stream")
 
 
 # Tokens of an answer that memory is planned for where nothing is said of its length, and at most
@@ -123,11 +123,6 @@ class Settings:
         "as they are, which loses nothing), that of a quantized checkpoint, else bf16 on a GPU and "
         "fp32 on a CPU; with gguf, int8, int4 and nf4 (4 bits) the cache is as with fp32 or bf16",
         choices=("auto", "fp32", "bf16", "fp16", "gguf", "int8", "int4", "nf4"),
-    )
-    draft: str = _option(
-        "",
-        "speculative decoding: a smaller model with the same tokenizer, named as --model, whose "
-        "tokens are checked together with the next one; the same answers, sooner",
     )
     chat_template: str = _option(
         "", "a file with a chat template in Jinja, in place of the model's own"

@@ -20,12 +20,12 @@ from kvlite.model.architectures import UNTESTED, architecture
 from kvlite.model.devices import choose_devices
 from kvlite.model.jinja_template import read_template
 from kvlite.model.load import LoadedModel, load_model, use_chat_template
-from kvlite.model.source import find_model, find_tokenizer
-from kvlite.model.weights import PLAIN, choose_weights
+from kvlite.model.source import find_model
+from kvlite.model.weights import PLAIN
 from kvlite.offload.weights.experts import LEAST
 from kvlite.offload.weights.loader import load_streamed, open_whole
 from kvlite.offload.weights.mtp import load_mtp
-from kvlite.planner.candidates import planner_here, read_tokenizer
+from kvlite.planner.candidates import planner_here
 from kvlite.planner.plan import Choice, Plan, Planner, refusal
 
 # Tokens planned for if nobody says how many will be read; and the fewest that must fit.
@@ -54,7 +54,6 @@ def prepare(
     """
     config = require_meanings(settings)
     devices = choose_devices(settings.device)
-    draft = _draft_folder(settings, notify, cancel) if settings.draft else None
     folder = find_model(settings.model, notify, cancel)
     planner = planner_here(
         settings, folder, devices, reads_text=reads is not None, freed=freed, cancel=cancel
@@ -71,7 +70,7 @@ def prepare(
         plan = _planned(planner, max(1, min(FEW, most)))  # nobody said how much will be read
     if plan is not None and not plan.fits:
         raise refusal(plan)
-    prepared = Prepared(settings, folder, devices, planner, plan, draft)
+    prepared = Prepared(settings, folder, devices, planner, plan)
     if prepared.untested:
         prepared.require_plain()
     return prepared
@@ -79,18 +78,13 @@ def prepare(
 
 @dataclass(frozen=True)
 class Prepared:
-    """A model that was found, checked and planned, and is not loaded.
-
-    Attributes:
-        draft: the folder of the draft model, if there is one.
-    """
+    """A model that was found, checked and planned, and is not loaded."""
 
     settings: Settings
     folder: Path
     devices: Sequence[torch.device]
     planner: Planner
     plan: Plan | None
-    draft: Path | None
 
     @property
     def choice(self) -> Choice:
@@ -157,15 +151,6 @@ class Prepared:
             cancel=cancel,
         )
         use_chat_template(model, read_template(settings.chat_template))
-        if self.draft is not None:
-            model.draft = load_model(
-                self.draft,
-                device=devices[0],
-                weights=choose_weights("auto", devices[0], self.draft),
-                tokenizer=model.tokenizer,
-                opened=partial(open_whole, cancel=cancel, notify=notify),
-                cancel=cancel,
-            )
         if plan is not None and plan.mtp:
             plan = _with_mtp(model, plan)
         if choice.weights.stored and not choice.weights.keeps_experts_packed(shape.model_type):
@@ -197,28 +182,6 @@ def _with_mtp(model: LoadedModel, plan: Plan) -> Plan:
     # The error is gone here, and with its traceback what was read of the head.
     release_memory(model.device)
     return plan.without_mtp(plan.mtp)
-
-
-def _draft_folder(
-    settings: Settings, notify: Callable[[str], None] | None, cancel: Event | None
-) -> Path:
-    """The folder of the smaller model that `--draft` names. It is found and compared with the large
-    one before that is downloaded.
-
-    Raises:
-        ModelError: one of them cannot be found.
-        SettingError: its tokens are others.
-        Stopped: `cancel` was set.
-    """
-    draft = find_model(settings.draft, notify, cancel)
-    own = read_tokenizer(draft)
-    known = read_tokenizer(find_tokenizer(settings.model, notify, cancel))
-    if own is None or known is None or own.get_vocab() != known.get_vocab():
-        raise SettingError(
-            f"--draft {settings.draft} has other tokens than {settings.model}: take a smaller "
-            "model of the same family, or leave --draft out"
-        )
-    return draft
 
 
 def _require_fit(planner: Planner, config: EngineConfig, tokens: int | None) -> None:

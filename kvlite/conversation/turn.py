@@ -23,8 +23,8 @@ from kvlite.engine.compiled_rows import are_small
 from kvlite.engine.cuda_graph import GraphDecoder, graph_decoder
 from kvlite.engine.decode import Step
 from kvlite.engine.detokenizer import AnswerText
-from kvlite.engine.draft import proposers
 from kvlite.engine.grammar import Grammar
+from kvlite.engine.mtp import proposers
 from kvlite.engine.oom_actions import cache_oom_actions
 from kvlite.engine.prefill import CHUNK as USUAL
 from kvlite.engine.prefill import prefill
@@ -300,10 +300,9 @@ class Turn:
 
     def _speculation(self, ends: Collection[int]) -> Speculation:
         off = "" if self.recall is None else "recall fetches anew for every token"
-        if not (looks_up := self.settings.speculate != "off") and self.model.draft is None:
+        if self.settings.speculate == "off":
             off = "--speculate off"
-        given = self.model, self.cache, self.token_ids, self.turn_config.planned, looks_up
-        made = [] if off else proposers(*given)
+        made = [] if off else proposers(self.model, self.cache, self.token_ids)
         return Speculation(self.model, self.cache, self.policies, made, ends, off)
 
     def _enter(self, token: int, speculation: Speculation) -> None:

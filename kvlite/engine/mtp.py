@@ -11,31 +11,60 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from kvlite.cache import LayerCache, Selection
+from kvlite.cache import KVCache, LayerCache, Selection
 from kvlite.cache.hidden_log import ROWS, HiddenLog
-from kvlite.engine.guesses import Guesses
-from kvlite.engine.speculate import WIDEST, LayerAhead
+from kvlite.engine.prompt_lookup import PromptLookup
+from kvlite.engine.speculate import WIDEST, LayerAhead, Proposer
 from kvlite.model.load import LoadedModel
 from kvlite.model.shape import ModelShape
 
 # The entries that the head's layer has room for; if it is full, the last ROWS stay.
 ROOM = 2 * ROWS + WIDEST
+# How often a proposal is taken to come before that is known, and how many that counts for.
+CHANCE, WEIGHT = 0.7, 4.0
 
 
-class MtpGuesses(Guesses):
+class MtpGuesses:
     """Proposes the tokens that a model's head finds most likely.
 
     An entry of the head's layer is made of a token and of the hidden state of that before it.
 
     Attributes:
         log: the hidden states of tokens that went through the model.
+        token_ids: those so far.
         read: the tokens so far that have an entry, or had.
     """
 
     def __init__(self, model: LoadedModel, log: HiddenLog, token_ids: Sequence[int]) -> None:
-        super().__init__(token_ids)
-        self.model, self.log, self.read = model, log, 0
+        self.model, self.log, self.read, self.token_ids = model, log, 0, [*token_ids]
         self._layer: LayerCache | None = None
+        self._guessed: list[int] = []
+        self._came, self._tried = CHANCE * WEIGHT, WEIGHT
+
+    def push(self, token: int) -> None:
+        """Go on with the next token, and count whether it was the one to be expected."""
+        self.token_ids.append(token)
+        if self._guessed:
+            came = self._guessed.pop(0) == token
+            self._tried += 1
+            self._came += came
+            self._guessed = self._guessed if came else []
+
+    def chances(self, count: int) -> list[float]:
+        """How likely the first, the first two, ... of `count` proposed tokens all come."""
+        chance = self._came / self._tried
+        return [chance ** (ahead + 1) for ahead in range(count)]
+
+    @torch.inference_mode()
+    def proposed(self, count: int) -> list[int]:
+        """The next `count` tokens."""
+        try:
+            found = self._likeliest(count)
+        except BaseException:
+            self.release()  # it may be half written
+            raise
+        self._guessed = [*found]
+        return found
 
     def _likeliest(self, count: int) -> list[int]:
         log, end = self.log, len(self.token_ids)
@@ -104,3 +133,11 @@ def beside_bytes(shape: ModelShape, itemsize: int) -> int:
     size = shape.kv_size
     entries = 2 * ROOM * size.heads * size.entry_bytes(itemsize)
     return entries + ROWS * shape.hidden * itemsize
+
+
+def proposers(model: LoadedModel, cache: KVCache, token_ids: Sequence[int]) -> list[Proposer]:
+    """What proposes tokens of an answer to `token_ids`, which were read into `cache`."""
+    looked_up = PromptLookup(token_ids)
+    if model.mtp is None or cache.hidden is None:
+        return [looked_up]
+    return [looked_up, MtpGuesses(model, cache.hidden, token_ids)]

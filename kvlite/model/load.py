@@ -59,7 +59,6 @@ class LoadedModel:
         layers: the decoder layers.
         carried: what goes from one to the next, where that is more than a hidden state.
         meta: the same model without weights, once a forecast needed it.
-        draft: a smaller model that proposes its tokens, if there is one.
         mtp: its own head that does, if it was loaded (`model.mtp`).
         cards: the device of each layer, where they lie on several; none where all are on one. All
             else of the model is on the first.
@@ -76,7 +75,6 @@ class LoadedModel:
     layers: Layers = field(init=False)
     carried: Carried | None = field(init=False)
     meta: "LoadedModel | None" = field(default=None, init=False, repr=False)
-    draft: "LoadedModel | None" = field(default=None, init=False, repr=False)
     mtp: Any = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -173,8 +171,6 @@ class LoadedModel:
         """Everything on the device for it; some twice, as views of one storage."""
         yield from held_tensors(self.module)
         yield from self.layers.tensors()
-        if self.draft is not None:
-            yield from self.draft.tensors()
         if self.mtp is not None:
             yield from held_tensors(self.mtp)
 

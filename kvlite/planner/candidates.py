@@ -9,9 +9,6 @@ from typing import Any
 import torch
 
 from kvlite.config.settings import Settings
-from kvlite.engine.draft import reads
-from kvlite.engine.prefill import CHUNK
-from kvlite.engine.speculate import WIDEST
 from kvlite.errors import SettingError, require_uncancelled
 from kvlite.memory.device_budget import DeviceBudget, card, device_budget, together
 from kvlite.methods.engine_config import EngineConfig
@@ -103,27 +100,7 @@ def _planner(
     if room.cards:
         require_cards(config, shape, len(room.cards))
         load_options = layable(load_options, shape, settings)
-    draft = _draft_bytes(settings, room, cancel) if settings.draft else 0
-    return Planner(forecaster, room, config, load_options, in_files, cancel, draft)
-
-
-def _draft_bytes(settings: Settings, room: DeviceBudget, cancel: Event | None) -> int:
-    """Bytes that a draft model takes beside the large one: its weights, and the most it has to hold
-    while it reads and proposes."""
-    folder = find_config(settings.draft, None, cancel)
-    if room.kind == "cpu" or torch.cuda.is_available():
-        weights = choose_weights("auto", choose_devices(settings.device)[0], folder)
-    else:
-        weights = _weights_elsewhere(settings.replace({"weights": "auto"}), folder)[0]
-    config, shape = described(folder)
-    plain = EngineConfig.from_settings(Settings(method="full", recall="off"))
-    longest = min(settings.planned_tokens, shape.max_context - 1)
-    tokens = reads(shape.max_context, longest)
-    made = Forecaster(config, shape).first_turn(
-        plain, weights, chunk=CHUNK, tokens=tokens, longest=longest + WIDEST
-    )
-    held = max(each.total for each in (made.reading, made.choosing, made.answering))
-    return sum(shape.weight_bytes(weights).values()) + held
+    return Planner(forecaster, room, config, load_options, in_files, cancel)
 
 
 def read_tokenizer(folder: Path) -> Any:

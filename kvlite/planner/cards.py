@@ -22,8 +22,7 @@ class CardPlan:
 
     Attributes:
         layers: how many layers, following those of the card before.
-        weights: of these layers; on the first card also everything that is not a layer, and a draft
-            model.
+        weights: of these layers; on the first card also everything that is not a layer.
         kv: the layers' cache and recall indexes, at their largest.
         work: the peak of everything else: hidden states, one layer with everything it has read,
             activations.

@@ -74,7 +74,7 @@ def reach(planner: Planner, choice: Choice) -> int:
     texts that almost fill their last chunk; others take less.
     """
     held = planner.held.on_device(choice.weights, choice.stream)
-    beside = planner.held.passing(choice.weights) + planner.draft
+    beside = planner.held.passing(choice.weights)
     if sum(held.values()) + beside > planner.room.tensors:
         return 0
     above: Plan | None = None

@@ -56,7 +56,6 @@ class Plan:
         forecast: of everything else.
         reasons: for each setting that was left open, a sentence why it was chosen.
         tokens_per_s: the limit set by the memory's bandwidth; None if it is unknown.
-        draft: bytes that a draft model takes.
         mtp: bytes of the model's own MTP head, if it is to be loaded.
         resident: the part of streamed layers that stays on the device.
         cards: the plan of each card, if there are several.
@@ -72,7 +71,6 @@ class Plan:
     forecast: Forecast
     reasons: tuple[str, ...]
     tokens_per_s: float | None
-    draft: int = 0
     mtp: int = 0
     resident: Resident = LEAST
     cards: tuple[CardPlan, ...] = ()
@@ -86,8 +84,7 @@ class Plan:
     def phases(self) -> dict[str, dict[str, int]]:
         """Bytes at the peak of each phase, item by item."""
         made = self.forecast
-        proposing = {"draft model": self.draft, "MTP head": self.mtp}
-        beside = {name: nbytes for name, nbytes in proposing.items() if nbytes}
+        beside = {"MTP head": self.mtp} if self.mtp else {}
         return {
             "load": {"weights": self.weight_bytes, "a weight on its way": self.passing, **beside},
             "read": self._items(made.reading) | beside,
@@ -176,7 +173,6 @@ class Planner:
         load_options: Sequence[tuple[str, Weights]],
         in_files: int = 0,
         cancel: Event | None = None,
-        draft: int = 0,
     ) -> None:
         """Plan for some settings, and choose those left open.
 
@@ -185,7 +181,6 @@ class Planner:
                 first.
             in_files: bytes of the model's files, which a quantized checkpoint takes in memory, too.
             cancel: set to end a plan that is being made, which raises Stopped.
-            draft: bytes that a draft model takes.
         """
         self.forecaster = forecaster
         self.shape = forecaster.shape
@@ -198,7 +193,6 @@ class Planner:
             self.shape, in_files, on_cpu=room.kind == "cpu", by_layer=bool(room.cards)
         )
         self.cancel = cancel
-        self.draft = draft
         self.known: dict[Any, Forecast] = {}
 
     def tokens_of(self, text: str) -> int:
@@ -222,7 +216,6 @@ class Planner:
             reasons=(),
             tokens_per_s=self._ceiling(choice, held, made, resident),
             resident=resident,
-            draft=self.draft,
             cards=self.over_cards(choice, held, *made.by_layer),
         )
 
@@ -243,7 +236,7 @@ class Planner:
         of_layers = sum(held.values()) - first
         weights = [of_layers * share // sum(shares) for share in shares]
         passing = self.held.passing(choice.weights)
-        return over_cards(self.room.cards, weights, kv, first + self.draft, work, passing)
+        return over_cards(self.room.cards, weights, kv, first, work, passing)
 
     def forecast(self, choice: Choice, tokens: int) -> Forecast:
         """The forecast of a choice: everything but the weights."""

@@ -195,7 +195,6 @@ def test_files_of_this_machine_are_for_whoever_starts_the_app(tmp_path: Path) ->
     for given in (
         {"chat_template": str(other)},
         {"chat_template": "/none"},
-        {"draft": str(other)},
         {"model": str(tmp_path)},
     ):
         words = "only whoever starts the app can name others"
@@ -206,7 +205,7 @@ def test_files_of_this_machine_are_for_whoever_starts_the_app(tmp_path: Path) ->
             locked.save("mine", owner, *shown(**given))
         free = SettingsEvents(service)
         assert words not in unescape(free.estimate(9, *shown(**given))[0])
-    for given in ({}, {"chat_template": ""}, {"draft": "a/b"}, {"model": "a/b"}):
+    for given in ({}, {"chat_template": ""}, {"model": "a/b"}):
         assert "can name others" not in unescape(locked.estimate(9, *shown(**given))[0])
     with gr.Blocks():
         fields = [control("chat_template", "", Models(others=each)) for each in (True, False)]

@@ -420,17 +420,13 @@ def test_a_model_that_cannot_be_had_is_a_sentence_and_the_former_stays(
     service = make()
     id, host, settings = new(service), service.model_host, service.model_host.settings
     say(service, id, "Hello")
-    runner, active, draft = host.runner, host.active, tmp_path / "draft"
-    cut, larger = shutil.copytree(model, tmp_path / "cut"), shutil.copytree(model, draft)
+    runner, active = host.runner, host.active
+    cut, larger = (shutil.copytree(model, tmp_path / name) for name in ("cut", "larger"))
     weights = cut / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1])
-    words = json.loads((draft / "tokenizer.json").read_text())
-    words["model"]["vocab"]["odd"] = len(words["model"]["vocab"])
-    (draft / "tokenizer.json").write_text(json.dumps(words))
     for values, refused in (
         ({"model": "/no/such/model"}, "/no/such/model"),
         ({"vram": "1MB"}, r"needs at least .*: use a smaller model"),
-        ({"draft": str(draft)}, "has other tokens than"),
         ({"model": str(cut)}, "is damaged, get it again"),
     ):
         with pytest.raises(KvliteError, match=refused):

@@ -95,7 +95,6 @@ def test_the_library_lists_what_it_has_without_torch(
         ("--method " + "x" * 1_000_000, ("unknown method 'xxx", "choose from full")),
         ("--method lminfinite --recall ram", ("lminfinite", "use --recall off")),
         ("--top-k 99999999999999999999", ("--top-k 99999999999999999999", "between 0 and")),
-        ("--draft nowhere", ("no model 'nowhere'", "a .gguf file")),
     ],
 )
 def test_settings_that_fit_no_model_are_refused_at_once(

@@ -145,7 +145,12 @@ def test_what_goes_wrong_is_one_sentence(
     lent = ("--server", server.address, "--api-port", 9)
     assert "leave it out, or --server (KVLITE_SERVER)" in refused(*lent, command=["app"])
     assert "no model 'x'" in refused("--server", server.address, "--model", "x")
-    for flags in (["--vram", "2GiB"], ["--draft", "x"], ["--chunk", "64"], ["--scores", "host"]):
+    for flags in (
+        ["--vram", "2GiB"],
+        ["--stream", "disk"],
+        ["--chunk", "64"],
+        ["--scores", "host"],
+    ):
         told = refused("--server", server.address, *flags)
         assert f"{flags[0]} would be ignored, since the model is not here: leave" in told
     assert "--device would be" in refused("--server", "x", "--device", "cpu", command=["app"])
