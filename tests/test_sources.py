@@ -143,6 +143,19 @@ def test_the_last_piece_has_the_passage(smollm: kvlite.Runner, settings: dict[st
     assert not any(piece.sources for piece in talk.stream("Why?"))
 
 
+def test_sources_that_no_memory_is_left_for_are_missed_aloud(
+    smollm: kvlite.Runner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any) -> torch.Tensor:
+        raise torch.OutOfMemoryError("made up by a test")
+
+    talk, document = smollm.conversation(max_new_tokens=2), paged()
+    talk.documents = (document,)
+    monkeypatch.setattr("kvlite.conversation.sources.passage_attention", full)
+    (*_, last) = talk.stream(question_about([document], "How heavy may carts on the bridge be?"))
+    assert not last.sources and "no memory left to find the passages" in last.metrics.notes[-1]
+
+
 # The measure was tuned on another text; variants of it were compared on this one, too.
 HELD_BACK = [
     (

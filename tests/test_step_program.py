@@ -251,6 +251,16 @@ def test_what_cannot_be_recorded_is_left_to_plain_steps(llama: Tiny) -> None:
     assert graphs.step(each.cache, each.policies, 5, each.token_ids) is None
 
 
+def test_a_fault_of_ours_while_recording_is_not_hidden(llama: Tiny) -> None:
+    def failing(program: StepProgram) -> Replay:
+        raise TypeError("made up by a test")
+
+    each = read(llama, "h2o")
+    graphs = each.decoder(capture=failing)
+    with pytest.raises(TypeError, match="made up"):
+        graphs.step(each.cache, each.policies, 5, each.token_ids)
+
+
 @pytest.mark.parametrize(
     "given",
     [

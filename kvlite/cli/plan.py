@@ -80,17 +80,24 @@ def plan(
             longest = planner.shape.max_context
             most = longest - settings.planned_tokens
             tokens = context or min(TOKENS, max(1, most))
+            counted = None if text is None else planner.tokens_of(text)
+            is_guess = text is not None and counted is None
             if text is not None:
-                tokens = planner.tokens_of(text)
+                tokens = len(text) // 4 + 1 if counted is None else counted
             made = planner.best(min(tokens, max(1, most)))
         if not as_json:
             _show(made, tokens, longest)
+            if is_guess:
+                output().print(
+                    f"Its {tokens:,} tokens are a guess, one for 4 characters: the model's "
+                    "tokenizer cannot be read here."
+                )
             if card and made.room.bandwidth is None:
                 output().print(f"How fast {card} answers is not known.")
         with screen.status("Looking how long a text fits"):
             rows = reaches(planner)
     if as_json:
-        about = {"asked_tokens": tokens, "max_context": longest}
+        about = {"asked_tokens": tokens, "is_guess": is_guess, "max_context": longest}
         print_json({**made.to_json(), **about, "fitting": [row.to_json() for row in rows]})
     else:
         _show_fitting(rows)

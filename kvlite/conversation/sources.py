@@ -101,7 +101,9 @@ def with_sources(
     except Exception as error:
         if not is_oom(error):
             raise
-        return piece
+        note = "there was no memory left to find the passages that the answer came from"
+        metrics = piece.metrics
+        return replace(piece, metrics=replace(metrics, notes=(*metrics.notes, note)))
 
 
 def _sources(

@@ -200,6 +200,8 @@ class GraphDecoder:
                 return
             self._launches = self._launches or [Launch(program), Launch(program)]
             self._replay = self._capture(program)
+        except (AttributeError, TypeError):  # a fault of ours, which plain steps would hide
+            raise
         except Exception as error:  # whatever a library does that cannot be recorded
             self._failed = "memory is short" if is_oom(error) else f"it failed: {error}"
             self.reason = self._failed

@@ -195,10 +195,10 @@ class Planner:
         self.cancel = cancel
         self.known: dict[Any, Forecast] = {}
 
-    def tokens_of(self, text: str) -> int:
-        """Tokens of a text; without the model's tokenizer, a quarter of its characters."""
+    def tokens_of(self, text: str) -> int | None:
+        """Tokens of a text; None without the model's tokenizer."""
         tokenizer = self.forecaster.tokenizer
-        return tokens_of(tokenizer, text, 4 * len(text)) if tokenizer else len(text) // 4 + 1
+        return tokens_of(tokenizer, text, 4 * len(text)) if tokenizer else None
 
     def plan(self, choice: Choice, tokens: int, resident: Resident = LEAST) -> Plan:
         """The plan of a choice for that many tokens, without reasons."""

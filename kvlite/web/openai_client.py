@@ -173,7 +173,7 @@ class OpenAIClient:
         with sound(lambda why: self._refused(f"it sends no OpenAI chunks ({why})")):
             chunk = from_json(data)
             if "error" in chunk:
-                raise self._refused(str(chunk["error"].get("message")))
+                raise self._refused(_error_text(chunk))
             answer.usage |= chunk.get("usage") or {}
             choice = (chunk.get("choices") or [{}])[0]
             delta = choice.get("delta") or {}
@@ -321,6 +321,12 @@ def _count(usage: Any, name: str) -> int:
 def _message(response: "httpx.Response") -> str:
     try:
         with sound():
-            return str(from_json(response.content)["error"]["message"])
+            return _error_text(from_json(response.content))
     except Damaged:
         return f"HTTP {response.status_code}"
+
+
+def _error_text(said: dict[str, Any]) -> str:
+    """What an error says: OpenAI's are objects, some servers' are plain texts."""
+    error = said["error"]
+    return error if isinstance(error, str) else str(error["message"])

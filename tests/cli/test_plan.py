@@ -3,6 +3,7 @@
 import gc
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -107,7 +108,18 @@ def test_a_document_is_counted_by_the_models_own_tokenizer(
     found = kvlite("plan", model, "--device", "cpu", "--doc", text, "--json").json()
     assert 200 < found["asked_tokens"] < 320
     assert found["device"] == "this machine's RAM"
-    assert found["host_bytes"] == 0
+    assert found["host_bytes"] == 0 and not found["is_guess"]
+
+
+def test_a_document_that_no_tokenizer_counts_is_guessed_and_said(
+    kvlite: Run, model: Path, text: Path, tmp_path: Path
+) -> None:
+    other = Path(shutil.copytree(model, tmp_path / "other"))
+    for file in other.glob("tokenizer*"):
+        file.unlink()
+    flags = ("plan", other, "--device", "cpu", "--doc", text)
+    assert kvlite(*flags, "--json").json()["is_guess"]
+    assert "are a guess, one for 4 characters" in kvlite(*flags).out
 
 
 def test_bad_input(refused: Refused, llama: Path, text: Path) -> None:

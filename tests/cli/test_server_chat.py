@@ -169,6 +169,9 @@ def test_what_goes_wrong_is_one_sentence(
         ):
             monkeypatch.setattr(Odd, "said", said)
             assert "it sends no OpenAI chunks" in refused("--server", address)
+        for error in (b'"overloaded"', b'{"message": "overloaded"}'):
+            monkeypatch.setattr(Odd, "said", b'data: {"error": %b}\n\n' % error)
+            assert f"{address} did not answer: overloaded" in refused("--server", address)
         odd.shutdown()
     monkeypatch.setenv("KVLITE_API_KEY", "wrong")
     assert "give a key of this server" in refused("--server", server.address)
