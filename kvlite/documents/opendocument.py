@@ -199,7 +199,7 @@ class _Document:
         if name in _HIDDEN or is_off or (name[:5] == "text:" and name.endswith("-source")):
             element.set("hidden", "")
         elif name == "text:span" and effect:
-            self._mark(element, effect)
+            element.tag = effect
         match name:
             case "text:tab":
                 element.text = TAB
@@ -231,15 +231,6 @@ class _Document:
                 self._described(element)
             case _ if name in _BESIDE:
                 self.beside[_BESIDE[name]].append(element)
-
-    def _mark(self, span: Element, effect: str) -> None:
-        """Mark raised, lowered or struck text, together with that of the same kind before it."""
-        before = span.getprevious()
-        if before is None or before.tag != effect or before.tail:
-            span.tag = effect
-        else:
-            before.tail, span.tail, span.tag = span.tail, None, "span"
-            before.append(span)
 
     def _list(self, element: Element, attributes: Attributes) -> None:
         outer = next((each for each in element.iterancestors() if each in self._lists), None)

@@ -10,7 +10,6 @@ from kvlite.documents.office import (
     document_part,
     find,
     full,
-    mark_run,
     office_tree,
     relations,
     require_new,
@@ -82,7 +81,7 @@ def _text(archive: Archive, part: str, tracker: Tracker) -> str:
         each.tag, each.text = "div", f"[Picture: {each.get('descr').strip()}]"
     for run in find(tree, "descendant::a:r[a:rPr]"):
         if mark := _mark(run.find("a:rPr", NAMES)):
-            mark_run(run, mark)
+            run.tag = mark
     for body in find(tree, "descendant::a:p/.."):
         _label(find(body, "a:p"))
     write_formulas(find(tree, "descendant::m:oMath[not(ancestor::m:oMath)]"), "docx", tracker)

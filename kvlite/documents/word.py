@@ -10,7 +10,6 @@ from kvlite.documents.office import (
     document_part,
     find,
     full,
-    mark_run,
     office_tree,
     relations,
     require_new,
@@ -135,7 +134,7 @@ class _Page:
             if mark == "hidden":
                 run.clear()
             elif mark:
-                mark_run(run, mark)
+                run.tag = mark
 
     def _write(self, tree: Any) -> None:
         """Write what has no text of its own: numbers, notes, symbols, descriptions."""

@@ -3,6 +3,7 @@
 import contextlib
 import io
 import json
+import re
 import zipfile
 from collections.abc import Mapping
 
@@ -322,6 +323,25 @@ def test_a_damaged_part_of_a_book_is_left_out_and_named(save: Save) -> None:
         assert f"1 damaged part ({name})" in read.not_read
 
 
+def test_a_books_pages_are_known_and_shown_as_readers_show_them(save: Save) -> None:
+    page = (
+        "<html><head><title/><link rel='stylesheet' href='s.css'/></head><body><p>One 10<span "
+        "class='up'>6</span></p><svg><title>Two</title></svg><p>Three</p></body></html>"
+    )
+    parts = {
+        **parts_of(book()),
+        "in/one.xhtml": page.encode(),
+        "in/s.css": b".up{vertical-align:super}",
+    }
+    opf = parts["in/book.opf"].decode()
+    kinds = ('media-type="text/x-oeb1-document"', 'media-type="Application/XHTML+XML"', "")
+    for kind in (*kinds, 'media-type="text/css"'):
+        new = re.sub(r'(href="one.xhtml")\s*media-type="[^"]*"', rf"\1 {kind}", opf)
+        assert new != opf
+        changed = packed({**parts, "in/book.opf": new.replace("one.xhtml", "one.xhtml#start")})
+        assert read_document(save("a.epub", changed)).text.startswith("One 10^6\n\nTwo\n\nThree")
+
+
 def test_lists_of_a_books_pages_are_left_out_and_notes_come_last(save: Save) -> None:
     nav = changed('<item id="a" ', '<item id="a" properties="nav" ')
     assert read_document(save("a.epub", nav)).text == "Caf\u00e9, the end."
@@ -499,6 +519,36 @@ def test_fictionbook(save: Save) -> None:
     with contextlib.suppress(DocumentError):
         assert "secret" not in read_document(save("b.fb2", entity)).text
     assert "is damaged or no FictionBook" in refusal(save("c.fb2", "words"))
+
+
+def test_fictionbook_named_styles_are_text(save: Save) -> None:
+    body = "<FictionBook><body><p>a <style name='x'>b</style> c</p></body></FictionBook>"
+    assert read_document(save("a.fb2", body)).text == "a b c"
+
+
+@pytest.mark.parametrize(
+    ("data", "text", "not_read"),
+    [
+        ({"text/markdown": ["**5**"]}, "x\n\n**5**", ()),
+        ({"text/latex": "$x^2$"}, "x\n\n$x^2$", ()),
+        (
+            {"text/plain": "<IPython.core.display.HTML object>", "text/html": "<b>5</b>"},
+            "x\n\n5",
+            (),
+        ),
+        ({"application/json": {"a": 1}}, "x", ("1 output (application/json)",)),
+        ({"text/plain": "a", "application/json": {"a": 1}}, "x\n\na", ()),
+    ],
+)
+def test_notebook_outputs(save: Save, data: object, text: str, not_read: tuple[str, ...]) -> None:
+    cell = {"source": "x", "outputs": [{"output_type": "display_data", "data": data}]}
+    read = read_document(save("a.ipynb", json.dumps({"cells": [cell]})))
+    assert (read.text, read.not_read) == (text, not_read)
+
+
+def test_notebook_colours_are_no_text(save: Save) -> None:
+    cell = {"source": "x", "outputs": [{"output_type": "stream", "text": "\x1b[1;31mred\x1b[0m"}]}
+    assert read_document(save("a.ipynb", json.dumps({"cells": [cell]}))).text == "x\n\nred"
 
 
 def test_notebook(save: Save) -> None:
