@@ -472,6 +472,22 @@ def test_rich_text_raised_lowered_struck_and_hidden(save: Save) -> None:
     assert rich(save, text) == "10^6 H_2O ~~50~~ 40 1990^3.\nlink {b}!"
 
 
+def test_rich_text_signs_of_fonts_and_fields_of_forms(save: Save) -> None:
+    fonts = rb"{\fonttbl{\f1\fcharset2 Symbol;}{\f2\fcharset2 Wingdings;}{\f3 Arial;}}"
+    signs = rb"5 {\f1 m}m 5 {\f1\'6d}m {\f1\'b0}C {\f3 m}{\listtext\f2\'a7}"
+    assert rich(save, fonts + signs) == "- 5 \u03bcm 5 \u03bcm \u00b0C m"
+    read = read_document(
+        save("a.rtf", b"{\\rtf1" + fonts + rb"a{\f2\'fe}{\mmath{\*\moMath{\mr b}}}}")
+    )
+    assert (read.text, read.not_read) == ("a", ("1 symbol", "1 formula"))
+    field = rb"{\field{\*\fldinst FORM {\*\formfield{\fftype%s}}}{\fldrslt %s}}"
+    for inside, result, shown in (
+        (rb"1\ffres1\ffdefres0", b"", "[x]"), (rb"1\ffres25\ffdefres0", b"", "[ ]"),
+        (rb"2\ffres1{\*\ffl one}{\*\ffl two}", b"", "two"), (rb"0\ffres0", b"Ann", "Ann"),
+    ):  # fmt: skip
+        assert rich(save, b"A " + field % (inside, result) + b" B") == f"A {shown} B"
+
+
 def test_rich_text_headers_comments_lists_and_empty_cells(save: Save) -> None:
     text = (
         rb"{\header Head\par}{\footerf Foot}{\listtext 1.\tab}one{\*\annotation Why?\par So.}"
