@@ -193,6 +193,29 @@ def test_opendocument_raised_lowered_struck_and_hidden_text(save: Save) -> None:
     assert read_document(save("a.odt", content)).text == "10^6 H_2O ~~50~~ 40"
 
 
+def test_opendocument_styles_of_a_kind_hidden_text_and_forms(save: Save) -> None:
+    raised = '<style:style style:name="X" style:family="text"><style:text-properties style:text-position="super 58%"/></style:style>'
+    struck = '<style:style style:name="Y" style:family="paragraph"><style:text-properties style:text-line-through-style="solid"/></style:style>'
+    plain = '<style:style style:name="X" style:family="paragraph"/>'
+    body = (
+        '<office:forms xmlns:form="urn:oasis:names:tc:opendocument:xmlns:form:1.0"><form:form>'
+        '<form:text form:id="a" form:current-value="Ann"/><form:password form:id="b" form:value="no"/>'
+        '<form:checkbox form:id="c" form:label="Yes" form:current-state="checked"/><form:listbox '
+        'form:id="d"><form:option form:label="one" form:current-selected="true"/><form:option '
+        'form:label="two"/></form:listbox></form:form></office:forms>'
+        '<text:p text:style-name="X">a<text:span text:style-name="X">2</text:span></text:p>'
+        '<text:p text:style-name="Y">old</text:p>'
+        '<text:p>b<text:hidden-text text:is-hidden="true">no</text:hidden-text></text:p>'
+        '<text:p>no<text:hidden-paragraph text:is-hidden="true"/></text:p>'
+        '<text:section text:display="condition" text:is-hidden="true"><text:p>no</text:p>'
+        "</text:section><text:p>"
+        + "".join(f'<draw:control draw:control="{each}"/>;' for each in "abcd")
+        + "</text:p>"
+    )
+    read = read_document(save("a.odt", opendocument(body, raised + struck + plain)))
+    assert read.text == "a^2\n\n~~old~~\n\nb\n\nAnn;;[x] Yes;one;"
+
+
 def test_opendocument_cells_over_several_rows_or_columns_stand_in_each(save: Save) -> None:
     def cell(inside: str, more: str = "") -> str:
         return f"<table:table-cell {more}><text:p>{inside}</text:p></table:table-cell>"
