@@ -8,17 +8,9 @@ from typing import Any
 
 from kvlite.documents.list_numbers import form_of, number_in
 from kvlite.documents.style_sheet import StyleSheet
+from kvlite.documents.symbols import PLAIN
 from kvlite.documents.tracker import Tracker
 
-# Marks that readers put where a tab or a space is to be kept: others become one space.
-TAB, SPACE = "\ufdd0\ufdd1"
-# Ligatures as letters, no soft hyphens, and marks as what they stand for.
-PLAIN = {
-    **dict(enumerate(("ff", "fi", "fl", "ffi", "ffl", "st", "st"), 0xFB00)),
-    0xAD: "",
-    ord(TAB): "\t",
-    ord(SPACE): " ",
-}
 _NO_TEXT = re.compile("[\0-\x08\x0e-\x1f]")
 _SKIPPED = frozenset(
     ("script", "style", "template", "noscript", "datalist", "annotation", "annotation-xml", "rp")
@@ -46,7 +38,9 @@ _SPACED = re.compile(r"white-space\s*:\s*pre", re.I)
 _FALLBACKS = frozenset(("video", "audio", "iframe"))
 _STRUCK = frozenset(("del", "s", "strike"))
 # What styles may raise, lower or strike through in a line.
-_INLINE = frozenset("span font a b strong i em u small big cite code".split())
+_INLINE = frozenset(
+    ("span", "font", "a", "b", "strong", "i", "em", "u", "small", "big", "cite", "code")
+)
 _SHOWN_INPUTS = (
     "text search tel url email number range date time month week datetime-local submit reset "
     "button color"
@@ -159,7 +153,7 @@ class _Writer:
                 self._inside(element)
             case "note":
                 self._put(f" [Note: {self._captured(element)}]")
-            case "span" if "comment-start" in _classes(element):
+            case "span" if "comment-start" in element.get("class", "").split():
                 by = f" by {author}" if (author := element.get("data-author")) else ""
                 self._put(f" [Comment{by}: {self._captured(element)}] ")
             case _ if name in _STRUCK:
@@ -355,10 +349,10 @@ def _join_marked(root: Element) -> None:
     marks of notes."""
     for each in list(root.iter("sup", "sub", *_STRUCK)):
         before = each.getprevious()
-        if before is not None and before.tag == each.tag and not before.tail:
-            if before.find("a") is None and each.find("a") is None:
-                before.tail, each.tail, each.tag = each.tail, None, "span"
-                before.append(each)
+        alike = before is not None and before.tag == each.tag and not before.tail
+        if alike and before.find("a") is None and each.find("a") is None:
+            before.tail, each.tail, each.tag = each.tail, None, "span"
+            before.append(each)
 
 
 def _rows(table: Element) -> Iterator[Element]:
@@ -396,10 +390,6 @@ def _ends(element: Element) -> tuple[str, str]:
 def _is_note(link: Element) -> bool:
     """Whether a link leads to a note."""
     return "noteref" in (link.get("epub:type") or "") + (link.get("role") or "")
-
-
-def _classes(element: Element) -> list[str]:
-    return (element.get("class") or "").split()
 
 
 def _whole(text: str | None) -> int | None:

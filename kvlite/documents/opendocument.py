@@ -7,8 +7,9 @@ from typing import Any, NamedTuple
 
 from kvlite.documents.archive import Archive
 from kvlite.documents.list_numbers import number_in
-from kvlite.documents.markup import SPACE, TAB, text_of
+from kvlite.documents.markup import text_of
 from kvlite.documents.pandoc import write_formulas
+from kvlite.documents.symbols import SPACE, TAB
 from kvlite.documents.tracker import Tracker
 from kvlite.errors import DocumentError
 
@@ -147,7 +148,7 @@ class Elements:
         self._archive = archive
         self._unread = unread
         self._names = _Names()
-        # What text of a style, by its family and name, is in HTML if it is raised, struck or hidden.
+        # What text of a style is in HTML if it is raised or hidden, by its family and name.
         self._effects = dict[tuple[str, str], str]()
         # What controls of forms show, by their names in the markup.
         self._controls = dict[str, str]()
@@ -210,7 +211,7 @@ class Elements:
         about = self._names.of(control)
         value = about.get("form:current-value") or about.get("form:value", "")
         match self._names[control.tag]:
-            case "form:checkbox" | "form:radio" as name:
+            case "form:checkbox" | "form:radio":
                 state = about.get("form:current-state") or about.get("form:state")
                 is_on = state == "checked" or "true" in (
                     about.get(f"form:{each}selected") for each in ("current-", "")

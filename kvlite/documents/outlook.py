@@ -18,9 +18,10 @@ _NAMES, _MESSAGE = ("3707", "3704", "3001"), "__substg1.0_3701000D"
 _SENT, _CODE_PAGES = (0x0039, 0x0E06), (0x3FFD, 0x3FDE)
 # What rich text is packed after, as if it stood there; bytes of a head; and how far back it refers.
 _COMMON = (
-    b"{\\rtf1\\ansi\\mac\\deff0\\deftab720{\\fonttbl;}{\\f0\\fnil \\froman \\fswiss \\fmodern \\fscript "
-    b"\\fdecor MS Sans SerifSymbolArialTimes New RomanCourier{\\colortbl\\red0\\green0\\blue0\r\n\\par "
-    b"\\pard\\plain\\f0\\fs20\\b\\i\\u\\tab\\tx"
+    rb"{\rtf1\ansi\mac\deff0\deftab720{\fonttbl;}{\f0\fnil \froman \fswiss \fmodern \fscript "
+    rb"\fdecor MS Sans SerifSymbolArialTimes New RomanCourier{\colortbl\red0\green0\blue0"
+    b"\r\n"
+    rb"\par \pard\plain\f0\fs20\b\i\u\tab\tx"
 )
 _HEAD, _WINDOW = 16, 4096
 _ENCODINGS = {65001: "utf-8", 20127: "ascii", 28591: "latin-1"}

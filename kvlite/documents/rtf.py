@@ -8,8 +8,8 @@ from itertools import zip_longest
 from typing import Any
 
 from kvlite.documents.document import whole_characters
-from kvlite.documents.markup import SPACE, TAB, text_of
-from kvlite.documents.symbols import shown_in
+from kvlite.documents.markup import text_of
+from kvlite.documents.symbols import SPACE, TAB, shown_in
 from kvlite.documents.tracker import Tracker
 
 Element = Any

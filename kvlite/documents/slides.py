@@ -4,7 +4,7 @@ from typing import Any
 
 from kvlite.documents.archive import Archive
 from kvlite.documents.list_numbers import number_in
-from kvlite.documents.markup import SPACE, text_of
+from kvlite.documents.markup import text_of
 from kvlite.documents.office import (
     NAMES,
     document_part,
@@ -15,6 +15,7 @@ from kvlite.documents.office import (
     require_new,
 )
 from kvlite.documents.pandoc import write_formulas
+from kvlite.documents.symbols import SPACE
 from kvlite.documents.tracker import Tracker
 
 _HTML_NAMES = {

@@ -1,4 +1,4 @@
-"""What styles of a page hide, raise, lower or strike through, by rules for one name, class or id."""
+"""What styles of a page hide, raise or strike through, by rules for one name, class or id."""
 
 import re
 from collections.abc import Mapping

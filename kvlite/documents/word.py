@@ -3,7 +3,7 @@
 from typing import Any
 
 from kvlite.documents.archive import Archive
-from kvlite.documents.markup import SPACE, TAB, text_of
+from kvlite.documents.markup import text_of
 from kvlite.documents.office import (
     NAMES,
     OFF,
@@ -16,7 +16,7 @@ from kvlite.documents.office import (
     value_of,
 )
 from kvlite.documents.pandoc import write_formulas
-from kvlite.documents.symbols import is_private, shown_in
+from kvlite.documents.symbols import SPACE, TAB, is_private, shown_in
 from kvlite.documents.tracker import Tracker
 from kvlite.documents.word_lists import Lists
 

@@ -194,12 +194,18 @@ def test_opendocument_raised_lowered_struck_and_hidden_text(save: Save) -> None:
 
 
 def test_opendocument_styles_of_a_kind_hidden_text_and_forms(save: Save) -> None:
-    raised = '<style:style style:name="X" style:family="text"><style:text-properties style:text-position="super 58%"/></style:style>'
-    struck = '<style:style style:name="Y" style:family="paragraph"><style:text-properties style:text-line-through-style="solid"/></style:style>'
+    raised, struck = (
+        f'<style:style style:name="{name}" style:family="{family}"><style:text-properties '
+        f'style:text-{what}"/></style:style>'
+        for name, family, what in (
+            ("X", "text", 'position="super 58%'), ("Y", "paragraph", 'line-through-style="solid'),
+        )
+    )  # fmt: skip
     plain = '<style:style style:name="X" style:family="paragraph"/>'
     body = (
         '<office:forms xmlns:form="urn:oasis:names:tc:opendocument:xmlns:form:1.0"><form:form>'
-        '<form:text form:id="a" form:current-value="Ann"/><form:password form:id="b" form:value="no"/>'
+        '<form:text form:id="a" form:current-value="Ann"/><form:password form:id="b" '
+        'form:value="no"/>'
         '<form:checkbox form:id="c" form:label="Yes" form:current-state="checked"/><form:listbox '
         'form:id="d"><form:option form:label="one" form:current-selected="true"/><form:option '
         'form:label="two"/></form:listbox></form:form></office:forms>'

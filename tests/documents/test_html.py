@@ -115,8 +115,8 @@ def test_html_struck_text_is_marked(save: Save) -> None:
         ("<table><tr><td rowspan=0>A<td>1<tr><td>2<tr><td>3</table>", "A | 1\nA | 2\nA | 3"),
         ("<table><tfoot><tr><td>Sum<td>3<tbody><tr><td>a<td>3</table>", "a | 3\nSum | 3"),
         (
-            "<html xmlns:m='http://www.w3.org/1998/Math/MathML'><p>x <m:math><m:mfrac><m:mn>1</m:mn>"
-            "<m:mn>2</m:mn></m:mfrac></m:math>",
+            "<html xmlns:m='http://www.w3.org/1998/Math/MathML'><p>x <m:math><m:mfrac>"
+            "<m:mn>1</m:mn><m:mn>2</m:mn></m:mfrac></m:math>",
             "x 1/2",
         ),
     ],
@@ -223,7 +223,8 @@ def test_html_form_values_and_details_are_read(save: Save) -> None:
         "<p hidden=until-found>found</p>"
     )
     assert html(save, markup) == (
-        "More\n\nInside\n\nName Ann & Bo\n[x] yes\n[ ] never\ntwo\nlines <b>\na\n[x] b\nSend\n\nfound"
+        "More\n\nInside\n\nName Ann & Bo\n[x] yes\n[ ] never\ntwo\nlines <b>\na\n[x] b\nSend\n\n"
+        "found"
     )
 
 

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from kvlite.documents import Document, read_document
-
 from kvlite.documents.outlook import unpacked_rich_text
 
 from .files import Save, refusal
@@ -186,9 +185,7 @@ def test_what_cannot_be_decoded_is_not_said_to_be(save: Save) -> None:
 
 
 def test_an_outlook_body_in_rich_text_alone(save: Save) -> None:
-    plain, gone = (
-        "__substg1.0_{}001F".format(each).encode("utf-16-le") for each in ("1000", "1FFF")
-    )
+    plain, gone = (f"__substg1.0_{each}001F".encode("utf-16-le") for each in ("1000", "1FFF"))
     assert plain in unpacked("outer")
     document = read_document(save("a.msg", unpacked("outer").replace(plain, gone)))
     assert document.text.count("\n\nOuter body\n\n") == 1
