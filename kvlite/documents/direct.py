@@ -13,6 +13,7 @@ from kvlite.documents.tracker import Tracker
 
 _HTML_NAMES = {
     "strikethrough": "del",
+    "style": "span",
     "empty-line": "br",
     "subtitle": "p",
     "stanza": "p",
@@ -24,6 +25,9 @@ _HTML_NAMES = {
     "epigraph": "blockquote",
     "annotation": "blockquote",
 }
+# Kinds of output that are text, the simplest first; and what stands for others.
+_TEXTS = "text/plain", "text", "text/markdown", "text/latex"
+_NO_OUTPUT = re.compile(r"<IPython\.core\.display\.\w+ object>")
 _XML_ENTITIES = frozenset(("lt", "gt", "amp", "quot", "apos"))
 
 
@@ -74,14 +78,20 @@ def notebook_text(data: bytes, tracker: Tracker) -> str:
 
 def _output(output: dict[str, Any], tracker: Tracker) -> str:
     found = output.get("data", output)
-    kinds = {key.split("/")[0] for key in found} & {"image", "png", "svg", "jpeg"}
-    tracker.not_read["picture"] += bool(kinds)
+    pictures = [key for key in found if key.split("/")[0] in ("image", "png", "svg", "jpeg")]
+    tracker.not_read["picture"] += bool(pictures)
     if "evalue" in output:
         return f"{output['ename']}: {output['evalue']}"
+    said = (_joined(found.get(kind, "")) for kind in _TEXTS)
+    text = next((each for each in said if each and not _NO_OUTPUT.fullmatch(each)), "")
     markup = _joined(found.get("text/html", found.get("html", "")))
-    text = _joined(found.get("text/plain", found.get("text", "")))
-    return text or (html_text(markup, tracker) if markup.strip() else "")
+    text = text or (html_text(markup, tracker) if markup.strip() else "")
+    if not text and not pictures:
+        for kind in output.get("data", ()):
+            tracker.not_read[f"output ({kind})"] += 1
+    return text
 
 
 def _joined(text: str | list[str]) -> str:
-    return text.strip("\n") if isinstance(text, str) else "".join(text).strip("\n")
+    """A text, which may be given line by line, without the codes that color terminals."""
+    return re.sub(r"\x1b\[[\d;]*m", "", "".join(text)).strip("\n")

@@ -2,6 +2,7 @@
 
 import html
 import re
+from collections.abc import Callable
 from typing import Any
 
 from kvlite.documents.markup import text_of
@@ -17,14 +18,21 @@ def html_page(data: bytes, tracker: Tracker, encoding: str = "") -> str:
     return html_text(decoded(data, tracker, declared_in(data) or encoding), tracker)
 
 
-def html_text(markup: str, tracker: Tracker) -> str:
+def html_text(
+    markup: str, tracker: Tracker, *, prepare: Callable[[Any], None] | None = None
+) -> str:
     """The visible text of a page.
+
+    Args:
+        prepare: what is done to its elements first.
 
     Raises:
         DocumentError: it nests deeper than any page.
         ContextError: it is longer than could fit.
     """
     tree = html_tree(markup, tracker)
+    if prepare is not None:
+        prepare(tree)
     formulas = [each for each in tree.iter("math") if not any(each.iterancestors("math"))]
     write_formulas(formulas, "html", tracker)
     return text_of(tree, tracker)
@@ -37,6 +45,8 @@ def html_tree(markup: str, tracker: Tracker) -> Any:
     parser = HTMLParser(huge_tree=True, remove_comments=True, remove_pis=True, encoding="utf-8")
     # The parser drops what follows these ends, which browsers show.
     text = re.sub("(?i)[\0-\x08\x0e-\x1f]|</(html|body)\\s*>", "", _without_cdata(markup))
+    for prefix in re.findall(r"xmlns:(\w+)\s*=\s*[\"']http://www\.w3\.org/1998/Math/MathML", text):
+        text = re.sub(rf"<(/?){prefix}:", r"<\1", text)
     try:
         tree = fromstring(f"<html>{text}".encode(errors="replace"), parser)
     except (LxmlError, *PARSER_ERRORS) as error:

@@ -8,6 +8,7 @@ from email.message import EmailMessage, MIMEPart
 
 from kvlite.documents.html import html_text
 from kvlite.documents.plain_text import declared_in, decoded
+from kvlite.documents.rtf import rtf_text
 from kvlite.documents.tracker import Tracker
 from kvlite.errors import DocumentError
 
@@ -23,8 +24,15 @@ _NOT_READ = {
     "message/external-body": "external part",
     "message/partial": "partial message",
 }
-_EVENT = re.compile(r"(?m)^(SUMMARY|DTSTART|DTEND|LOCATION)(?:;TZID=([^:;]+))?(?:;[^:\n]*)?:(.+)$")
-_CALLED = {"SUMMARY": "Event", "DTSTART": "Begins", "DTEND": "Ends", "LOCATION": "Place"}
+_EVENTS = re.compile(r"(?ms)^BEGIN:V(EVENT|TODO)$(.*?)^(?:END|BEGIN):")
+_CALLED = {
+    "SUMMARY": "Event", "DTSTART": "Begins", "DTEND": "Ends", "DUE": "Due", "LOCATION": "Place",
+    "DESCRIPTION": "Description",
+}  # fmt: skip
+_SAID = re.compile(rf"(?m)^({'|'.join(_CALLED)})(?:;TZID=([^:;]+))?(?:;[^:\n]*)?:(.+)$")
+_DATE = re.compile(r"^(\d{4})(\d\d)(\d\d)(?:T(\d\d)(\d\d)\d\d)?(?=Z?$)")
+# A page that is so many times as long as the plain text beside it is not that text again.
+_MORE = 4
 
 
 def mail_text(data: bytes, tracker: Tracker) -> str:
@@ -64,8 +72,11 @@ def _texts(part: MIMEPart, tracker: Tracker) -> Iterator[str]:
 
 
 def _preferred(parts: list[MIMEPart], tracker: Tracker) -> Iterator[str]:
-    """The first that has text, plain text before a page; of the others, what is no text."""
-    order = {"text/plain": 0, "text/calendar": 2}
+    """The first that has text, plain text before a page unless it only says that there is one; of
+    the others, what is no text."""
+    plain = _size(parts, "text/plain", tracker)
+    is_hint = _MORE * plain < _size(parts, "text/html", tracker)
+    order = {"text/plain": 2 * is_hint, "text/calendar": 3}
     chosen = False
     for part in sorted(parts, key=lambda each: order.get(each.get_content_type(), 1)):
         if not chosen:
@@ -79,6 +90,13 @@ def _preferred(parts: list[MIMEPart], tracker: Tracker) -> Iterator[str]:
                     yield _text(each, tracker)
 
 
+def _size(parts: list[MIMEPart], kind: str, tracker: Tracker) -> int:
+    """How many characters parts of a kind have."""
+    trial = Tracker(tracker.label, encoding=tracker.encoding)
+    inner = (each for part in parts for each in part.walk() if each.get_content_type() == kind)
+    return sum(len(_text(each, trial).strip()) for each in inner if not each.is_attachment())
+
+
 def _text(part: MIMEPart, tracker: Tracker) -> str:
     """The text of a part without parts; what has none is noted."""
     kind, data = part.get_content_type(), part.get_payload(decode=True)
@@ -87,8 +105,10 @@ def _text(part: MIMEPart, tracker: Tracker) -> str:
             charset = part.get_content_charset() or ""
             if kind == "text/html":
                 return html_text(decoded(data, tracker, charset or declared_in(data)), tracker)
+            if kind in ("text/rtf", "text/richtext") and data.lstrip().startswith(b"{\\rtf"):
+                return rtf_text(data.lstrip(), tracker)
             text = decoded(data, tracker, charset)
-            return _event(text) if kind == "text/calendar" else text
+            return _events(text) if kind == "text/calendar" else text
     what = _NOT_READ.get(kind) or ("picture" if _is_picture(part) else "attached file")
     tracker.not_read[f"{what} ({' '.join((part.get_filename() or kind).split())})"] += 1
     return ""
@@ -102,10 +122,15 @@ def _is_picture(part: MIMEPart) -> bool:
     return part.get_content_maintype() == "image"
 
 
-def _event(calendar: str) -> str:
-    """What happens, when and where, of a calendar's first event."""
-    event = re.sub(r"\r?\n[ \t]", "", calendar).partition("BEGIN:VEVENT")[2].partition("\nEND:")[0]
-    found = _EVENT.findall(event.replace("\r", ""))
-    lines = "\n".join(f"{_CALLED[name]}: {value} {zone}".strip() for name, zone, value in found)
-    dates = re.sub(r"\b(\d{4})(\d\d)(\d\d)T(\d\d)(\d\d)\d\d", r"\1-\2-\3 \4:\5", lines)
-    return re.sub(r"\\([,;\\])", r"\1", dates)
+def _events(calendar: str) -> str:
+    """What happens or is to be done, when and where; the calendar as it is if that is nothing."""
+    made = list[str]()
+    for kind, event in _EVENTS.findall(re.sub(r"\n[ \t]", "", calendar.replace("\r", ""))):
+        lines = list[str]()
+        for name, zone, value in _SAID.findall(event):
+            called = "Task" if (kind, name) == ("TODO", "SUMMARY") else _CALLED[name]
+            date = _DATE.sub(r"\1-\2-\3 \4:\5", value).replace(" :", "")
+            text = re.sub(r"\\([,;\\])", r"\1", re.sub(r"\\[nN]", " ", date))
+            lines.append(f"{called}: {text} {zone}".strip())
+        made.append("\n".join(lines))
+    return "\n\n".join(made) or calendar

@@ -8,20 +8,12 @@ from typing import Any
 
 from kvlite.documents.list_numbers import form_of, number_in
 from kvlite.documents.style_sheet import StyleSheet
+from kvlite.documents.symbols import PLAIN
 from kvlite.documents.tracker import Tracker
 
-# Marks that readers put where a tab or a space is to be kept: others become one space.
-TAB, SPACE = "\ufdd0\ufdd1"
-# Ligatures as letters, no soft hyphens, and marks as what they stand for.
-PLAIN = {
-    **dict(enumerate(("ff", "fi", "fl", "ffi", "ffl", "st", "st"), 0xFB00)),
-    0xAD: "",
-    ord(TAB): "\t",
-    ord(SPACE): " ",
-}
 _NO_TEXT = re.compile("[\0-\x08\x0e-\x1f]")
 _SKIPPED = frozenset(
-    ("script", "style", "template", "noscript", "datalist", "annotation", "annotation-xml")
+    ("script", "style", "template", "noscript", "datalist", "annotation", "annotation-xml", "rp")
 )
 # What ends a paragraph, and what only ends a line.
 _PARAGRAPHS = "title p h1 h2 h3 h4 h5 h6 dl blockquote hr pre ul ol table"
@@ -40,10 +32,15 @@ _NOT_READ = {
     "object": "embedded object",
     "embed": "embedded object",
 }
+_MEDIA = "", "all", "screen"
 _SPACED = re.compile(r"white-space\s*:\s*pre", re.I)
 # Browsers that can show these hide what stands inside.
 _FALLBACKS = frozenset(("video", "audio", "iframe"))
 _STRUCK = frozenset(("del", "s", "strike"))
+# What styles may raise, lower or strike through in a line.
+_INLINE = frozenset(
+    ("span", "font", "a", "b", "strong", "i", "em", "u", "small", "big", "cite", "code")
+)
 _SHOWN_INPUTS = (
     "text search tel url email number range date time month week datetime-local submit reset "
     "button color"
@@ -51,6 +48,8 @@ _SHOWN_INPUTS = (
 # Cells are repeated up to this length, as labels are, and over so many columns; from the other
 # length on a row with a table in it is a page's layout.
 LABEL, MOST_COLUMNS, _LAYOUT = 200, 100, 1000
+# Rows that a cell reaches down to the end of its table.
+_TO_THE_END = 2**31
 # Tables in cells and raised text in raised text, deeper than anyone writes them.
 _MOST_CAPTURES = 20
 
@@ -67,6 +66,7 @@ def text_of(root: Element, tracker: Tracker, *, gap: int = 2) -> str:
     Raises:
         ContextError: it is longer than could fit.
     """
+    _join_marked(root)
     writer = _Writer(root, tracker, gap)
     writer.element(root)
     return writer.written()
@@ -80,7 +80,8 @@ class _Writer:
 
     def __init__(self, root: Element, tracker: Tracker, gap: int) -> None:
         self._tracker, self._gap = tracker, gap
-        self._sheet = StyleSheet("".join(each.text or "" for each in root.iter("style")))
+        sheets = (each for each in root.iter("style") if each.get("media", "all") in _MEDIA)
+        self._sheet = StyleSheet("".join(each.text or "" for each in sheets))
         self._parts = list[str]()
         self._break = self._capturing = 0
         self._indent = self._label = self._last = ""
@@ -104,6 +105,8 @@ class _Writer:
         name = element.tag
         if not isinstance(name, str) or name in _SKIPPED or self._is_hidden(element):
             return
+        if name in _INLINE and not _is_note(element):
+            name = self._sheet.effect(name, element.attrib) or name
         size = _BREAKS.get(name, 0)
         self._end_line(size)
         if name in _TIGHT and self._last != "table":
@@ -131,6 +134,10 @@ class _Writer:
                 self._break = min(self._break + 1, 2)
             case "sup" | "sub":
                 self._raised("^" if name == "sup" else "_", element)
+            case "rt":
+                self._put(f"({self._captured(element)})")
+            case "button":
+                self._put(f" {self._captured(element)} ")
             case "q":
                 self._put("\u201c")
                 self._inside(element)
@@ -141,9 +148,12 @@ class _Writer:
                 self._put(self._picture(element))
             case "input":
                 self._put(self._input(element))
+            case "option" if element.get("selected") is not None:
+                self._put("[x] ")
+                self._inside(element)
             case "note":
                 self._put(f" [Note: {self._captured(element)}]")
-            case "span" if "comment-start" in _classes(element):
+            case "span" if "comment-start" in element.get("class", "").split():
                 by = f" by {author}" if (author := element.get("data-author")) else ""
                 self._put(f" [Comment{by}: {self._captured(element)}] ")
             case _ if name in _STRUCK:
@@ -216,12 +226,16 @@ class _Writer:
     def _is_hidden(self, element: Element) -> bool:
         # `until-found` is shown to someone who looks for it.
         hidden = element.get("hidden", "until-found").lower() != "until-found"
+        closed = element.tag == "dialog" and element.get("open") is None
         elsewhere = element in self._links or element.get("role") == "doc-backlink"
-        return hidden or elsewhere or self._sheet.hides(element.tag, element.attrib)
+        by_style = self._sheet.effect(element.tag, element.attrib) == "hidden"
+        return hidden or closed or elsewhere or by_style
 
     def _list(self, element: Element) -> None:
         ordered, number = element.tag == "ol", _whole(element.get("start"))
-        number = 1 if number is None else number
+        step = 1 if element.get("reversed") is None else -1
+        first = 1 if step > 0 else sum(child.tag == "li" for child in element)
+        number = first if number is None else number
         if self._label:
             self._write("")
         for child in element:
@@ -238,7 +252,7 @@ class _Writer:
             self._inside(child)
             self._label, self._indent = "", self._indent[:-2]
             self._break = 1
-            number += 1
+            number += step
 
     def _table(self, table: Element) -> None:
         above = dict[int, tuple[int, str]]()
@@ -274,7 +288,8 @@ class _Writer:
         for cell in cells:
             reach()
             text = self._captured(cell)
-            down = _whole(cell.get("rowspan")) or 1
+            down = _whole(cell.get("rowspan"))
+            down = _TO_THE_END if down == 0 else down or 1
             across = min(_whole(cell.get("colspan")) or 1, MOST_COLUMNS)
             label = text if len(text) <= LABEL else ""
             again = text if len(text) * across <= LABEL else ""
@@ -329,10 +344,22 @@ class _Writer:
         return f" {value} " if kind in _SHOWN_INPUTS.split() and value.strip() else ""
 
 
+def _join_marked(root: Element) -> None:
+    """Join raised, lowered or struck text with that of the same kind right before it, but for
+    marks of notes."""
+    for each in list(root.iter("sup", "sub", *_STRUCK)):
+        before = each.getprevious()
+        alike = before is not None and before.tag == each.tag and not before.tail
+        if alike and before.find("a") is None and each.find("a") is None:
+            before.tail, each.tail, each.tag = each.tail, None, "span"
+            before.append(each)
+
+
 def _rows(table: Element) -> Iterator[Element]:
-    """The rows of a table and what else stands in it; cells without a row are given one."""
+    """The rows of a table and what else stands in it, the foot last; cells without a row are given
+    one."""
     row = None
-    for child in list(table):
+    for child in sorted(table, key=lambda each: each.tag == "tfoot"):
         if child.tag in ("td", "th"):
             row = table.makeelement("tr") if row is None else row
             row.append(child)
@@ -363,10 +390,6 @@ def _ends(element: Element) -> tuple[str, str]:
 def _is_note(link: Element) -> bool:
     """Whether a link leads to a note."""
     return "noteref" in (link.get("epub:type") or "") + (link.get("role") or "")
-
-
-def _classes(element: Element) -> list[str]:
-    return (element.get("class") or "").split()
 
 
 def _whole(text: str | None) -> int | None:

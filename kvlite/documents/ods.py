@@ -5,14 +5,13 @@ from typing import Any
 from kvlite.documents.archive import Archive
 from kvlite.documents.grid import Grid
 from kvlite.documents.markup import text_of
-from kvlite.documents.opendocument import require_unlocked
+from kvlite.documents.number_format import formatted
+from kvlite.documents.opendocument import Elements, require_unlocked
 from kvlite.documents.tracker import Tracker
 
 Element = Any
 
-# Stored by programs that leave it to others how values are shown.
 _VALUES = ("string-value", "date-value", "time-value", "boolean-value", "value")
-_HTML_NAMES = {"line-break": "br", "tab": "br", "s": "br", "annotation": "template"}
 _MOST_COLUMNS = 2**14
 
 
@@ -24,14 +23,17 @@ def ods_text(archive: Archive, tracker: Tracker) -> str:
         ContextError: it is longer than could fit.
     """
     require_unlocked(archive)
-    sheets, grid, row, effects = list[str](), Grid(tracker), 1, dict[str, str]()
+    sheets, grid, row = list[str](), Grid(tracker), 1
+    elements = Elements(archive, set())
+    if "styles.xml" in archive.names:
+        elements.read("styles.xml")
     for element in archive.elements("content.xml", "style", "table-row", "shapes", "table"):
         match _own(element.tag):
             case "style":
-                effects[_about(element).get("name", "")] = _effect(element)
+                elements.learn(element)
             case "table-row":
                 grid.name = _about(next(element.iterancestors("{*}table"))).get("name", "")
-                row = _read_row(element, row, grid, effects, archive)
+                row = _read_row(element, row, grid, elements, archive)
             case "shapes":
                 _read_shapes(element, grid, tracker)
             case _:
@@ -41,9 +43,7 @@ def ods_text(archive: Archive, tracker: Tracker) -> str:
     return "\n\n".join(sheets)
 
 
-def _read_row(
-    element: Element, row: int, grid: Grid, effects: dict[str, str], archive: Archive
-) -> int:
+def _read_row(element: Element, row: int, grid: Grid, elements: Elements, archive: Archive) -> int:
     """Read a row, which may stand for several; which is the next?"""
     cells, column = dict[int, str](), 1
     for cell in element.iterchildren("{*}table-cell", "{*}covered-table-cell"):
@@ -54,13 +54,13 @@ def _read_row(
             said = " ".join("".join(each.itertext()) for each in note.iterchildren("{*}p"))
             author = note.findtext("{*}creator", "")
             grid.add_note(row, column, author, " ".join(said.split()))
-        text = " ".join(_shown(each, effects) for each in cell.iterchildren("{*}p")).strip()
-        text = text or next((about[each] for each in _VALUES if each in about), "")
+        text = " ".join(_shown(each, elements) for each in cell.iterchildren("{*}p")).strip()
+        text = text or _stored(about)
         if not text and "formula" in about and "value-type" not in about:
             formula = about["formula"].partition("=")[2]
             text = grid.uncalculated(formula, f"R{row}C{column}")
         if text and _own(cell.tag) == "table-cell":
-            struck = effects.get(about.get("style-name", "")) == "del"
+            struck = elements.effect("table-cell", about.get("style-name", "")) == "del"
             shown = f"~~{text}~~" if struck else text
             cells.update(dict.fromkeys(range(column, min(end, _MOST_COLUMNS + 1)), shown))
             down, across = (
@@ -86,21 +86,23 @@ def _read_shapes(element: Element, grid: Grid, tracker: Tracker) -> None:
         grid.drawn += filter(None, said)
 
 
-def _shown(paragraph: Element, effects: dict[str, str]) -> str:
+def _shown(paragraph: Element, elements: Elements) -> str:
     """What a paragraph of a cell says, in one line."""
-    for each in paragraph.iter():
-        effect = effects.get(_about(each).get("style-name", ""))
-        each.tag = _HTML_NAMES.get(_own(each.tag), effect or "span")
+    elements.convert(paragraph)
     return " ".join(text_of(paragraph, Tracker("")).split())
 
 
-def _effect(style: Element) -> str:
-    """What text of a style is in HTML, if it is raised, lowered or struck through."""
-    about = {key: value for each in style for key, value in _about(each).items()}
-    raised = about.get("text-position", "0%").partition(" ")[0]
-    if raised != "0%":
-        return "sub" if raised.startswith(("sub", "-")) else "sup"
-    return "del" if about.get("text-line-through-style", "none") != "none" else ""
+def _stored(about: dict[str, str]) -> str:
+    """A value as it is stored by programs that leave it to others how it is shown."""
+    value = next((about[each] for each in _VALUES if each in about), "")
+    match about.get("value-type"):
+        case "percentage":
+            return formatted(float(value), "%")
+        case "boolean":
+            return value.upper()
+        case "currency":
+            return f"{value} {about.get('currency', '')}".strip()
+    return value
 
 
 def _about(element: Element) -> dict[str, str]:

@@ -73,18 +73,6 @@ def _renamed(name: str) -> str:
     return _ALIKE.get(space[1:], f"{space}}}" if space else "") + own
 
 
-def mark_run(run: Any, mark: str) -> None:
-    """Mark a run of text as an element of HTML such as `sup`, together with the run before it if
-    that is marked so."""
-    before = run.getprevious()
-    if before is None or before.tag != mark:
-        run.tag = mark
-        return
-    before.extend(run)
-    before.tail = run.tail
-    run.getparent().remove(run)
-
-
 class Relation(NamedTuple):
     """What a part refers to, such as a slide."""
 

@@ -7,8 +7,9 @@ from typing import Any, NamedTuple
 
 from kvlite.documents.archive import Archive
 from kvlite.documents.list_numbers import number_in
-from kvlite.documents.markup import SPACE, TAB, text_of
+from kvlite.documents.markup import text_of
 from kvlite.documents.pandoc import write_formulas
+from kvlite.documents.symbols import SPACE, TAB
 from kvlite.documents.tracker import Tracker
 from kvlite.errors import DocumentError
 
@@ -95,7 +96,7 @@ def opendocument_text(data: bytes, tracker: Tracker) -> str | list[str]:
     """
     archive = Archive(data, tracker)
     require_unlocked(archive)
-    document = _Document(archive, set(archive.names))
+    document = Elements(archive, set(archive.names))
     if "styles.xml" in archive.names:
         document.read("styles.xml")
     body = document.read("content.xml")
@@ -126,7 +127,7 @@ def require_unlocked(archive: Archive) -> None:
             )
 
 
-class _Document:
+class Elements:
     """Makes a document's elements those of HTML.
 
     Attributes:
@@ -147,8 +148,10 @@ class _Document:
         self._archive = archive
         self._unread = unread
         self._names = _Names()
-        # What text of a style is in HTML, if it is raised, lowered, struck or hidden.
-        self._effects = dict[str, str]()
+        # What text of a style is in HTML if it is raised or hidden, by its family and name.
+        self._effects = dict[tuple[str, str], str]()
+        # What controls of forms show, by their names in the markup.
+        self._controls = dict[str, str]()
         # By style and level; and the last number of each.
         self._levels = dict[tuple[str, int], _Level]()
         self._numbers = dict[tuple[str, int], int]()
@@ -159,16 +162,29 @@ class _Document:
         self._unread.discard(part)
         tree = self._archive.tree(part)
         for style in tree.iter("{*}style", "{*}list-style", "{*}outline-style"):
-            self._learn(style)
+            self.learn(style)
+        for form in tree.iter("{*}form"):
+            for control in form:
+                self._add_control(control)
         body = next(tree.iter("{*}body", "{*}master-styles"), tree)
-        for element in list(body.iter()):
-            self._convert(element)
+        self.convert(body)
         return body
 
-    def _learn(self, style: Element) -> None:
+    def convert(self, body: Element) -> None:
+        """Make an element and those in it HTML's."""
+        for element in list(body.iter()):
+            self._convert(element)
+
+    def effect(self, family: str, name: str) -> str:
+        """What text of a style is in HTML, "hidden" if it is not shown; "" if it is as usual."""
+        return self._effects.get((family, name)) or self._effects.get(("", name), "")
+
+    def learn(self, style: Element) -> None:
+        """Note what a style does to text and lists."""
         attributes = self._names.of(style)
         name = attributes.get("style:name", "Outline")
-        effect = self._effects.get(attributes.get("style:parent-style-name", ""), "")
+        family = attributes.get("style:family", "")
+        effect = self.effect(family, attributes.get("style:parent-style-name", ""))
         for element in style:
             about = self._names.of(element)
             raised = about.get("style:text-position", "").split(" ")[0]
@@ -187,19 +203,52 @@ class _Document:
                     about.get("style:num-prefix", ""),
                     about.get("style:num-suffix", ""),
                 )
-        self._effects[name] = effect
+        if effect:
+            self._effects[family, name] = effect
+
+    def _add_control(self, control: Element) -> None:
+        """Note what a control of a form shows."""
+        about = self._names.of(control)
+        value = about.get("form:current-value") or about.get("form:value", "")
+        match self._names[control.tag]:
+            case "form:checkbox" | "form:radio":
+                state = about.get("form:current-state") or about.get("form:state")
+                is_on = state == "checked" or "true" in (
+                    about.get(f"form:{each}selected") for each in ("current-", "")
+                )
+                value = f"{'[x]' if is_on else '[ ]'} {about.get('form:label', '')}"
+            case "form:listbox":
+                options = [self._names.of(each) for each in control]
+                chosen = [
+                    each
+                    for each in options
+                    if "true" in (each.get("form:current-selected"), each.get("form:selected"))
+                ]
+                value = ", ".join(each.get("form:label", "") for each in chosen)
+            case "form:button" | "form:fixed-text":
+                value = about.get("form:label", "")
+            case "form:password" | "form:hidden":
+                value = ""
+        for key in ("form:id", "?:id"):
+            self._controls[about.get(key, "")] = value.strip()
 
     def _convert(self, element: Element) -> None:
         name, attributes = self._names[element.tag], self._names.of(element)
         if ":" not in name or name in _HTML_NAMES:
             element.tag = _HTML_NAMES.get(name, name)
-        effect = self._effects.get(attributes.get("text:style-name", ""), "")
-        is_off = effect == "hidden" or attributes.get("text:display") == "none"
+        family = "text" if name in ("text:span", "text:a") else "paragraph"
+        effect = self.effect(family, attributes.get("text:style-name", ""))
+        is_off = attributes.get("text:is-hidden") == "true" or effect == "hidden"
+        is_off = is_off or attributes.get("text:display") == "none"
         # Lists of contents are made from sources.
         if name in _HIDDEN or is_off or (name[:5] == "text:" and name.endswith("-source")):
-            element.set("hidden", "")
+            within = element.getparent()
+            is_mark = name == "text:hidden-paragraph" and within.tag in ("p", "h1")
+            (within if is_mark else element).set("hidden", "")
         elif name == "text:span" and effect:
-            self._mark(element, effect)
+            element.tag = effect
+        elif effect and name in ("text:p", "text:h"):
+            _wrap(element, effect)
         match name:
             case "text:tab":
                 element.text = TAB
@@ -221,6 +270,8 @@ class _Document:
                 element.set("rowspan", attributes.get("table:number-rows-spanned", ""))
             case "drawing:page":
                 self.slides.append(element)
+            case "drawing:control":
+                element.text = self._controls.get(attributes.get("drawing:control", ""), "")
             case "presentation:notes":
                 self._notes(element)
             case "drawing:image":
@@ -231,15 +282,6 @@ class _Document:
                 self._described(element)
             case _ if name in _BESIDE:
                 self.beside[_BESIDE[name]].append(element)
-
-    def _mark(self, span: Element, effect: str) -> None:
-        """Mark raised, lowered or struck text, together with that of the same kind before it."""
-        before = span.getprevious()
-        if before is None or before.tag != effect or before.tail:
-            span.tag = effect
-        else:
-            before.tail, span.tail, span.tag = span.tail, None, "span"
-            before.append(span)
 
     def _list(self, element: Element, attributes: Attributes) -> None:
         outer = next((each for each in element.iterancestors() if each in self._lists), None)
@@ -335,11 +377,19 @@ class _Document:
         if part not in self._unread:
             element.tag = "object"
             return
-        body = _Document(self._archive, self._unread).read(part)
+        body = Elements(self._archive, self._unread).read(part)
         if body.find("{*}chart") is None:
             element.append(body)
         else:
             element.tag = "object"
+
+
+def _wrap(element: Element, name: str) -> None:
+    """Put what stands in an element into one of another name in it."""
+    inner = element.makeelement(name)
+    inner.text, element.text = element.text, None
+    inner.extend(element[:])
+    element.append(inner)
 
 
 def _own(element: Element) -> str:

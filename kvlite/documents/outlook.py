@@ -8,6 +8,7 @@ from typing import Any
 
 from kvlite.documents.html import html_page
 from kvlite.documents.plain_text import decoded
+from kvlite.documents.rtf import rtf_text
 from kvlite.documents.tracker import Tracker
 
 _SENDER, _ADDRESSES = "0C1A", ("5D01", "0C1F")
@@ -15,6 +16,14 @@ _RECIPIENTS, _COPIED, _SUBJECT = "0E04", "0E03", "0037"
 _BODY, _PAGE, _RICH_TEXT = "1000", "1013", "1009"
 _NAMES, _MESSAGE = ("3707", "3704", "3001"), "__substg1.0_3701000D"
 _SENT, _CODE_PAGES = (0x0039, 0x0E06), (0x3FFD, 0x3FDE)
+# What rich text is packed after, as if it stood there; bytes of a head; and how far back it refers.
+_COMMON = (
+    rb"{\rtf1\ansi\mac\deff0\deftab720{\fonttbl;}{\f0\fnil \froman \fswiss \fmodern \fscript "
+    rb"\fdecor MS Sans SerifSymbolArialTimes New RomanCourier{\colortbl\red0\green0\blue0"
+    b"\r\n"
+    rb"\par \pard\plain\f0\fs20\b\i\u\tab\tx"
+)
+_HEAD, _WINDOW = 16, 4096
 _ENCODINGS = {65001: "utf-8", 20127: "ascii", 28591: "latin-1"}
 
 
@@ -73,8 +82,7 @@ class _Folder:
         if page := page or self._string(_PAGE).encode():
             return html_page(page, self._tracker, self._encoding)
         rich = self._stream(f"__substg1.0_{_RICH_TEXT}0102")
-        self._tracker.not_read["body in rich text"] += bool(rich)
-        return ""
+        return rtf_text(unpacked_rich_text(rich), self._tracker) if rich else ""
 
     def _string(self, number: str) -> str:
         """A property that is text, in UTF-16 or the code page of the message."""
@@ -92,3 +100,24 @@ class _Folder:
     def _stream(self, name: str) -> bytes:
         path = [*self._path, name]
         return bytes(self._file.openstream(path).read()) if self._file.exists(path) else b""
+
+
+def unpacked_rich_text(data: bytes) -> bytes:
+    """A body in rich text, as Outlook packs it (MS-OXRTFCP); what is there of one cut short."""
+    if data[8:12] == b"MELA":
+        return data[_HEAD:]
+    out, rest = bytearray(_COMMON), memoryview(data)[_HEAD:]
+    while rest:
+        flags, rest = rest[0], rest[1:]
+        for bit in range(8):
+            if not flags >> bit & 1:
+                out += rest[:1]
+                rest = rest[1:]
+                continue
+            pair, whole, rest = int.from_bytes(rest[:2], "big"), len(rest) > 1, rest[2:]
+            back = (len(out) - (pair >> 4)) % _WINDOW
+            if not (back and whole):  # the end
+                return bytes(out[len(_COMMON) :])
+            for _ in range((pair & 15) + 2):
+                out.append(out[-back])
+    return bytes(out[len(_COMMON) :])

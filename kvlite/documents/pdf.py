@@ -11,6 +11,8 @@ from kvlite.documents.scans import Scans
 from kvlite.documents.tracker import Tracker
 from kvlite.errors import DocumentError
 
+_PAGE, _COUNT = re.compile(rb"/Type\s*/Page\b"), re.compile(rb"(/Count\s+)(\d+)")
+
 
 def pdf_pages(data: bytes, tracker: Tracker) -> list[str]:
     """The lines of each page, followed by its form fields and notes.
@@ -57,6 +59,12 @@ def _pages(data: bytes, tracker: Tracker) -> list[str]:
         raise pypdfium2.PdfiumError("cut short")
     logging.getLogger("pypdfium2").setLevel(logging.CRITICAL)  # it warns of XFA forms, counted here
     pdf = pypdfium2.PdfDocument(data)
+    if len(_PAGE.findall(data)) > len(pdf):
+        # It may say that it has fewer pages than it has; without a count they are counted.
+        counted = pypdfium2.PdfDocument(
+            _COUNT.sub(lambda found: found[1] + b"0" * len(found[2]), data)
+        )
+        pdf = counted if len(counted) > len(pdf) else pdf
     pdf.init_forms()
     total, scans, seen = len(pdf), Scans(), set[int]()
     if not total:

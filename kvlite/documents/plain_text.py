@@ -124,5 +124,6 @@ def _guessed(data: bytes, tracker: Tracker) -> str | None:
     text = _decoded(data, name, tracker)
     if b"\0" in data and {"Cn", "Co"} & set(map(category, (text or "")[:_LOOK])):
         return None
-    tracker.assumed.append(f"read as {name} (the setting encoding names another)")
+    if text is not None:
+        tracker.assumed.append(f"read as {name} (the setting encoding names another)")
     return text

@@ -3,7 +3,7 @@
 import math
 import unicodedata
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from statistics import median
 
@@ -12,6 +12,8 @@ GUTTER = 0.8
 # In a column of prose most lines take at least this share of its width, and are so many times as
 # wide as high; cells of a table are not.
 _FILLED, _LONG = 0.5, 8
+# A capital at the beginning of a chapter is so many times as high as its line.
+_TALL = 1.8
 # Fewer lines are no column.
 _FEWEST = 3
 
@@ -42,6 +44,7 @@ def lines_of(boxes: Sequence[Box]) -> list[str]:
 
     What crosses the gap between two columns, such as a heading, ends what stands above it.
     """
+    boxes = _with_capitals(boxes)
     gutter, rows = _gutter(boxes), _rows(boxes)
     if gutter is None:
         return [_line(row) for row in rows]
@@ -62,6 +65,27 @@ def lines_of(boxes: Sequence[Box]) -> list[str]:
         else:
             above.append(row)
     return [*made, *read(above)]
+
+
+def _with_capitals(boxes: Sequence[Box]) -> list[Box]:
+    """Put letters as high as several lines, as chapters begin with, before the rest of their
+    word."""
+    made, tall = list(boxes), _TALL * _height(boxes) if boxes else 0
+    for capital in (each for each in boxes if each.height > tall):
+        if len(capital.text) > 1 or not capital.text.isupper():
+            continue
+        for at, other in enumerate(made):
+            beside = 0 <= other.left - capital.right < other.height and other.text[0].islower()
+            if beside and other.height < capital.height / _TALL and _begins(other, capital):
+                made[at] = replace(other, text=capital.text + other.text, left=capital.left)
+                made.remove(capital)
+                break
+    return made
+
+
+def _begins(line: Box, capital: Box) -> bool:
+    """Whether a line is beside the upper end of a capital."""
+    return abs(line.top - capital.top) < line.height / 2
 
 
 def is_leftward(text: str) -> bool:

@@ -2,12 +2,14 @@
 
 import codecs
 import re
+from collections import defaultdict
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 from typing import Any
 
 from kvlite.documents.document import whole_characters
-from kvlite.documents.markup import SPACE, TAB, text_of
+from kvlite.documents.markup import text_of
+from kvlite.documents.symbols import SPACE, TAB, shown_in
 from kvlite.documents.tracker import Tracker
 
 Element = Any
@@ -31,13 +33,18 @@ _SKIPPED = frozenset((
     "revtbl", "listtable", "xe", "tc", "template", "shprslt", "nonesttables", "fonttbl",
 ))  # fmt: skip
 _SHOWN = frozenset(("shppict", "shpinst", "do", "footnote", "annotation"))
-_NOT_READ = {"pict": "picture", "objdata": "embedded object"}
+_NOT_READ = {"pict": "picture", "objdata": "embedded object", "moMath": "formula"}
+# Fonts of signs, by their charset and by their names.
+_SIGNS, _SIGNS_CHARSET = "signs", 2
+_SIGN_FONTS = ("Symbol", "Wingdings", "Webdings", "Monotype Sorts", "ZapfDingbats", "MT Extra")
 _BESIDE = {each + which: each for each in ("header", "footer") for which in ("", "l", "r", "f")}
 # Text of its own within a paragraph.
 _APART = {
     "footnote": "note", "annotation": "span", "shptxt": "div", "dptxbxtext": "div",
     "listtext": "label", "pntext": "label",
 }  # fmt: skip
+# Kinds and values of form fields.
+_CHECKBOX, _BY_DEFAULT = 1, 25
 # Boxes in notes in boxes, deeper than anyone writes them.
 _MOST_INNER = 20
 _MARKS = {
@@ -189,7 +196,10 @@ class _RichText:
         # Whether a row is open, and what cells of it are merged into others.
         self._in_row, self._merged = False, [""]
         self._page = "cp1252"
-        self._fonts = dict[int, str]()
+        self._fonts, self._font_names = dict[int, str](), defaultdict[int, str](str)
+        # Of a form's field: its kind, what is chosen, and the choices.
+        self._field = dict[str, int]()
+        self._choices = list[str]()
         self._bytes = bytearray()
         self._text = list[str]()
         self._written = self._groups[0].flow, ""
@@ -255,9 +265,10 @@ class _RichText:
         if word == "ud" and group.skipped == "upr":
             group.skipped = ""
         elif word in _SKIPPED or (starred and word not in _SHOWN) or word == "upr":
+            self._choices += [""] * (word == "ffl")
             if not group.skipped:
                 self._tracker.not_read[_NOT_READ.get(word, "")] += word in _NOT_READ
-            group.skipped = group.skipped or word
+            group.skipped = word if word == "ffl" else group.skipped or word
         elif word == "ansicpg" and number:
             self._page = _codec(f"cp{number}", self._page)
         elif word in _PAGES:
@@ -266,6 +277,10 @@ class _RichText:
             group.font = number
         elif word == "fcharset" and group.skipped == "fonttbl" and number in _CODECS:
             self._fonts[group.font] = _codec(_CODECS[number], self._page)
+        elif word == "fcharset" and group.skipped == "fonttbl" and number == _SIGNS_CHARSET:
+            self._fonts[group.font] = _SIGNS
+        elif word in ("fftype", "ffres", "ffdefres") and number is not None:
+            self._field[word] = number
         elif word == "uc" and number is not None:
             group.after_unicode = max(0, number)
         elif word == "u" and number is not None:
@@ -293,6 +308,8 @@ class _RichText:
             group.flow.level = number
         elif word == "intbl":
             group.in_table = True
+        elif word == "fldrslt":
+            self._put(self._filled_in())
         elif word == "trowd":
             self._in_row, self._merged = True, [""]
         elif word in _MERGED:
@@ -324,12 +341,41 @@ class _RichText:
             element.set("class", "comment-start")
         return _Flow(element, flow.depth + 1)
 
+    def _filled_in(self) -> str:
+        """What the field of a form that was read last is filled in with, if it says so."""
+        field, choices, self._field, self._choices = self._field, self._choices, {}, []
+        chosen = field.get("ffres", _BY_DEFAULT)
+        chosen = field.get("ffdefres", 0) if chosen == _BY_DEFAULT else chosen
+        if field.get("fftype") == _CHECKBOX:
+            return "[x]" if chosen else "[ ]"
+        return choices[chosen] if 0 <= chosen < len(choices) else ""
+
     def _decode(self) -> None:
         """Write the bytes so far: some encodings take two for a character."""
-        if self._bytes:
-            name = self._fonts.get(self._group.font, self._page)
-            self._put(self._bytes.decode(name, "replace"))
-            self._bytes.clear()
+        if not self._bytes:
+            return
+        group = self._group
+        name = self._fonts.get(group.font, self._page)
+        if group.skipped == "fonttbl":
+            self._font_names[group.font] += self._bytes.decode("latin-1").strip(" ;")
+        elif group.skipped == "ffl":
+            self._choices[-1] += self._bytes.decode(name, "replace")
+        elif group.skipped == "fldinst":
+            self._tracker.not_read["formula"] += self._bytes.lstrip().startswith(b"EQ ")
+        elif self._is_of_signs(name) and not group.skipped and not group.hidden:
+            font = "Symbol" if self._font_names[group.font].startswith("Symbol") else None
+            signs = "".join(chr(0xF000 + each) for each in self._bytes if each > 0x20)
+            text, unknown = shown_in(font, signs)
+            is_label = group.flow.body.tag == "label"
+            self._tracker.not_read["symbol"] += 0 if is_label else unknown
+            self._put(text or "\u2022" * is_label)
+        else:
+            self._put(self._bytes.decode(_codec(name, self._page), "replace"))
+        self._bytes.clear()
+
+    def _is_of_signs(self, name: str) -> bool:
+        """Whether letters stand for signs here: some fonts that say so have letters, too."""
+        return name == _SIGNS and self._font_names[self._group.font].startswith(_SIGN_FONTS)
 
     def _put(self, text: str) -> None:
         group = self._group

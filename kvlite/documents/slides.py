@@ -4,18 +4,18 @@ from typing import Any
 
 from kvlite.documents.archive import Archive
 from kvlite.documents.list_numbers import number_in
-from kvlite.documents.markup import SPACE, text_of
+from kvlite.documents.markup import text_of
 from kvlite.documents.office import (
     NAMES,
     document_part,
     find,
     full,
-    mark_run,
     office_tree,
     relations,
     require_new,
 )
 from kvlite.documents.pandoc import write_formulas
+from kvlite.documents.symbols import SPACE
 from kvlite.documents.tracker import Tracker
 
 _HTML_NAMES = {
@@ -82,7 +82,7 @@ def _text(archive: Archive, part: str, tracker: Tracker) -> str:
         each.tag, each.text = "div", f"[Picture: {each.get('descr').strip()}]"
     for run in find(tree, "descendant::a:r[a:rPr]"):
         if mark := _mark(run.find("a:rPr", NAMES)):
-            mark_run(run, mark)
+            run.tag = mark
     for body in find(tree, "descendant::a:p/.."):
         _label(find(body, "a:p"))
     write_formulas(find(tree, "descendant::m:oMath[not(ancestor::m:oMath)]"), "docx", tracker)

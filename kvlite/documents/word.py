@@ -3,20 +3,20 @@
 from typing import Any
 
 from kvlite.documents.archive import Archive
-from kvlite.documents.markup import SPACE, TAB, text_of
+from kvlite.documents.markup import text_of
 from kvlite.documents.office import (
     NAMES,
     OFF,
     document_part,
     find,
     full,
-    mark_run,
     office_tree,
     relations,
     require_new,
     value_of,
 )
 from kvlite.documents.pandoc import write_formulas
+from kvlite.documents.symbols import SPACE, TAB, is_private, shown_in
 from kvlite.documents.tracker import Tracker
 from kvlite.documents.word_lists import Lists
 
@@ -41,6 +41,9 @@ _NOT_READ = {
     "w:altChunk": "embedded document",
     "w:subDoc": "embedded document",
 }
+_EFFECTS = frozenset(("vanish", "vertAlign", "position", "strike", "dstrike"))
+# Text that is moved by so many half points is raised or lowered.
+_RAISED_BY = 3
 _MOST_COLUMNS = 1000
 
 
@@ -84,9 +87,17 @@ class _Page:
     def __init__(self, styles: Any, lists: Lists, tracker: Tracker) -> None:
         self._lists, self._tracker = lists, tracker
         self._notes = dict[tuple[str, str], str]()
-        self._marks = dict[str | None, str]()
-        for style in () if styles is None else find(styles, "descendant::w:style[w:rPr]"):
-            self._marks[style.get(full("w:styleId"))] = _mark(style.find("w:rPr", NAMES))
+        self._effects = dict[str | None, dict[str, str]]()
+        known = [] if styles is None else find(styles, "descendant::w:style")
+        own = {each.get(full("w:styleId")): _effects(each.find("w:rPr", NAMES)) for each in known}
+        bases = {each.get(full("w:styleId")): value_of(each, "w:basedOn") for each in known}
+        for style in own:
+            chain = [style]
+            while bases.get(chain[-1]) in own and bases[chain[-1]] not in chain:
+                chain.append(bases[chain[-1]])
+            self._effects[style] = {
+                key: value for each in reversed(chain) for key, value in own[each].items()
+            }
 
     def add_notes(self, kind: str, tree: Any) -> None:
         """Add the notes of a part, or its comments."""
@@ -104,6 +115,7 @@ class _Page:
         """The text of a part, whose tree is spent."""
         from lxml.etree import strip_elements, strip_tags
 
+        _join_paragraphs(tree)
         strip_elements(tree, *map(full, _SKIPPED.split()), with_tail=False)
         for what, counted in _NOT_READ.items():
             self._tracker.not_read[counted] += len(find(tree, f"descendant::{what}"))
@@ -129,13 +141,18 @@ class _Page:
 
     def _mark_runs(self, tree: Any) -> None:
         """Mark raised, lowered and struck text, and take out what is hidden."""
-        for run in find(tree, "descendant::w:r[w:rPr]"):
-            properties = run.find("w:rPr", NAMES)
-            mark = _mark(properties) or self._marks.get(value_of(properties, "w:rStyle"), "")
+        for run in tree.iter(full("w:r")):
+            paragraph = next(run.iterancestors(full("w:p")), run)
+            effects = {
+                **self._effects.get(value_of(paragraph, "w:pPr/w:pStyle"), {}),
+                **self._effects.get(value_of(run, "w:rPr/w:rStyle"), {}),
+                **_effects(run.find("w:rPr", NAMES)),
+            }
+            mark = _mark(effects) if effects else ""
             if mark == "hidden":
                 run.clear()
             elif mark:
-                mark_run(run, mark)
+                run.tag = mark
 
     def _write(self, tree: Any) -> None:
         """Write what has no text of its own: numbers, notes, symbols, descriptions."""
@@ -149,11 +166,16 @@ class _Page:
                 _say(each, text)
         for each in tree.iter(*map(full, _LINE_BREAKS)):
             each.tag = "br"
+        for text in tree.iter(full("w:t")):
+            if any(map(is_private, text.text or "")):
+                font = text.getparent().find("w:rPr/w:rFonts", NAMES)
+                self._show(text, None if font is None else font.get(full("w:ascii")), text.text)
         for symbol in tree.iter(full("w:sym")):
             character = chr(int(symbol.get(full("w:char"), "FFFD"), 16))
-            private = "\ue000" <= character <= "\uf8ff"  # only the font knows what it shows
-            self._tracker.not_read["symbol"] += private
-            _say(symbol, "" if private else character)
+            self._show(symbol, symbol.get(full("w:font")), character)
+        for code in tree.iter(full("w:instrText")):
+            if (code.text or "").strip().startswith("EQ "):
+                _say(code, code.text.strip().removeprefix("EQ "))
         for kind in ("footnote", "endnote", "comment"):
             for reference in tree.iter(full(f"w:{kind}Reference")):
                 key = kind, reference.get(full("w:id"), "")
@@ -169,6 +191,23 @@ class _Page:
             paragraph = find(art, "ancestor::w:p[1]")[0]
             paragraph.addnext(paragraph.makeelement(full("w:p")))
             paragraph.getnext().append(_span(art.get("string", "")))
+
+    def _show(self, element: Any, font: str | None, text: str) -> None:
+        shown, unknown = shown_in(font, text)
+        self._tracker.not_read["symbol"] += unknown
+        _say(element, shown)
+
+
+def _join_paragraphs(tree: Any) -> None:
+    """Join paragraphs whose end is deleted with the next; take out deleted rows and cells."""
+    for gone in find(tree, "descendant::w:tr[w:trPr/w:del] | descendant::w:tc[w:tcPr/w:cellDel]"):
+        gone.getparent().remove(gone)
+    for paragraph in reversed(find(tree, "descendant::w:p[w:pPr/w:rPr[w:del or w:moveFrom]]")):
+        after = paragraph.getnext()
+        if after is not None and after.tag == paragraph.tag:
+            at = int(after.find("w:pPr", NAMES) is not None)
+            after[at:at] = paragraph[1:]
+            paragraph.getparent().remove(paragraph)
 
 
 def _fill_in(tree: Any) -> None:
@@ -212,15 +251,26 @@ def _merge_cells(table: Any) -> None:
             row.insert(0, row.makeelement(full("w:tc")))
 
 
-def _mark(properties: Any) -> str:
-    """How text with such properties is marked in HTML; "hidden" if it is not shown."""
-    if _is_on(properties, "w:vanish"):
+def _effects(properties: Any) -> dict[str, str]:
+    """What properties of text say of those that raise, strike or hide it."""
+    found = dict[str, str]()
+    for each in () if properties is None else properties:
+        name = each.tag.rpartition("}")[2]
+        if name in _EFFECTS:
+            found[name] = each.get(full("w:val"), "1")
+    return found
+
+
+def _mark(effects: dict[str, str]) -> str:
+    """How text is marked in HTML; "hidden" if it is not shown."""
+    is_on = {name for name, value in effects.items() if value not in OFF}
+    if "vanish" in is_on:
         return "hidden"
-    raised = {"superscript": "sup", "subscript": "sub"}.get(
-        value_of(properties, "w:vertAlign") or "", ""
-    )
-    struck = _is_on(properties, "w:strike") or _is_on(properties, "w:dstrike")
-    return raised or ("del" if struck else "")
+    raised = {"superscript": "sup", "subscript": "sub"}.get(effects.get("vertAlign", ""), "")
+    by = int(effects.get("position", "0"))
+    if not raised and abs(by) >= _RAISED_BY:
+        raised = "sup" if by > 0 else "sub"
+    return raised or ("del" if is_on & {"strike", "dstrike"} else "")
 
 
 def _is_on(parent: Any, path: str) -> bool:

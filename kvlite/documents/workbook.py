@@ -173,15 +173,12 @@ def _rich(element: Element) -> str:
     """A text whose runs may be raised, lowered or struck through."""
     if len(element) == 1 and element[0].tag.endswith("}t"):
         return _in_line(element[0].text or "")
-    inner = root = etree.Element("span")
-    before = list[str]()
+    root = etree.Element("span")
     for run in element.iterchildren("{*}t", "{*}r"):
-        form = _form(run.find("{*}rPr"))
-        if form != before:
-            inner, before = root, form
-            for name in form:
-                inner = etree.SubElement(inner, name)
-        inner.text = (inner.text or "") + "".join(run.itertext("{*}t", with_tail=False))
+        inner = root
+        for name in _form(run.find("{*}rPr")):
+            inner = etree.SubElement(inner, name)
+        inner.text = "".join(run.itertext("{*}t", with_tail=False))
     return _in_line(text_of(root, Tracker("")))
 
 

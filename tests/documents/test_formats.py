@@ -3,6 +3,7 @@
 import contextlib
 import io
 import json
+import re
 import zipfile
 from collections.abc import Mapping
 
@@ -192,6 +193,35 @@ def test_opendocument_raised_lowered_struck_and_hidden_text(save: Save) -> None:
     assert read_document(save("a.odt", content)).text == "10^6 H_2O ~~50~~ 40"
 
 
+def test_opendocument_styles_of_a_kind_hidden_text_and_forms(save: Save) -> None:
+    raised, struck = (
+        f'<style:style style:name="{name}" style:family="{family}"><style:text-properties '
+        f'style:text-{what}"/></style:style>'
+        for name, family, what in (
+            ("X", "text", 'position="super 58%'), ("Y", "paragraph", 'line-through-style="solid'),
+        )
+    )  # fmt: skip
+    plain = '<style:style style:name="X" style:family="paragraph"/>'
+    body = (
+        '<office:forms xmlns:form="urn:oasis:names:tc:opendocument:xmlns:form:1.0"><form:form>'
+        '<form:text form:id="a" form:current-value="Ann"/><form:password form:id="b" '
+        'form:value="no"/>'
+        '<form:checkbox form:id="c" form:label="Yes" form:current-state="checked"/><form:listbox '
+        'form:id="d"><form:option form:label="one" form:current-selected="true"/><form:option '
+        'form:label="two"/></form:listbox></form:form></office:forms>'
+        '<text:p text:style-name="X">a<text:span text:style-name="X">2</text:span></text:p>'
+        '<text:p text:style-name="Y">old</text:p>'
+        '<text:p>b<text:hidden-text text:is-hidden="true">no</text:hidden-text></text:p>'
+        '<text:p>no<text:hidden-paragraph text:is-hidden="true"/></text:p>'
+        '<text:section text:display="condition" text:is-hidden="true"><text:p>no</text:p>'
+        "</text:section><text:p>"
+        + "".join(f'<draw:control draw:control="{each}"/>;' for each in "abcd")
+        + "</text:p>"
+    )
+    read = read_document(save("a.odt", opendocument(body, raised + struck + plain)))
+    assert read.text == "a^2\n\n~~old~~\n\nb\n\nAnn;;[x] Yes;one;"
+
+
 def test_opendocument_cells_over_several_rows_or_columns_stand_in_each(save: Save) -> None:
     def cell(inside: str, more: str = "") -> str:
         return f"<table:table-cell {more}><text:p>{inside}</text:p></table:table-cell>"
@@ -320,6 +350,25 @@ def test_a_damaged_part_of_a_book_is_left_out_and_named(save: Save) -> None:
         read = read_document(save("a.epub", data))
         assert read.text == "Caf\u00e9, the end."
         assert f"1 damaged part ({name})" in read.not_read
+
+
+def test_a_books_pages_are_known_and_shown_as_readers_show_them(save: Save) -> None:
+    page = (
+        "<html><head><title/><link rel='stylesheet' href='s.css'/></head><body><p>One 10<span "
+        "class='up'>6</span></p><svg><title>Two</title></svg><p>Three</p></body></html>"
+    )
+    parts = {
+        **parts_of(book()),
+        "in/one.xhtml": page.encode(),
+        "in/s.css": b".up{vertical-align:super}",
+    }
+    opf = parts["in/book.opf"].decode()
+    kinds = ('media-type="text/x-oeb1-document"', 'media-type="Application/XHTML+XML"', "")
+    for kind in (*kinds, 'media-type="text/css"'):
+        new = re.sub(r'(href="one.xhtml")\s*media-type="[^"]*"', rf"\1 {kind}", opf)
+        assert new != opf
+        changed = packed({**parts, "in/book.opf": new.replace("one.xhtml", "one.xhtml#start")})
+        assert read_document(save("a.epub", changed)).text.startswith("One 10^6\n\nTwo\n\nThree")
 
 
 def test_lists_of_a_books_pages_are_left_out_and_notes_come_last(save: Save) -> None:
@@ -452,6 +501,23 @@ def test_rich_text_raised_lowered_struck_and_hidden(save: Save) -> None:
     assert rich(save, text) == "10^6 H_2O ~~50~~ 40 1990^3.\nlink {b}!"
 
 
+def test_rich_text_signs_of_fonts_and_fields_of_forms(save: Save) -> None:
+    fonts = rb"{\fonttbl{\f1\fcharset2 Symbol;}{\f2\fcharset2 Wingdings;}{\f3 Arial;}"
+    fonts += rb"{\f4\fcharset2 OpenSymbol;}}"
+    signs = rb"5 {\f1 m}m 5 {\f1\'6d}m {\f1\'b0}C {\f3 m}{\f4 m}{\listtext\f2\'a7}"
+    assert rich(save, fonts + signs) == "- 5 \u03bcm 5 \u03bcm \u00b0C mm"
+    read = read_document(
+        save("a.rtf", b"{\\rtf1" + fonts + rb"a{\f2\'fe}{\mmath{\*\moMath{\mr b}}}}")
+    )
+    assert (read.text, read.not_read) == ("a", ("1 symbol", "1 formula"))
+    field = rb"{\field{\*\fldinst FORM {\*\formfield{\fftype%s}}}{\fldrslt %s}}"
+    for inside, result, shown in (
+        (rb"1\ffres1\ffdefres0", b"", "[x]"), (rb"1\ffres25\ffdefres0", b"", "[ ]"),
+        (rb"2\ffres1{\*\ffl one}{\*\ffl two}", b"", "two"), (rb"0\ffres0", b"Ann", "Ann"),
+    ):  # fmt: skip
+        assert rich(save, b"A " + field % (inside, result) + b" B") == f"A {shown} B"
+
+
 def test_rich_text_headers_comments_lists_and_empty_cells(save: Save) -> None:
     text = (
         rb"{\header Head\par}{\footerf Foot}{\listtext 1.\tab}one{\*\annotation Why?\par So.}"
@@ -499,6 +565,36 @@ def test_fictionbook(save: Save) -> None:
     with contextlib.suppress(DocumentError):
         assert "secret" not in read_document(save("b.fb2", entity)).text
     assert "is damaged or no FictionBook" in refusal(save("c.fb2", "words"))
+
+
+def test_fictionbook_named_styles_are_text(save: Save) -> None:
+    body = "<FictionBook><body><p>a <style name='x'>b</style> c</p></body></FictionBook>"
+    assert read_document(save("a.fb2", body)).text == "a b c"
+
+
+@pytest.mark.parametrize(
+    ("data", "text", "not_read"),
+    [
+        ({"text/markdown": ["**5**"]}, "x\n\n**5**", ()),
+        ({"text/latex": "$x^2$"}, "x\n\n$x^2$", ()),
+        (
+            {"text/plain": "<IPython.core.display.HTML object>", "text/html": "<b>5</b>"},
+            "x\n\n5",
+            (),
+        ),
+        ({"application/json": {"a": 1}}, "x", ("1 output (application/json)",)),
+        ({"text/plain": "a", "application/json": {"a": 1}}, "x\n\na", ()),
+    ],
+)
+def test_notebook_outputs(save: Save, data: object, text: str, not_read: tuple[str, ...]) -> None:
+    cell = {"source": "x", "outputs": [{"output_type": "display_data", "data": data}]}
+    read = read_document(save("a.ipynb", json.dumps({"cells": [cell]})))
+    assert (read.text, read.not_read) == (text, not_read)
+
+
+def test_notebook_colours_are_no_text(save: Save) -> None:
+    cell = {"source": "x", "outputs": [{"output_type": "stream", "text": "\x1b[1;31mred\x1b[0m"}]}
+    assert read_document(save("a.ipynb", json.dumps({"cells": [cell]}))).text == "x\n\nred"
 
 
 def test_notebook(save: Save) -> None:

@@ -88,6 +88,43 @@ def test_html_struck_text_is_marked(save: Save) -> None:
     assert html(save, markup) == "Price: ~~50~~ 40. ~~Closed~~Open"
 
 
+@pytest.mark.parametrize(
+    ("markup", "text"),
+    [
+        (
+            "<p>10<span style='vertical-align:super'>6</span> <a style='vertical-align:sub'>i</a>",
+            "10^6 _i",
+        ),
+        ("<style>.c5{vertical-align:super}</style><p>10<span class=c5>6</span>", "10^6"),
+        ("<style>i{text-decoration-line:line-through}</style><p>a <i>b</i>", "a ~~b~~"),
+        (
+            "<p>x<sup>1</sup><sup>2</sup> <sup><a href=#a>1</a></sup><sup><a href=#b>2</a></sup>",
+            "x^12 [1][2]",
+        ),
+        ("<style media=print>p{display:none}</style><p>seen", "seen"),
+        ("<p>a<dialog>no</dialog><dialog open>yes</dialog>", "a\nyes"),
+        (
+            "<p><ruby>\u6f22<rt>kan</rt></ruby><ruby>\u5b57<rp>(</rp><rt>ji</rt><rp>)</rp></ruby>",
+            "\u6f22(kan)\u5b57(ji)",
+        ),
+        ("<button>Go</button><button>Stop</button>", "Go Stop"),
+        (
+            "<ol reversed><li>a<li>b</ol><ol reversed start=9><li>c<li>d</ol>",
+            "2. a\n1. b\n9. c\n8. d",
+        ),
+        ("<table><tr><td rowspan=0>A<td>1<tr><td>2<tr><td>3</table>", "A | 1\nA | 2\nA | 3"),
+        ("<table><tfoot><tr><td>Sum<td>3<tbody><tr><td>a<td>3</table>", "a | 3\nSum | 3"),
+        (
+            "<html xmlns:m='http://www.w3.org/1998/Math/MathML'><p>x <m:math><m:mfrac>"
+            "<m:mn>1</m:mn><m:mn>2</m:mn></m:mfrac></m:math>",
+            "x 1/2",
+        ),
+    ],
+)
+def test_html_is_read_as_it_is_shown(save: Save, markup: str, text: str) -> None:
+    assert html(save, markup) == text
+
+
 def test_html_code_keeps_blank_lines_and_tabs(save: Save) -> None:
     markup = "<p>Code:<pre><code>if x<sup>2</sup>:\n\treturn 1\n\n\nreturn   2\n</code></pre>after"
     assert html(save, markup) == "Code:\n\nif x^2:\n\treturn 1\n\n\nreturn   2\n\nafter"
@@ -186,7 +223,8 @@ def test_html_form_values_and_details_are_read(save: Save) -> None:
         "<p hidden=until-found>found</p>"
     )
     assert html(save, markup) == (
-        "More\n\nInside\n\nName Ann & Bo\n[x] yes\n[ ] never\ntwo\nlines <b>\na\nb\nSend\n\nfound"
+        "More\n\nInside\n\nName Ann & Bo\n[x] yes\n[ ] never\ntwo\nlines <b>\na\n[x] b\nSend\n\n"
+        "found"
     )
 
 

@@ -76,8 +76,8 @@ _PARTS = {
     "utf8_then_latin.log": ("\u00fcbung eins", "\ufffdbung zwei"),
     "pics.pdf": ("Page one text.", "Page three text.", "Page six text."),
     "odd.xlsx": (
-        "Date | Share | Sum\n2024-03-14 | 50% | 3.3000000000000003 | [=A2+1: no value] | TRUE | "
-        "#DIV/0!\n2024-03-14 18:00 | 36:00:00 | 1234567.891 |  | 7%\nHIDDENROW\n\nSecret",
+        "Date | Share | Sum\n2024-03-14 | 50% | 3.3 | [=A2+1: no value] | TRUE | "
+        "#DIV/0!\n2024-03-14 18:00 | 36:00:00 | 1234567.891 EUR |  | 7%\nHIDDENROW\n\nSecret",
     ),
     "sup.xlsx": ("There are 10^6 cells\nx\nOuse | 2001\nOuse | 2002",),
     "repeat.ods": ("Ann | 0 | 0 | 0 | 7",),

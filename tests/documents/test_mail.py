@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from kvlite.documents import Document, read_document
+from kvlite.documents.outlook import unpacked_rich_text
 
 from .files import Save, refusal
 
@@ -26,6 +27,22 @@ SUMMARY;LANGUAGE=en:Budget\\, again
 LOCATION:Room
   7
 END:VEVENT
+END:VCALENDAR"""
+
+
+CALENDAR = """BEGIN:VCALENDAR
+BEGIN:VEVENT
+SUMMARY:One
+DESCRIPTION:Bring\\nfood
+DTSTART;VALUE=DATE:20260105
+BEGIN:VALARM
+DESCRIPTION:Reminder
+END:VALARM
+END:VEVENT
+BEGIN:VTODO
+SUMMARY:Pay
+DUE:20260106T093000
+END:VTODO
 END:VCALENDAR"""
 
 
@@ -108,6 +125,22 @@ def read(save: Save, message: str) -> Document:
             "", ("1 encrypted part (multipart/encrypted)",),
         ),
         ("Content-Type: image/png\n\nx", "", ("1 picture (image/png)",)),
+        ("Content-Type: text/rtf\n\n{\\rtf1 In \\b May\\b0}", "In May", ()),
+        (
+            several("mixed", "Content-Type: text/calendar\n\n" + CALENDAR),
+            "Event: One\nDescription: Bring food\nBegins: 2026-01-05\n\n"
+            "Task: Pay\nDue: 2026-01-06 09:30", (),
+        ),
+        ("Content-Type: text/calendar\n\nBEGIN:VCALENDAR\nX:1", "BEGIN:VCALENDAR\nX:1", ()),
+        # What is only a hint that there is a page.
+        (
+            several(
+                "alternative", PLAIN + "Your program shows no HTML.",
+                several("related", PAGE + f"<p>{'In May. ' * 40}<img src=cid:a>", PICTURE),
+                attached("a.ics", "text/calendar"),
+            ),
+            ("In May. " * 40).strip(), ("1 picture", "1 attached file (a.ics)"),
+        ),
         (
             several("mixed", "Content-Type: message/external-body; access-type=URL\n\n\n"),
             "", ("1 external part (message/external-body)",),
@@ -138,8 +171,43 @@ def test_a_body_is_in_the_encoding_that_it_can_be_in(
     assert (document.text, document.note) == (f"Subject: Hi\n\n{said}", "")
 
 
+def unpacked(name: str) -> bytes:
+    return lzma.decompress((DATA / f"{name}.msg.xz").read_bytes())
+
+
 def outlook(save: Save, name: str) -> Document:
-    return read_document(save("a.msg", lzma.decompress((DATA / f"{name}.msg.xz").read_bytes())))
+    return read_document(save("a.msg", unpacked(name)))
+
+
+def test_what_cannot_be_decoded_is_not_said_to_be(save: Save) -> None:
+    head = "Content-Type: text/plain\nContent-Transfer-Encoding: base64\n\n"
+    assert "read as" not in read(save, head + "This is not base64, but text!").note
+
+
+def test_an_outlook_body_in_rich_text_alone(save: Save) -> None:
+    plain, gone = (f"__substg1.0_{each}001F".encode("utf-16-le") for each in ("1000", "1FFF"))
+    assert plain in unpacked("outer")
+    document = read_document(save("a.msg", unpacked("outer").replace(plain, gone)))
+    assert document.text.count("\n\nOuter body\n\n") == 1
+    assert document.text.endswith("\n\nbody")
+    assert document.note == ""
+
+
+@pytest.mark.parametrize(
+    ("packed", "text"),
+    [  # examples of Microsoft's [MS-OXRTFCP], and what is not packed
+        (
+            "2d0000002b0000004c5a4675f1c5c7a703000a007263706731323542320af32068656c0900206277"
+            "05b06c647d0a800fa0", b"{\\rtf1\\ansi\\ansicpg1252\\pard hello world}\r\n",
+        ),
+        ("1a0000001c0000004c5a4675e2d44b51410004205758595a0d6e7d010eb0",
+         b"{\\rtf1 WXYZWXYZWXYZWXYZWXYZ}"),
+        ("1300000007000000" + b"MELA".hex() + "00000000" + b"{\\rtf1}".hex(), b"{\\rtf1}"),
+        ("1a0000001c0000004c5a4675e2d44b514100", b""),
+    ],
+)  # fmt: skip
+def test_rich_text_is_unpacked(packed: str, text: bytes) -> None:
+    assert unpacked_rich_text(bytes.fromhex(packed)) == text
 
 
 def test_messages_of_outlook(save: Save) -> None:

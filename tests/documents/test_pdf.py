@@ -44,11 +44,29 @@ def test_pdf_pages_are_remembered(save: Save) -> None:
     assert [document.page_of(offset) for offset in offsets] == [1, 1, 2, 2, 3, 3]
 
 
+def test_pdf_that_says_it_has_fewer_pages_than_it_has(save: Save) -> None:
+    document = read_document(save("a.pdf", pdf(["one", "two", "three"], count=1)))
+    assert document.text == "one\ntwo\nthree"
+
+
 def test_pdf_with_some_textless_pages_is_read(save: Save) -> None:
     document = read_document(save("a.pdf", pdf([None, "two", None, "four", None])))
     assert document.text == "\ntwo\n\nfour\n"
     assert document.page_starts == (0, 1, 5, 6, 11)
     assert [document.page_of(document.text.index(word)) for word in ("two", "four")] == [2, 4]
+
+
+def test_a_capital_of_several_lines_belongs_to_its_word() -> None:
+    """As at the beginning of a chapter."""
+    boxes = [
+        Box("O", 72, 100, 100, 140),
+        Box("nce upon a time", 102, 103, 220, 115),
+        Box("was a king", 102, 117, 220, 129),
+        Box("of many lands", 72, 131, 220, 143),
+    ]
+    assert lines_of(boxes) == ["Once upon a time", "was a king", "of many lands"]
+    alone = [Box("A", 72, 0, 120, 60), *boxes[1:]]
+    assert lines_of(alone) == ["A", "nce upon a time", "was a king", "of many lands"]
 
 
 @pytest.mark.parametrize("offset", [-1, 4])

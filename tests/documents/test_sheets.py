@@ -147,9 +147,17 @@ def test_formulas_without_a_value_are_named(save: Save) -> None:
         (-1, "yyyy", "-1"),
         (1e9, "yyyy", "1000000000"),
         (12, "General", "12"),
-        (12.5, '#,##0.00 "days"', "12.5"),
+        (12.5, '#,##0.00 "days"', "12.5 days"),
         (3, "[Red]0;[Yellow]dd", "3"),
-        (5, "0\\h_d*s", "5"),
+        (5, "0\\h_d*s", "5h"),
+        (1200, "[$\u20ac-407] #,##0.00", "\u20ac 1200"),
+        (-1200, '_-"$"* #,##0.00_-;-"$"* #,##0.00', "-$1200"),
+        (5, '0.00" %";[Red]-0.00" %"', "5 %"),
+        (21.5, 'General"\u00b0C"', "21.5\u00b0C"),
+        (1500000, '0.0,,"M"', "1500000"),
+        (501, "00000", "00501"),
+        (0.1 + 0.2, "General", "0.3"),
+        (0.1 + 0.2, "", "0.3"),
     ],
 )
 def test_numbers_by_the_codes_of_their_formats(number: float, code: str, shown: str) -> None:
@@ -291,7 +299,7 @@ def test_spreadsheet(save: Save) -> None:
         '</style:style><style:style style:name="off"><style:text-properties '
         'style:text-line-through-style="solid"/></style:style>'
     )
-    note = '<office:annotation xmlns:dc="dc"><dc:creator>Ann</dc:creator><text:p>Check</text:p>'
+    note = '<office:annotation xmlns:dc="http://purl.org/dc/elements/1.1/"><dc:creator>Ann</dc:creator><text:p>Check</text:p>'
     first = (
         _cell(f"{note}</office:annotation>" + shown("Ann"))
         + _cell(shown("0 %"), 'table:number-columns-repeated="3"')
@@ -323,12 +331,26 @@ def test_spreadsheet(save: Save) -> None:
     read = read_document(save("a.bin", spreadsheet(rows, styles)))
     assert read.text.split("\n") == [
         "Costs",
-        "Ann [Note by Ann: Check] | 0 % | 0 % | 0 % |  |  | 10^6 of all",
+        "Ann [Note by Ann: Check] | 0 % | 0 % | 0 % |  |  | 10^6 of all [Comment by Ann: Check]",
         "both | both | ~~gone~~",
         "both | both | 7 | [=A1: no value]",
         "Look here",
     ]
     assert read.not_read == ("1 picture", "1 uncalculated formula (Costs!R3C4)")
+
+
+def test_values_of_a_spreadsheet_that_others_show(save: Save) -> None:
+    style = (
+        '<style:style style:name="Old" style:family="table-cell"><style:text-properties '
+        'style:text-line-through-style="solid"/></style:style><style:style style:name="ce1" '
+        'style:family="table-cell" style:parent-style-name="Old"/>'
+    )
+    cells = _cell("", 'office:value-type="percentage" office:value="0.07"')
+    cells += _cell("", 'office:value-type="currency" office:value="3" office:currency="EUR"')
+    cells += _cell("", 'office:value-type="boolean" office:boolean-value="true"')
+    cells += _cell("<text:p>x</text:p>", 'table:style-name="ce1"')
+    content = spreadsheet(f"<table:table-row>{cells}</table:table-row>", style)
+    assert read_document(save("a.ods", content)).text == "Costs\n7% | 3 EUR | TRUE | ~~x~~"
 
 
 def test_a_spreadsheet_without_a_type_is_known_by_its_name(save: Save) -> None:

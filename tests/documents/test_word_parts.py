@@ -367,3 +367,97 @@ def test_markup_deeper_than_any_document_is_refused(save: Save) -> None:
 
     assert text(save, nested(2000)) == "x"
     assert "is damaged" in refusal(save("a.docx", raw_word(nested(50_000))))
+
+
+def styled(text: str, properties: str) -> str:
+    return f"<w:r><w:rPr>{properties}</w:rPr><w:t>{text}</w:t></w:r>"
+
+
+def test_text_is_raised_struck_and_hidden_by_its_styles_and_shown_again_by_itself(
+    save: Save,
+) -> None:
+    raised = '<w:vertAlign w:val="superscript"/>'
+    styles = "".join(
+        f'<w:style w:styleId="{name}"><w:basedOn w:val="{base}"/><w:rPr>{own}</w:rPr></w:style>'
+        for name, base, own in (
+            ("Mark", "", raised), ("Inner", "Mark", "<w:b/>"), ("Off", "Off", "<w:vanish/>"),
+            ("Old", "", "<w:strike/>"),
+        )
+    )  # fmt: skip
+    body = paragraph(
+        run("a"), styled("1", '<w:rStyle w:val="Inner"/>'), run(" "),
+        styled("b", '<w:rStyle w:val="Mark"/><w:vertAlign w:val="baseline"/>'),
+        styled("no", '<w:rStyle w:val="Off"/>'),
+        styled("c", '<w:rStyle w:val="Off"/><w:vanish w:val="0"/>'),
+        run(" 10"), styled("6", '<w:position w:val="8"/>'), run(" x"),
+        styled("i", '<w:position w:val="-6"/>'), styled("y", '<w:position w:val="1"/>'),
+    )  # fmt: skip
+    body += paragraph('<w:pPr><w:pStyle w:val="Off"/></w:pPr>', run("no"))
+    body += paragraph('<w:pPr><w:pStyle w:val="Old"/></w:pPr>', run("old"))
+    assert text(save, body, styles=styles) == "a^1 bc 10^6 x_iy\n\n~~old~~"
+
+
+def listed(text: str, number: int, level: int = 0, mark: str = "") -> str:
+    where = f'<w:ilvl w:val="{level}"/><w:numId w:val="{number}"/>'
+    return paragraph(f"<w:pPr><w:numPr>{where}</w:numPr>{mark}</w:pPr>", text)
+
+
+def numbering(second: str = "", change: str = "") -> str:
+    """Two lists of the same levels, the second of which may change them, and one by a style."""
+    levels = "".join(
+        f'<w:lvl w:ilvl="{at}"><w:numFmt w:val="{form}"/><w:lvlText w:val="{shown}"/>{more}</w:lvl>'
+        for at, (form, shown, more) in enumerate(
+            (("upperRoman", "%1.", ""), ("decimal", "%1.%2", second))
+        )
+    )
+    return (
+        f'<w:abstractNum w:abstractNumId="0">{levels}</w:abstractNum>'
+        '<w:abstractNum w:abstractNumId="1"><w:numStyleLink w:val="L"/></w:abstractNum>'
+        '<w:num w:numId="1"><w:abstractNumId w:val="0"/></w:num>'
+        f'<w:num w:numId="2"><w:abstractNumId w:val="0"/>{change}</w:num>'
+        '<w:num w:numId="3"><w:abstractNumId w:val="1"/></w:num>'
+    )
+
+
+def test_numbers_of_lists_that_change_others_or_are_those_of_a_style(save: Save) -> None:
+    change = (
+        '<w:lvlOverride w:ilvl="0"><w:lvl w:ilvl="0"><w:numFmt w:val="bullet"/>'
+        '<w:lvlText w:val="o"/></w:lvl></w:lvlOverride>'
+    )
+    body = listed(run("a"), 1) + listed(run("b"), 2)
+    assert text(save, body, numbering=numbering(change=change)) == "I. a\n- b"
+    style = (
+        '<w:style w:styleId="L"><w:pPr><w:numPr><w:numId w:val="1"/></w:numPr></w:pPr></w:style>'
+    )
+    assert text(save, listed(run("a"), 3), styles=style, numbering=numbering()) == "I. a"
+    body = "".join(listed(run("a"), 1, level) for level in (0, 1, 0, 1))
+    for second, shown in (
+        ("<w:isLgl/>", "I. a\n  1.1 a\nII. a\n  2.1 a"),
+        ('<w:lvlRestart w:val="0"/>', "I. a\n  I.1 a\nII. a\n  II.2 a"),
+    ):
+        assert text(save, body, numbering=numbering(second)) == shown
+
+
+def test_deleted_ends_of_paragraphs_rows_and_cells(save: Save) -> None:
+    gone = '<w:rPr><w:del w:id="1"/></w:rPr>'
+    deleted = '<w:del w:id="2"><w:r><w:delText>no</w:delText></w:r></w:del>'
+    body = listed(run("a"), 1) + listed(deleted, 1, mark=gone) + listed(run("b"), 1)
+    body += paragraph(f"<w:pPr>{gone}</w:pPr>", run("Hel")) + paragraph(run("lo"))
+    cell = "<w:tc>{}" + paragraph(run("x")) + "</w:tc>"
+    off = cell.format('<w:tcPr><w:cellDel w:id="3"/></w:tcPr>')
+    body += f"<w:tbl><w:tr>{cell.format('') * 2}{off}</w:tr>"
+    body += f'<w:tr><w:trPr><w:del w:id="4"/></w:trPr>{cell.format("") * 2}</w:tr></w:tbl>'
+    assert text(save, body, numbering=numbering()) == "I. a\nII. b\nHello\nx | x"
+
+
+def test_characters_of_the_font_symbol_and_old_formulas(save: Save) -> None:
+    font = '<w:rFonts w:ascii="{}" w:hAnsi="{}"/>'
+    body = paragraph(
+        run("5 "), styled("\uf06d", font.format("Symbol", "Symbol")), run("m, 20 "),
+        '<w:r><w:sym w:font="Symbol" w:char="F0B0"/></w:r>', run("C, "),
+        '<w:r><w:instrText xml:space="preserve"> EQ \\f(1,2) </w:instrText></w:r>',
+    )  # fmt: skip
+    assert text(save, body) == "5 \u03bcm, 20 \u00b0C, \\f(1,2)"
+    body = paragraph(run("a"), styled("\uf0fe", font.format("Wingdings", "Wingdings")))
+    document = read_document(save("a.docx", raw_word(body)))
+    assert (document.text, document.not_read) == ("a", ("1 symbol",))
