@@ -28,7 +28,9 @@ def disk(model: Path, folder: Path) -> list[str]:
             texts = {bird: said_in(chat(http, each)) for bird, each in LONG.items()}
             found += _disk_fails(server, http, data, texts)
             found += server.flaws()
-    print(f"the disk: {'; '.join(found) or 'full, read-only and with dangling links: all answered'}")
+    print(
+        f"the disk: {'; '.join(found) or 'full, read-only and with dangling links: all answered'}"
+    )
     return found
 
 
@@ -104,8 +106,7 @@ def kill(model: Path, folder: Path, times: int = 2) -> list[str]:
                     found.append(f"{bird} was read again after a kill: {used} tokens")
                 text = said_in(answer)
                 second[bird] = [*second.get(bird, messages), *said("", text)[1:], *said("And?")]
-            stored = len(LONG)
-            if not until(lambda: len([*server.folder.rglob("*.kv")]) >= stored, 60):
+            if not until(lambda: len([*server.folder.rglob("*.kv")]) >= len(LONG), 60):
                 found.append("what was finished is not stored after a minute")
             going = [threading.Thread(target=_keep_asking, args=(server,)) for _ in range(4)]
             for each in going:

@@ -42,11 +42,13 @@ class Attack:
         self.known = dict[str, str]()
 
     def warm_up(self) -> None:
-        """Ask what is known later, and one large request."""
+        """Ask what is known later, one large request, and one for JSON."""
         with self.server.http as http:
             for each in ASKED * 2:
                 self.known[each] = said_in(chat(http, said(each)))
             http.post("/v1/completions", json={"prompt": "a" * (4 << 20)})
+            guided = {"prompt": "a", "max_tokens": 2, "guided_json": {"type": "object"}}
+            http.post("/v1/completions", json=guided)
 
     def run(self, numbers: Iterator[int], *, clients: int = CLIENTS, every: int = 100) -> None:
         """Send those, by several clients; after each `every` a good one."""
@@ -103,7 +105,9 @@ class Attack:
         """Name the looks that took too long, and what was open then."""
         for each in health.slow()[:10]:
             end = each.began + each.took
-            beside = [what for began, ended, what in self.sent if began < end and ended > each.began]
+            beside = [
+                what for began, ended, what in self.sent if began < end and ended > each.began
+            ]
             self.found.append(f"/health took {1000 * each.took:.0f} ms beside {beside}")
         for look in health.failed()[:3]:
             self.found.append(f"/health said {look.status}")
