@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
+from tempfile import gettempdir
 
 import kvlite
 from kvlite.cli.main import main
@@ -85,9 +86,9 @@ class Files:
         self.codes[f"{path.suffix} {code}"] += 1
         codes = (0, 1, 2) if command[0] == "plan" else (0, 2)
         if wrong := flaw(code, said, took, codes):
-            kept = Path(self.folder.parent, f"found-{self.seed}-{number}{path.suffix}")
+            kept = Path(gettempdir(), f"found-{self.seed}-{number}{path.suffix}")
             kept.write_bytes(content)
-            self.found.append(f"file {number} ({kept.name}) {' '.join(command)}: {wrong}")
+            self.found.append(f"file {number} ({kept}) {' '.join(command)}: {wrong}")
         path.unlink()
 
     def _ask(self, *args: str) -> Command:
