@@ -54,10 +54,9 @@ def _disk_fails(
     until(lambda: bool([*server.folder.rglob("*.kv")]), 30)
     yield from go_on("before")
     ballast = data / "ballast"
-    with ballast.open("wb") as file, suppress(OSError):
+    with ballast.open("wb", buffering=0) as file, suppress(OSError):
         while True:
-            file.write(bytes(1 << 16))
-            file.flush()
+            file.write(bytes(1 << 12))
     for _ in range(3):
         yield from go_on("full")
     ballast.unlink()

@@ -251,3 +251,13 @@ def test_damaged_files_of_a_server_are_named_once_and_it_starts(
     for name in names:
         told = [each.getMessage() for each in caplog.records if name in each.getMessage()]
         assert len(told) == 1 and "\n" not in told[0], (name, told)
+
+
+def test_a_read_only_disk_keeps_no_upload(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: Any, **given: Any) -> Any:
+        raise OSError(30, "Read-only file system")
+
+    monkeypatch.setattr("kvlite.server.files.shutil.copyfileobj", fails)
+    monkeypatch.setattr(Path, "unlink", fails)
+    answer = server.http.post("/v1/files", files={"file": ("a.txt", b"Rails are shy.")})
+    require_error(answer, 507, "Read-only file system")
