@@ -12,7 +12,7 @@ export HF_HUB_OFFLINE := 1
 # would compile everything anew.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: setup browser demo test long judges documents attack check gpu gpu-report format clean
+.PHONY: setup browser demo test long judges documents attack soak check gpu gpu-report format clean
 
 setup: $(READY)
 
@@ -66,11 +66,16 @@ documents: setup
 	$(BIN)/python -m tests.judges.fetch_documents tests/.cache/documents
 	$(BIN)/pytest tests/judges/test_documents.py -n 2 --dist worksteal
 
-# Generated bad requests to a running server, the same for the same seed, in some minutes.
+# Generated bad requests to a running server and damaged files, the same for the same seed, in some
+# minutes; `soak` is six clients for MINUTES, with good requests among bad ones.
 SEED := 0
 COUNT := 3000
-attack: setup
+MINUTES := 10
+attack: $(COMPILED)
 	$(BIN)/python -m tests.attack $(SEED) $(COUNT)
+
+soak: $(COMPILED)
+	$(BIN)/python -m tests.attack $(SEED) --minutes $(MINUTES)
 
 # What is owed to a GPU, with the Python that has a CUDA build of torch; see tests/gpu/__main__.py.
 gpu:

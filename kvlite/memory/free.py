@@ -69,10 +69,20 @@ def held_bytes(devices: "Sequence[torch.device]") -> int:
 def return_memory(devices: "Sequence[torch.device]") -> int:
     """Give what nothing refers to any more back to the system, so that another model may have it;
     the bytes that are still held."""
+    gc.unfreeze()
     release_memory(devices[0])  # of all cards
-    if devices[0].type != "cuda" and sys.platform == "linux":
-        # The C library keeps freed memory until it is told otherwise.
-        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-        if trim is not None:
-            trim(0)
+    trim_heap()
     return held_bytes(devices)
+
+
+def trim_heap() -> None:
+    """Give what was freed back to the system; the C library keeps it until it is told otherwise."""
+    if sys.platform == "linux" and (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)):
+        trim(0)
+
+
+def settle_heap() -> None:
+    """Look for garbage no more among what there is now: with all that was imported that takes some
+    tenths of a second, in which no thread goes on. `return_memory` ends that."""
+    gc.collect()
+    gc.freeze()

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from kvlite.conversation.answer_batch import step_together
 from kvlite.conversation.turn import Turn
-from kvlite.errors import OutOfMemory
+from kvlite.errors import KvliteError, OutOfMemory
 from kvlite.web.engine_thread import Engine
 from kvlite.web.work import Shown, Work
 
@@ -124,7 +124,7 @@ class Answering:
         room = len(self.going) < MOST and not self._engine.is_wanted
         room = room and (not self.going or self.has_room(turns))
         for request in [*self.waiting]:
-            if request.work.cancel.is_set() or (room and request.may_begin()):
+            if request.work.cancel.is_set() or (room and _may_begin(request)):
                 with self._lock:
                     self.waiting.remove(request)
                     self._changed = True
@@ -182,3 +182,12 @@ class Answering:
                 each.steps.close()
             each.work.abandon()
             each.work.do()
+
+
+def _may_begin(request: Request) -> bool:
+    """Whether nothing that it needs is in use; what is wrong with it is said once it begins, and
+    ends no other."""
+    try:
+        return request.may_begin()
+    except KvliteError:
+        return True

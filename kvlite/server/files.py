@@ -95,7 +95,8 @@ class Files:
         except (ContextError, DocumentError) as error:
             raise type(error)(str(error).replace(str(path), name)) from None
         finally:
-            path.unlink(missing_ok=True)
+            with suppress(OSError):  # the disk is read-only
+                path.unlink()
         about = {
             "id": f"file-{uuid4().hex}",
             "object": "file",

@@ -13,6 +13,7 @@ from kvlite.config.settings import Settings
 from kvlite.config.units import readable
 from kvlite.conversation.prepared import FEW
 from kvlite.errors import ForecastError, ModelError, sentence
+from kvlite.memory.free import trim_heap
 from kvlite.model.local_models import LocalModel, models_here
 from kvlite.model.source import lasting_name
 from kvlite.planner.fitting import plan_here
@@ -81,10 +82,11 @@ class Models:
 
     async def keep_idle(self) -> None:
         """Whenever nothing was asked for a while, put conversations on disk, one at a time, and
-        after a longer while unload the model."""
+        after a longer while unload the model. Freed memory goes back all the time."""
         before, since = -1, time.monotonic()
         while True:
             await asyncio.sleep(IDLE)
+            await asyncio.to_thread(trim_heap)  # of large requests
             model, now = self.current, self.state.counters.generated
             if self.state.engine.current is not None or now != before:
                 before, since = now, time.monotonic()

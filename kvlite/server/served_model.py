@@ -18,7 +18,7 @@ from kvlite.conversation.runner import Runner, open_runner
 from kvlite.conversation.turn import Turn
 from kvlite.errors import Stopped
 from kvlite.memory.device_budget import ERROR
-from kvlite.memory.free import free_bytes, return_memory
+from kvlite.memory.free import free_bytes, return_memory, settle_heap
 from kvlite.model.source import lasting_name
 from kvlite.model.text_limit import too_long
 from kvlite.server.answering import Answering
@@ -211,6 +211,7 @@ class ServedModel:
         conversations.resume()
         self.conversations, self._max_context = conversations, runner.shape.max_context
         self.planned = 0 if runner.plan is None else runner.plan.peak_bytes
+        settle_heap()
 
     def release(self) -> None:
         """Let the model go, and keep what it has read on disk; called by the engine's thread."""

@@ -1,5 +1,6 @@
 """What is refused, left or stuck: nothing is left of it, and nobody waits for it."""
 
+import json
 import threading
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from kvlite.conversation.session import Session
 from kvlite.errors import ContextError, DocumentError, SettingError, Stopped
 from kvlite_app.engine.service import Service
 from kvlite_app.views.status import status_html
+from kvlite_app.words import spoken
 from tests.app.conftest import upload, waited
 from tests.app.test_service import HERONS, A, B, blocked, kept, stops, texts
 
@@ -38,6 +40,26 @@ def test_before_there_is_a_model_a_message_is_bounded(given: Settings, tmp_path:
         service.say("", A, "a" * 5_000_000)
     assert not service.store("").has(A)
     service.close()
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"schema": json.dumps({"type": "integer", "multipleOf": 9_999_991})}, "takes more than"),
+        ({"schema": "{"}, "cannot be followed"),
+        ({"schema": "{" * 2_000_000}, "at most"),
+        ({"temperature": float("inf")}, "temperature"),
+    ],
+)
+def test_settings_of_others_are_refused_in_the_words_of_the_page(
+    service: Service, settings: dict[str, Any], words: str
+) -> None:
+    service.say("", A, "One.").wait()
+    with pytest.raises(SettingError) as error:
+        service.change("", A, settings).wait()
+    assert words in str(error.value)
+    said = spoken(str(error.value))
+    assert "--" not in said and "\n" not in said and len(said) < 400
 
 
 @pytest.mark.long

@@ -102,6 +102,9 @@ def test_what_cannot_be_done_is_a_sentence(server: Server, tmp_path: Path) -> No
         with pytest.raises(AppError, match=sentence) as error:
             asks.predict(handle_file(path), "", api_name="/read")
         assert "/" not in str(error.value).replace("and/or", "")
+    with pytest.raises(AppError, match="can fit") as error:
+        asks.predict("a" * 5_000_000, "", api_name="/say")
+    assert "--" not in str(error.value)
     assert len(records(server)) == before
 
 

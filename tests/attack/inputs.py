@@ -146,8 +146,28 @@ def _odd_text(rng: random.Random, body: bytes) -> bytes:
     return body[:-1] + b', "user": "' + b"x" * rng.choice((100, 3 << 20)) + b'"}'
 
 
+def _big(rng: random.Random) -> Sent:
+    """A body of some MB: most are refused for what they have too much of."""
+    many = rng.choice((19_000, 150_000, 600_000))
+    body: dict[str, Any] = rng.choice(
+        (
+            {"messages": [_HI] * many},
+            {"messages": [{"role": "user", "content": [{"type": "text", "text": ""}] * many}]},
+            {"messages": [_HI], "logit_bias": {str(at): 1 for at in range(many)}},
+            {"messages": [_HI], "metadata": {"a": ["x" * 9] * many}},
+            {"messages": [_HI], "tools": [{"type": "function"}] * many},
+            {"messages": [{"role": "user", "content": "word " * (8 * many)}]},
+            {"messages": [_HI], "user": "x" * (40 * many)},
+            {"messages": [_HI], "a": {"b": {"c": [[1.5] * 50] * (many // 50)}}},
+        )
+    )
+    return Sent("/v1/chat/completions", json.dumps(body).encode())
+
+
 def sent_of(rng: random.Random) -> Sent:
     """One request of an attack."""
+    if rng.random() < 0.02:
+        return _big(rng)
     path = rng.choice([*GOOD, "/v1/chat/completions"])
     if rng.random() < 0.03:
         others = (

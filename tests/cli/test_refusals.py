@@ -184,3 +184,15 @@ def test_document_longer_than_the_model_knows(
     read = tokens(model, said[0])
     assert read > LIMIT
     one_sentence(done, f"{read:,} tokens", f"trained for {LIMIT}", "split it", "--model")
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "integer", "multipleOf": 9_999_991},
+        {"type": "object", "properties": {f"name{at}": {"type": "string"} for at in range(8000)}},
+    ],
+)
+def test_a_schema_that_takes_too_long(refused: Refused, text: Path, schema: object) -> None:
+    asked = ["ask", text, "What?", "--schema", json.dumps(schema)]
+    refused(asked, "--schema", "takes more than 2 s", "give a simpler one")

@@ -201,3 +201,63 @@ def test_slow_bodies_are_cut_and_take_no_place(
             each.settimeout(10)
             assert b" 408 " in each.recv(4096).partition(b"\r\n")[0]
             each.close()
+
+
+@pytest.mark.parametrize("path", ["chat", "responses"])
+@pytest.mark.parametrize("field", ["thinking_budget", "thinking_token_budget", "reasoning_budget"])
+def test_a_setting_out_of_range_ends_no_other_answer(server: Server, path: str, field: str) -> None:
+    address, good, length = DIALECTS[path]
+    others = list[Any]()
+    body = {"prompt": "Hi", "max_tokens": 200, "ignore_eos": True}
+    beside = threading.Thread(
+        target=lambda: others.append(server.http.post("/v1/completions", json=body))
+    )
+    beside.start()
+    while not server.model.answering.going and not others:
+        time.sleep(0.01)
+    for value in (2**64, 10**299):
+        error = require_error(
+            server.http.post(address, json={**good, length: 2, field: value}), 400, "out of range"
+        )
+        assert error["param"] == "reasoning_budget" and "--" not in error["message"]
+    beside.join()
+    assert others[0].status_code == 200, others[0].text
+
+
+def test_damaged_files_of_a_server_are_named_once_and_it_starts(
+    settings: Settings, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = ServerConfig(folder=tmp_path)
+    with serving(settings, config) as server:
+        conversations = server.model.conversations
+        assert conversations is not None
+        kept = conversations.folder
+    kept.mkdir(parents=True, exist_ok=True)
+    (tmp_path / "files").mkdir(exist_ok=True)
+    deep = b"[" * 100_000
+    for name, content in (("1.kv", b""), ("2.kv", deep), ("3.kv", b"KVLITE"), ("odd.kv", b"x")):
+        (kept / name).write_bytes(content)
+    (kept / "4.kv").symlink_to(tmp_path / "nowhere")
+    names = ["1.kv", "2.kv", "3.kv", "4.kv", "odd.kv"]
+    for at, content in enumerate((b"", deep, b"[]", b'{"about": 1}', b"\xff")):
+        names.append(f"file-{at:032x}.json")
+        (tmp_path / "files" / names[-1]).write_bytes(content)
+    caplog.set_level("WARNING", "kvlite.server")
+    with serving(settings, config) as server:
+        for _ in range(2):
+            assert server.http.get("/v1/files").json()["data"] == []
+            body = {"messages": said("Hi"), "max_tokens": 1}
+            assert server.http.post("/v1/chat/completions", json=body).status_code == 200
+    for name in names:
+        told = [each.getMessage() for each in caplog.records if name in each.getMessage()]
+        assert len(told) == 1 and "\n" not in told[0], (name, told)
+
+
+def test_a_read_only_disk_keeps_no_upload(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: Any, **given: Any) -> Any:
+        raise OSError(30, "Read-only file system")
+
+    monkeypatch.setattr("kvlite.server.files.shutil.copyfileobj", fails)
+    monkeypatch.setattr(Path, "unlink", fails)
+    answer = server.http.post("/v1/files", files={"file": ("a.txt", b"Rails are shy.")})
+    require_error(answer, 507, "Read-only file system")

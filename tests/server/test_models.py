@@ -1,5 +1,6 @@
 """Requests name the models of this machine: one is loaded at a time, in place of the other."""
 
+import gc
 import json
 import shutil
 import threading
@@ -150,6 +151,18 @@ def test_a_model_that_nobody_asks_is_unloaded_until_somebody_does(
         require_error(asked(server, OTHER, "Hello."), 404, "this server has 'tiny'")
         until(lambda: server.model.runner is None)
         assert server.http.post("/tokenize", json={"prompt": "Hi"}).json()["count"] == 1
+
+
+def test_freed_memory_is_given_back(
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = threading.Event()
+    monkeypatch.setattr("kvlite.server.models.IDLE", 0.02)
+    monkeypatch.setattr("kvlite.server.models.trim_heap", given.set)
+    gc.unfreeze()  # what others have left
+    with serving(settings, ServerConfig(folder=tmp_path)):
+        assert given.wait(60)
+        assert gc.get_freeze_count() > 10_000  # of what was imported
 
 
 @pytest.mark.long
