@@ -1,10 +1,12 @@
 """Messages (.eml): every part that a reader would see, in order."""
 
 import re
-from collections.abc import Iterator
+from base64 import b64decode
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from email import message_from_bytes, policy
 from email.message import EmailMessage, MIMEPart
+from quopri import decodestring
 
 from kvlite.documents.html import html_text
 from kvlite.documents.plain_text import declared_in, decoded
@@ -24,6 +26,10 @@ _NOT_READ = {
     "message/external-body": "external part",
     "message/partial": "partial message",
 }
+_ENCODED: dict[str, Callable[[bytes], bytes]] = {
+    "base64": b64decode,
+    "quoted-printable": decodestring,
+}
 _EVENTS = re.compile(r"(?ms)^BEGIN:V(EVENT|TODO)$(.*?)^(?:END|BEGIN):")
 _CALLED = {
     "SUMMARY": "Event", "DTSTART": "Begins", "DTEND": "Ends", "DUE": "Due", "LOCATION": "Place",
@@ -42,13 +48,39 @@ def mail_text(data: bytes, tracker: Tracker) -> str:
     Raises:
         ContextError: it is longer than could fit.
     """
-    return _message(message_from_bytes(data, _class=EmailMessage, policy=policy.default), tracker)
+    return _message(_parsed(data), tracker)
+
+
+def _parsed(data: bytes) -> EmailMessage:
+    return message_from_bytes(data, _class=EmailMessage, policy=policy.default)
 
 
 def _message(message: MIMEPart, tracker: Tracker) -> str:
-    head = "\n".join(f"{name}: {message[name]}" for name in _SHOWN if message[name])
+    head = "\n".join(
+        f"{name}: {_header(message, name, tracker)}" for name in _SHOWN if message[name]
+    )
     texts = (text.strip() for text in _texts(message, tracker))
     return "\n\n".join(filter(None, (head, *texts)))
+
+
+def _header(message: MIMEPart, name: str, tracker: Tracker) -> str:
+    """What a header says; old programs write bytes of an encoding that nothing names."""
+    raw = next(value for key, value in message.raw_items() if key.casefold() == name.casefold())
+    data = str(raw).encode("utf-8", "surrogateescape")
+    if not data.isascii():
+        with suppress(DocumentError):  # bytes that are no text
+            return " ".join(decoded(data, tracker).split())
+    return str(message[name])
+
+
+def _forwarded(part: MIMEPart) -> list[MIMEPart]:
+    """The messages in a part. None should be encoded as a whole, and some are."""
+    encoding = str(part["Content-Transfer-Encoding"] or "").strip().casefold()
+    if encoding in _ENCODED:
+        body = part.as_bytes().replace(b"\r\n", b"\n").partition(b"\n\n")[2]
+        with suppress(ValueError):  # it is not encoded
+            return [_parsed(_ENCODED[encoding](body))]
+    return [*part.iter_parts()]
 
 
 def _texts(part: MIMEPart, tracker: Tracker) -> Iterator[str]:
@@ -59,7 +91,7 @@ def _texts(part: MIMEPart, tracker: Tracker) -> Iterator[str]:
     elif kind == "message/delivery-status":
         yield "\n\n".join(str(each).strip() for each in part.iter_parts())
     elif part.get_content_maintype() == "message":
-        yield from (_message(each, tracker) for each in part.iter_parts())
+        yield from (_message(each, tracker) for each in _forwarded(part))
     elif kind == "multipart/alternative":
         yield from _preferred([*part.iter_parts()], tracker)
     else:

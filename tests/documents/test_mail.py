@@ -1,5 +1,6 @@
 """Mail: every part that a reader would see, and names for the rest."""
 
+import codecs
 import lzma
 from pathlib import Path
 
@@ -228,3 +229,25 @@ def test_messages_of_outlook(save: Save) -> None:
 
 def test_what_is_no_message_of_outlook_is_refused(save: Save) -> None:
     assert "is damaged or no message of Outlook's" in refusal(save("a.msg", "words"))
+
+
+@pytest.mark.parametrize(
+    ("encoding", "encoded"),
+    [("base64", "base64_codec"), ("quoted-printable", "quopri_codec"), ("base64", "")],
+)
+def test_a_forwarded_message_that_is_encoded_as_a_whole_is_read(
+    save: Save, encoding: str, encoded: str
+) -> None:
+    """Or only said to be."""
+    inner = "From: a@b.c\nSubject: Inner\n\nHello, Zo\u00eb".encode()
+    body = codecs.encode(inner, encoded) if encoded else inner
+    head = "Subject: Outer\nContent-Type: message/rfc822\n"
+    head += f"Content-Transfer-Encoding: {encoding}\n\n"
+    read = read_document(save("a.eml", head.encode() + body))
+    assert read.text == "Subject: Outer\n\nFrom: a@b.c\nSubject: Inner\n\nHello, Zo\u00eb"
+
+
+@pytest.mark.parametrize("encoding", ["latin-1", "utf-8"])
+def test_headers_in_bytes_that_nothing_names_are_read(save: Save, encoding: str) -> None:
+    mail = "From: Jos\u00e9 <j@m.de>\nSubject: Gr\u00f6\u00dfe der Stra\u00dfe\n\nText"
+    assert read_document(save("a.eml", mail.encode(encoding))).text == mail
