@@ -1,5 +1,6 @@
 """Threads of programs: how they wait, and a container's share of the processor."""
 
+import ctypes
 import os
 import subprocess
 import sys
@@ -70,3 +71,31 @@ __main__.main()
     plain = {name: value for name, value in os.environ.items() if not name.startswith("OMP_")}
     out = subprocess.run([sys.executable, "-c", code], env=plain, capture_output=True, text=True)
     assert out.stdout.splitlines()[-1] == "passive False"
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "malloc_info"), reason="no glibc here")
+@pytest.mark.parametrize("shared", [True, False])
+def test_threads_of_a_server_share_the_heap(shared: bool) -> None:
+    code = f"""
+import ctypes, threading
+from kvlite.memory.free import share_heap
+if {shared}:
+    share_heap()
+def allocate():
+    threads.wait()
+    libc.free(libc.malloc(1000))
+    threads.wait()
+libc, threads = ctypes.CDLL(None), threading.Barrier(9)
+libc.malloc.restype = libc.fdopen.restype = ctypes.c_void_p
+libc.free.argtypes = libc.fflush.argtypes = [ctypes.c_void_p]
+libc.malloc_info.argtypes = [ctypes.c_int, ctypes.c_void_p]
+for _ in range(8):
+    threading.Thread(target=allocate).start()
+threads.wait()
+threads.wait()
+out = libc.fdopen(1, b"w")
+libc.malloc_info(0, out)
+libc.fflush(out)
+"""
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert (told.stdout.count("<heap") <= 2) == shared

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     import torch
 
 
+# Of mallopt.
+_ARENA_MAX = -8
 _HOST = "can't allocate memory"
 _CUBLAS = "CUBLAS_STATUS_ALLOC_FAILED"
 
@@ -77,8 +79,18 @@ def return_memory(devices: "Sequence[torch.device]") -> int:
 
 def trim_heap() -> None:
     """Give what was freed back to the system; the C library keeps it until it is told otherwise."""
-    if sys.platform == "linux" and (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)):
-        trim(0)
+    _of_glibc("malloc_trim", 0)
+
+
+def share_heap() -> None:
+    """Let all threads that begin later allocate from two heaps: by itself the C library has eight
+    for each core, and in each of them keeps what large requests left free."""
+    _of_glibc("mallopt", _ARENA_MAX, 2)
+
+
+def _of_glibc(name: str, *args: int) -> None:
+    if sys.platform == "linux" and (function := getattr(ctypes.CDLL(None), name, None)):
+        function(*args)
 
 
 def settle_heap() -> None:

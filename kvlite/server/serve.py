@@ -11,6 +11,7 @@ import uvicorn
 
 from kvlite.config.settings import Settings
 from kvlite.errors import SettingError, Stopped
+from kvlite.memory.free import share_heap
 from kvlite.server.config import ServerConfig
 from kvlite.server.models import Models
 from kvlite.server.routes import make_app
@@ -81,6 +82,7 @@ def serve(settings: Settings, config: ServerConfig, *, tell: Callable[[str], Non
     Raises SettingError if others could come in without a key, or the address is taken, and
     KvliteError if the model cannot be loaded."""
     config.require_key()
+    share_heap()
     listening = listen(config)
     _log_to_stderr()
     with listening:
