@@ -11,15 +11,19 @@ from kvlite.server.fields import Chat, Completion, ResponseRequest, Tokenizing
 
 @dataclass(frozen=True)
 class Sent:
-    """One request; `leaves` is the share of it after which the client goes."""
+    """One request; `leaves` is the share of it after which the client goes, `patience` the seconds
+    in which it must be answered."""
 
     path: str
     body: bytes
     method: str = "POST"
     headers: dict[str, str] = field(default_factory=dict)
     leaves: float | None = None
+    patience: float = 10.0
 
 
+# What asks for an answer that may be as long as the model's context, and when it must have come.
+_LIMITS, _LONG = ("max_tokens", "max_completion_tokens", "max_output_tokens"), 300.0
 _REGEX = ("a", "(b|c)", "{1,99}", "*", ".", "[^x]", "\\d", "(")
 _LARK = ('"a"', "start?", "/x+/", "|", "~3..9")
 _HI = {"role": "user", "content": "Hi"}
@@ -186,7 +190,9 @@ def sent_of(rng: random.Random) -> Sent:
         body[name] = _RICH[name](rng) if name in _RICH and rng.random() < 0.6 else _value(rng)
     if rng.random() < 0.2:
         body["stream"] = True
+    is_long = any(type(body.get(name)) in (int, float) and body[name] > 500 for name in _LIMITS)
     text = json.dumps(body).encode()
     if rng.random() < 0.15:
         text = _odd_text(rng, text)
-    return Sent(path, text, leaves=rng.choice((0.5, 1.0, 1.0)) if rng.random() < 0.1 else None)
+    leaves = rng.choice((0.5, 1.0, 1.0)) if rng.random() < 0.1 else None
+    return Sent(path, text, leaves=leaves, patience=_LONG if is_long else Sent.patience)

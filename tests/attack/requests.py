@@ -125,7 +125,13 @@ class Attack:
     def _ask(self, http: httpx.Client, number: int, sent: Sent) -> None:
         began = time.monotonic()
         try:
-            answer = http.request(sent.method, sent.path, content=sent.body, headers=sent.headers)
+            answer = http.request(
+                sent.method,
+                sent.path,
+                content=sent.body,
+                headers=sent.headers,
+                timeout=max(60, sent.patience),
+            )
         except httpx.HTTPError as error:
             self._tell(number, sent, f"no answer: {type(error).__name__} {error}")
             return
@@ -135,7 +141,7 @@ class Attack:
             self._tell(number, sent, f"{answer.status_code} {answer.text[:200]}")
         elif "went wrong" in answer.text or "Traceback" in answer.text:
             self._tell(number, sent, answer.text[-300:])
-        if took > MOST:
+        if took > sent.patience:
             self._tell(number, sent, f"{answer.status_code} after {took:.1f} s")
 
     def _leave(self, sent: Sent) -> None:
