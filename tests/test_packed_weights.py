@@ -260,11 +260,11 @@ def test_a_gguf_is_read_where_it_is(
 @pytest.mark.long
 def test_predictions_of_the_embedded_model_stay(smollm: kvlite.Runner, prose: list[int]) -> None:
     """KL divergence from fp32 at most 1e-6: its weights are 4-bit in the file. After a prompt that
-    is long enough to be read in bfloat16, 1e-3."""
+    is long enough to be read in bfloat16, 3e-3."""
     model = kvlite.load("smollm2-135m").model
     assert model.weights.name == "gguf"
     method, answered = parse_method("full"), 24
-    for read, most in ((MANY_ROWS - 1, 1e-6), (400, 1e-3)):
+    for read, most in ((MANY_ROWS - 1, 1e-6), (400, 3e-3)):
         logits: list[list[Tensor]] = []
         for each in (smollm.model, model):
             policies = layer_policies(method, each.shape, read, read)

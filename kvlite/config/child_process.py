@@ -185,7 +185,7 @@ class Parent:
 
 
 def _kill(process: "subprocess.Popen[bytes]") -> None:
-    if sys.platform == "win32":
+    if sys.platform == "win32" or not hasattr(os, "killpg"):
         process.kill()
         return
     with suppress(ProcessLookupError, PermissionError):  # all of them have ended

@@ -16,8 +16,8 @@ ProgressCallback = Callable[[int, int], None]
 # What parsers raise over damaged bytes besides their own errors; found by fuzzing them.
 PARSER_ERRORS = (
     *(ArithmeticError, AssertionError, AttributeError, EOFError, LookupError, OSError),
-    *(RuntimeError, TypeError, ValueError, lzma.LZMAError, zipfile.BadZipFile, zlib.error),
-    ExpatError,
+    *(RuntimeError, StopIteration, TypeError, ValueError, lzma.LZMAError, zipfile.BadZipFile),
+    *(zlib.error, ExpatError),
 )
 
 

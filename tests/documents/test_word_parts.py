@@ -304,7 +304,7 @@ def everything() -> bytes:
 
 @pytest.mark.long
 def test_an_archive_that_unpacks_to_too_much_is_refused(
-    save: Save, monkeypatch: pytest.MonkeyPatch
+    save: Save, monkeypatch: pytest.MonkeyPatch, in_this_process: None
 ) -> None:
     monkeypatch.setattr(archive, "UNPACKED_LIMIT", 10**6)
     bomb = raw_word("<w:p/>" * 300_000)
