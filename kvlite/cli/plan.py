@@ -80,9 +80,10 @@ def plan(
             longest = planner.shape.max_context
             most = longest - settings.planned_tokens
             tokens = context or min(TOKENS, max(1, most))
-            counted = None if text is None else planner.tokens_of(text)
-            is_guess = text is not None and counted is None
+            is_guess = False
             if text is not None:
+                counted = planner.tokens_of(text)
+                is_guess = counted is None
                 tokens = len(text) // 4 + 1 if counted is None else counted
             made = planner.best(min(tokens, max(1, most)))
         if not as_json:

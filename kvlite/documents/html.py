@@ -45,8 +45,9 @@ def html_tree(markup: str, tracker: Tracker) -> Any:
     parser = HTMLParser(huge_tree=True, remove_comments=True, remove_pis=True, encoding="utf-8")
     # The parser drops what follows these ends, which browsers show.
     text = re.sub("(?i)[\0-\x08\x0e-\x1f]|</(html|body)\\s*>", "", _without_cdata(markup))
-    for prefix in re.findall(r"xmlns:(\w+)\s*=\s*[\"']http://www\.w3\.org/1998/Math/MathML", text):
-        text = re.sub(rf"<(/?){prefix}:", r"<\1", text)
+    prefixes = {*re.findall(r"xmlns:(\w+)\s*=\s*[\"']http://www\.w3\.org/1998/Math/MathML", text)}
+    if prefixes:
+        text = re.sub(rf"<(/?)(?:{'|'.join(prefixes)}):", r"<\1", text)
     try:
         tree = fromstring(f"<html>{text}".encode(errors="replace"), parser)
     except (LxmlError, *PARSER_ERRORS) as error:

@@ -103,10 +103,13 @@ class _Writer:
     def element(self, element: Element) -> None:
         """Write an element, without what follows it."""
         name = element.tag
-        if not isinstance(name, str) or name in _SKIPPED or self._is_hidden(element):
+        if not isinstance(name, str) or name in _SKIPPED:
+            return
+        effect = self._effect(element)
+        if effect == "hidden":
             return
         if name in _INLINE and not _is_note(element):
-            name = self._sheet.effect(name, element.attrib) or name
+            name = effect or name
         size = _BREAKS.get(name, 0)
         self._end_line(size)
         if name in _TIGHT and self._last != "table":
@@ -223,13 +226,15 @@ class _Writer:
         self._preformatted = was
         return text.strip("\n") if preformatted else text
 
-    def _is_hidden(self, element: Element) -> bool:
+    def _effect(self, element: Element) -> str:
+        """As of the style sheet, and "hidden" also for what is not shown for another reason."""
         # `until-found` is shown to someone who looks for it.
         hidden = element.get("hidden", "until-found").lower() != "until-found"
         closed = element.tag == "dialog" and element.get("open") is None
         elsewhere = element in self._links or element.get("role") == "doc-backlink"
-        by_style = self._sheet.effect(element.tag, element.attrib) == "hidden"
-        return hidden or closed or elsewhere or by_style
+        if hidden or closed or elsewhere:
+            return "hidden"
+        return self._sheet.effect(element.tag, element.attrib)
 
     def _list(self, element: Element) -> None:
         ordered, number = element.tag == "ol", _whole(element.get("start"))
@@ -239,7 +244,7 @@ class _Writer:
         if self._label:
             self._write("")
         for child in element:
-            if child.tag != "li" or self._is_hidden(child):
+            if child.tag != "li" or self._effect(child) == "hidden":
                 self.element(child)
                 continue
             own = _whole(child.get("value"))
@@ -270,7 +275,9 @@ class _Writer:
         Args:
             above: how many rows more a cell reaches down, and its text, by column.
         """
-        cells = [each for each in row if isinstance(each.tag, str) and not self._is_hidden(each)]
+        cells = [
+            each for each in row if isinstance(each.tag, str) and self._effect(each) != "hidden"
+        ]
         if (len(cells) == 1 and not above) or self._is_layout(cells):
             for cell in cells:
                 self._inside(cell)

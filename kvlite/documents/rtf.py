@@ -355,27 +355,25 @@ class _RichText:
         if not self._bytes:
             return
         group = self._group
-        name = self._fonts.get(group.font, self._page)
+        name, font = self._fonts.get(group.font, self._page), self._font_names[group.font]
         if group.skipped == "fonttbl":
             self._font_names[group.font] += self._bytes.decode("latin-1").strip(" ;")
         elif group.skipped == "ffl":
             self._choices[-1] += self._bytes.decode(name, "replace")
         elif group.skipped == "fldinst":
             self._tracker.not_read["formula"] += self._bytes.lstrip().startswith(b"EQ ")
-        elif self._is_of_signs(name) and not group.skipped and not group.hidden:
-            font = "Symbol" if self._font_names[group.font].startswith("Symbol") else None
+        # Some fonts that say they are of signs have letters, too.
+        elif (
+            name == _SIGNS and font.startswith(_SIGN_FONTS) and not (group.skipped or group.hidden)
+        ):
             signs = "".join(chr(0xF000 + each) for each in self._bytes if each > 0x20)
-            text, unknown = shown_in(font, signs)
+            text, unknown = shown_in("Symbol" if font.startswith("Symbol") else None, signs)
             is_label = group.flow.body.tag == "label"
             self._tracker.not_read["symbol"] += 0 if is_label else unknown
             self._put(text or "\u2022" * is_label)
         else:
             self._put(self._bytes.decode(_codec(name, self._page), "replace"))
         self._bytes.clear()
-
-    def _is_of_signs(self, name: str) -> bool:
-        """Whether letters stand for signs here: some fonts that say so have letters, too."""
-        return name == _SIGNS and self._font_names[self._group.font].startswith(_SIGN_FONTS)
 
     def _put(self, text: str) -> None:
         group = self._group

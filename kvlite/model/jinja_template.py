@@ -80,7 +80,7 @@ def read_template(path: str) -> str:
     """The template in a file, "" for no file. Raises SettingError if there is none."""
     if not path:
         return ""
-    file, shown = Path(path).expanduser(), path if path.isprintable() else ascii(path)
+    file = Path(path).expanduser()
     try:
         if file.exists() and not (file.is_file() and file.stat().st_size <= _LARGEST):
             raise ValueError("it is no file of a template's size")
@@ -89,10 +89,10 @@ def read_template(path: str) -> str:
             raise TemplateError("it writes nothing that is said")
         _compiled(source)
     except (OSError, ValueError) as error:
-        raise SettingError(f"--chat-template {shown} cannot be read ({reason(error)})") from None
+        raise SettingError(f"--chat-template {path!r} cannot be read ({reason(error)})") from None
     except TemplateError as error:
         raise SettingError(
-            f"--chat-template {shown} is no Jinja template ({reason(error)})"
+            f"--chat-template {path!r} is no Jinja template ({reason(error)})"
         ) from None
     return source
 
