@@ -96,7 +96,7 @@ def _stored(about: dict[str, str]) -> str:
     """A value as it is stored by programs that leave it to others how it is shown."""
     value = next((about[each] for each in _VALUES if each in about), "")
     match about.get("value-type"):
-        case "percentage":
+        case "percentage" if value:
             return formatted(float(value), "%")
         case "boolean":
             return value.upper()

@@ -359,7 +359,7 @@ class _RichText:
         if group.skipped == "fonttbl":
             self._font_names[group.font] += self._bytes.decode("latin-1").strip(" ;")
         elif group.skipped == "ffl":
-            self._choices[-1] += self._bytes.decode(name, "replace")
+            self._choices[-1] += self._bytes.decode(_codec(name, self._page), "replace")
         elif group.skipped == "fldinst":
             self._tracker.not_read["formula"] += self._bytes.lstrip().startswith(b"EQ ")
         # Some fonts that say they are of signs have letters, too.

@@ -1,5 +1,6 @@
 """Word documents (.docx): what Word shows of them with all changes accepted, as a page of HTML."""
 
+import re
 from typing import Any
 
 from kvlite.documents.archive import Archive
@@ -42,8 +43,10 @@ _NOT_READ = {
     "w:subDoc": "embedded document",
 }
 _EFFECTS = frozenset(("vanish", "vertAlign", "position", "strike", "dstrike"))
-# Text that is moved by so many half points is raised or lowered.
+# Text that is moved by so many half points is raised or lowered; and how many of them a unit has.
 _RAISED_BY = 3
+_MEASURE = re.compile(r"(-?\d+(?:\.\d+)?)(|pt|pc|pi|in|cm|mm)")
+_HALF_POINTS = {"": 1, "pt": 2, "pc": 24, "pi": 24, "in": 144, "cm": 56.7, "mm": 5.67}
 _MOST_COLUMNS = 1000
 
 
@@ -267,10 +270,15 @@ def _mark(effects: dict[str, str]) -> str:
     if "vanish" in is_on:
         return "hidden"
     raised = {"superscript": "sup", "subscript": "sub"}.get(effects.get("vertAlign", ""), "")
-    by = int(effects.get("position", "0"))
+    by = _half_points(effects.get("position", "0"))
     if not raised and abs(by) >= _RAISED_BY:
         raised = "sup" if by > 0 else "sub"
     return raised or ("del" if is_on & {"strike", "dstrike"} else "")
+
+
+def _half_points(measure: str) -> float:
+    found = _MEASURE.fullmatch(measure)
+    return float(found[1]) * _HALF_POINTS[found[2]] if found else 0
 
 
 def _is_on(parent: Any, path: str) -> bool:

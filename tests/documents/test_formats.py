@@ -514,8 +514,10 @@ def test_rich_text_signs_of_fonts_and_fields_of_forms(save: Save) -> None:
     for inside, result, shown in (
         (rb"1\ffres1\ffdefres0", b"", "[x]"), (rb"1\ffres25\ffdefres0", b"", "[ ]"),
         (rb"2\ffres1{\*\ffl one}{\*\ffl two}", b"", "two"), (rb"0\ffres0", b"Ann", "Ann"),
+        (rb"2\ffres0{\*\ffl\f1 one}", b"", "one"),
     ):  # fmt: skip
-        assert rich(save, b"A " + field % (inside, result) + b" B") == f"A {shown} B"
+        made = rich(save, fonts + b"A " + field % (inside, result) + b" B")
+        assert made == f"A {shown} B"
 
 
 def test_rich_text_headers_comments_lists_and_empty_cells(save: Save) -> None:

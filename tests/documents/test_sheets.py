@@ -353,6 +353,13 @@ def test_values_of_a_spreadsheet_that_others_show(save: Save) -> None:
     assert read_document(save("a.ods", content)).text == "Costs\n7% | 3 EUR | TRUE | ~~x~~"
 
 
+def test_a_percentage_that_no_number_is_stored_for_is_an_empty_cell(save: Save) -> None:
+    a, b = (_cell(f"<text:p>{each}</text:p>") for each in "ab")
+    cells = a + _cell("", 'office:value-type="percentage"') + b
+    rows = f"<table:table-row>{cells}</table:table-row>"
+    assert read_document(save("a.ods", spreadsheet(rows))).text == "Costs\na |  | b"
+
+
 def test_a_spreadsheet_without_a_type_is_known_by_its_name(save: Save) -> None:
     parts = parts_of(
         spreadsheet(f"<table:table-row>{_cell('<text:p>7</text:p>')}</table:table-row>")
