@@ -260,11 +260,12 @@ def test_a_gguf_is_read_where_it_is(
 @pytest.mark.long
 def test_predictions_of_the_embedded_model_stay(smollm: kvlite.Runner, prose: list[int]) -> None:
     """KL divergence from fp32 at most 1e-6: its weights are 4-bit in the file. After a prompt that
-    is long enough to be read in bfloat16, 3e-3."""
+    is long enough to be read in bfloat16, 3e-4 on average, and 3e-3 at any token: of 25 after 400
+    tokens an AVX512_BF16 processor gives one 1.5e-3, and the rest below 4e-4."""
     model = kvlite.load("smollm2-135m").model
     assert model.weights.name == "gguf"
     method, answered = parse_method("full"), 24
-    for read, most in ((MANY_ROWS - 1, 1e-6), (400, 3e-3)):
+    for read, most, usual in ((MANY_ROWS - 1, 1e-6, 1e-6), (400, 3e-3, 3e-4)):
         logits: list[list[Tensor]] = []
         for each in (smollm.model, model):
             policies = layer_policies(method, each.shape, read, read)
@@ -273,9 +274,11 @@ def test_predictions_of_the_embedded_model_stay(smollm: kvlite.Runner, prose: li
             tokens = prose[read : read + answered]
             steps = [decode_step(each, cache, torch.tensor([token]), policies) for token in tokens]
             logits.append([first, *steps])
+        far = list[float]()
         for whole, packed in zip(*logits, strict=True):
             ours, theirs = packed.log_softmax(-1), whole.log_softmax(-1)
-            assert float((theirs.exp() * (theirs - ours)).sum()) < most
+            far.append(float((theirs.exp() * (theirs - ours)).sum()))
+        assert max(far) < most and sum(far) / len(far) < usual
 
 
 def test_refusals(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
