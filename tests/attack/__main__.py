@@ -18,9 +18,9 @@ from pathlib import Path
 
 from tests.attack.disk import disk, kill
 from tests.attack.files import Files
-from tests.attack.model import tiny_model
-from tests.attack.process import served
+from tests.attack.process import ATTACKED, served
 from tests.attack.requests import attack, soak
+from tests.cli.conftest import model_of
 
 
 def main() -> int:
@@ -33,8 +33,9 @@ def main() -> int:
     wrong, began = list[str](), time.monotonic()
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made)
-        model = tiny_model(folder / "tiny")
-        with served(model, folder / "data") as server:
+        (folder / "tiny").mkdir()
+        model = model_of(folder / "tiny", 8192)
+        with served(model, folder / "data", *ATTACKED) as server:
             if given.minutes:
                 wrong += soak(server, given.seed, given.minutes, folder)
             else:

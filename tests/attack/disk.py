@@ -9,7 +9,7 @@ from pathlib import Path
 
 import httpx
 
-from tests.attack.process import Served, chat, said_in, served, until
+from tests.attack.process import ATTACKED, Served, chat, said_in, served, until
 from tests.server.conftest import said
 
 # Each has more tokens than what is called short, so that it is stored.
@@ -24,7 +24,7 @@ def disk(model: Path, folder: Path) -> list[str]:
         if data is None:
             print("the disk: skipped, as only root may mount one")
             return []
-        with served(model, data) as server, server.http as http:
+        with served(model, data, *ATTACKED) as server, server.http as http:
             texts = {bird: said_in(chat(http, each)) for bird, each in LONG.items()}
             found += _disk_fails(server, http, data, texts)
             found += server.flaws()
@@ -96,7 +96,7 @@ def kill(model: Path, folder: Path, times: int = 2) -> list[str]:
     found, data = list[str](), folder / "killed"
     second, port = dict[str, list[dict[str, str]]](), 0
     for number in range(times):
-        with served(model, data, port=port) as server, server.http as http:
+        with served(model, data, *ATTACKED, port=port) as server, server.http as http:
             port = server.port
             for bird, messages in LONG.items():
                 answer = chat(http, second.get(bird, messages))
@@ -117,7 +117,7 @@ def kill(model: Path, folder: Path, times: int = 2) -> list[str]:
                 if each.is_alive():
                     found.append("a client still waits for a server that was killed")
             found += server.flaws()
-    with served(model, data, port=port) as server, server.http as http:
+    with served(model, data, *ATTACKED, port=port) as server, server.http as http:
         for bird, messages in second.items():
             used = chat(http, messages).json()["usage"]["kvlite"]["prompt_tokens"]
             if used > 100:

@@ -14,7 +14,7 @@ from tempfile import gettempdir
 
 import kvlite
 from kvlite.cli.main import main
-from tests.attack.requests import MOST
+from tests.attack.inputs import MOST
 from tests.documents.test_fuzz import KINDS, damaged
 from tests.gguf_files import write_gguf
 

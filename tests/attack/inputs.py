@@ -8,6 +8,9 @@ from typing import Any
 
 from kvlite.server.fields import Chat, Completion, ResponseRequest, Tokenizing
 
+# Seconds in which everything is answered.
+MOST = 10.0
+
 
 @dataclass(frozen=True)
 class Sent:
@@ -19,7 +22,7 @@ class Sent:
     method: str = "POST"
     headers: dict[str, str] = field(default_factory=dict)
     leaves: float | None = None
-    patience: float = 10.0
+    patience: float = MOST
 
 
 # What asks for an answer that may be as long as the model's context, and when it must have come.

@@ -17,7 +17,9 @@ import psutil
 from tests.cli.test_serve import free_port
 
 # Seconds for what must come, on a machine that does other things.
-PATIENCE = 120
+PATIENCE = 240
+# Options of one that is attacked: answers to nonsense are short, and keep little.
+ATTACKED = ("--keep", "64MiB", "--max-tokens", "8")
 
 
 @dataclass
@@ -38,7 +40,7 @@ class Served:
     @property
     def http(self) -> httpx.Client:
         """A client that waits long."""
-        return httpx.Client(base_url=f"http://127.0.0.1:{self.port}", timeout=60)
+        return httpx.Client(base_url=f"http://127.0.0.1:{self.port}", timeout=PATIENCE)
 
     @property
     def folder(self) -> Path:
@@ -75,8 +77,8 @@ class Served:
 def served(model: Path, data: Path, *options: str, port: int = 0) -> Iterator[Served]:
     """A server of `kvlite serve` that is loaded. The log of a data folder goes on."""
     port, log = port or free_port(), data.parent / f"{data.name}.log"
-    command = [sys.executable, "-m", "kvlite", "serve", str(model), "--port", str(port), *options]
-    command += ["--keep", "64MiB", "--method", "full", "--max-tokens", "8"]
+    command = [sys.executable, "-m", "kvlite", "serve", str(model), "--port", str(port)]
+    command += ["--method", "full", *options]
     given = os.environ | {
         "KVLITE_DATA": str(data),
         "KVLITE_CONFIG": str(data.parent / "config"),

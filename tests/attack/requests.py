@@ -7,18 +7,18 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import httpx
 
 from tests.attack.health import Health, watched
-from tests.attack.inputs import Sent, sent_of
+from tests.attack.inputs import MOST, Sent, sent_of
 from tests.attack.process import Served, chat, said_in, until
 from tests.server.conftest import said
 
-# Seconds in which everything is answered, and clients at once.
-MOST, CLIENTS = 10.0, 4
+# At once.
+CLIENTS = 4
 # Memory that may stay: the allocator keeps what it had, and answers leave conversations behind.
 SHARE, BYTES = 0.15, 100 << 20
 # What is asked with an answer that is known.
@@ -41,14 +41,19 @@ class Attack:
         self.sent = list[tuple[float, float, str]]()
         self.known = dict[str, str]()
 
+    def __str__(self) -> str:
+        shown = ", ".join(f"{key}: {each}" for key, each in sorted(self.statuses.items(), key=str))
+        return f"{len(self.sent)} requests ({shown}), {self.good} good ones among them"
+
     def warm_up(self) -> None:
-        """Ask what is known later, one large request, and one for JSON."""
+        """Ask what is known later, and the first of each kind, which loads what that needs."""
         with self.server.http as http:
             for each in ASKED * 2:
                 self.known[each] = said_in(chat(http, said(each)))
             http.post("/v1/completions", json={"prompt": "a" * (4 << 20)})
             guided = {"prompt": "a", "max_tokens": 2, "guided_json": {"type": "object"}}
             http.post("/v1/completions", json=guided)
+        self.run(iter(range(2_000_000, 2_000_100)))
 
     def run(self, numbers: Iterator[int], *, clients: int = CLIENTS, every: int = 100) -> None:
         """Send those, by several clients; after each `every` a good one."""
@@ -173,58 +178,47 @@ def attack(server: Served, seed: int, count: int, folder: Path) -> list[str]:
     """What is wrong with the answers to so many requests."""
     made = Attack(server, seed)
     made.warm_up()
-    made.run(iter(range(2_000_000, 2_000_100)))  # loads what the first of a kind needs
     print(f"idle: {idle(server, folder)}", flush=True)
-    before, most, began = server.memory(), 0, time.monotonic()
-    over = threading.Event()
+    with watched(server.port, folder) as health, memory_of(server, 0.2) as curve:
+        made.run(iter(range(count)))
+    made.require_well(count)
+    after = made.require_memory(curve[0])
+    made.require_quick(health)
+    print(f"{made}\n{health}")
+    print(f"MiB: {curve[0] >> 20} before, {max(curve) >> 20} at most, {after >> 20} after")
+    return [*made.found, *server.flaws()]
+
+
+@contextmanager
+def memory_of(server: Served, every: float) -> Iterator[list[int]]:
+    """The bytes that it holds at the beginning, and after each so many seconds meanwhile."""
+    began, curve, over = time.monotonic(), [server.memory()], threading.Event()
 
     def look() -> None:
-        nonlocal most
-        while not over.wait(0.2):
-            most = max(most, server.memory())
+        while not over.wait(max(0.0, began + every * len(curve) - time.monotonic())):
+            curve.append(server.memory())
 
     looking = threading.Thread(target=look)
     looking.start()
-    with watched(server.port, folder) as health:
-        made.run(iter(range(count)))
-    took = time.monotonic() - began
-    over.set()
-    looking.join()
-    made.require_well(count)
-    after = made.require_memory(before)
-    made.require_quick(health)
-    shown = ", ".join(f"{key}: {each}" for key, each in sorted(made.statuses.items(), key=str))
-    print(f"{count} requests in {took:.0f} s ({shown}), {made.good} good ones among them\n{health}")
-    print(f"memory: {before >> 20} MiB before, {most >> 20} at most, {after >> 20} after")
-    return [*made.found, *server.flaws()]
+    try:
+        yield curve
+    finally:
+        over.set()
+        looking.join()
 
 
 def soak(server: Served, seed: int, minutes: float, folder: Path) -> list[str]:
     """What is wrong after so many minutes of six clients, with a good request in three."""
     made = Attack(server, seed)
     made.warm_up()
-    made.run(iter(range(2_000_000, 2_000_100)))  # loads what the first of a kind needs
     print(f"idle: {idle(server, folder)}", flush=True)
-    began, curve, over = time.monotonic(), [server.memory()], threading.Event()
-
-    def look() -> None:
-        while not over.wait(began + 30 * len(curve) - time.monotonic()):
-            curve.append(server.memory())
-            print(f"{30 * len(curve) - 30} s: {curve[-1] >> 20} MiB", flush=True)
-
-    looking = threading.Thread(target=look)
-    looking.start()
-    until_end = itertools.takewhile(
-        lambda _: time.monotonic() < began + 60 * minutes, itertools.count(1_000_000)
-    )
-    with watched(server.port, folder) as health:
+    ends = time.monotonic() + 60 * minutes
+    until_end = itertools.takewhile(lambda _: time.monotonic() < ends, itertools.count(1_000_000))
+    with watched(server.port, folder) as health, memory_of(server, 30) as curve:
         made.run(iter(until_end), clients=6, every=2)
-    over.set()
-    looking.join()
     made.require_well(0)
     made.require_quick(health)
-    shown = ", ".join(f"{key}: {each}" for key, each in sorted(made.statuses.items(), key=str))
-    print(f"{len(made.sent)} requests ({shown}), {made.good} good ones among them\n{health}")
+    print(f"{made}\n{health}")
     print("MiB each 30 s: " + " ".join(str(each >> 20) for each in curve))
     flat, last = curve[4:8], curve[-4:]
     if flat and sum(last) / len(last) > (first := sum(flat) / len(flat)) + max(
