@@ -83,8 +83,7 @@ def plan(
             is_guess = False
             if text is not None:
                 counted = planner.tokens_of(text)
-                is_guess = counted is None
-                tokens = len(text) // 4 + 1 if counted is None else counted
+                tokens, is_guess = counted or len(text) // 4 + 1, counted is None
             made = planner.best(min(tokens, max(1, most)))
         if not as_json:
             _show(made, tokens, longest)
