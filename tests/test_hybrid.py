@@ -15,10 +15,9 @@ from kvlite.cache.recurrent import RecurrentState, States
 from kvlite.cache.snapshot import LayerWriter
 from kvlite.config.settings import Settings
 from kvlite.conversation.conversation import Conversation
-from kvlite.engine.batch import run_together
 from kvlite.engine.callbacks import Callbacks
-from kvlite.engine.decode import Step, decode_step
 from kvlite.engine.prefill import prefill
+from kvlite.engine.step import StepRows, decode_step, step
 from kvlite.engine.step_program import refusal
 from kvlite.errors import SettingError, SnapshotError, Stopped
 from kvlite.methods import parse_method
@@ -233,8 +232,11 @@ def test_conversations_together_keep_their_own_states(hybrid: Tiny) -> None:
     apart, together = ([read(hybrid, IDS[:n]) for n in lengths] for _ in range(2))
     for number in range(3):
         tokens = [torch.tensor([11 + number + at]) for at in range(3)]
-        steps = [Step(model, *each) for each in zip(together, tokens, policies, strict=True)]
-        for logits, *each in zip(run_together(model, steps), apart, tokens, policies, strict=True):
+        rows = [
+            StepRows(model, cache, token[None], own)
+            for cache, token, own in zip(together, tokens, policies, strict=True)
+        ]
+        for logits, *each in zip(step(model, rows), apart, tokens, policies, strict=True):
             assert isinstance(logits, Tensor)
             torch.testing.assert_close(logits, decode_step(model, *each), rtol=1e-5, atol=1e-5)
     for one, other in zip(together, apart, strict=True):

@@ -11,9 +11,9 @@ from kvlite.cache import KVCache, KVHeadGroup, parse_kv_bits
 from kvlite.config.settings import Settings
 from kvlite.conversation.runner import Runner
 from kvlite.engine.cuda_graph import WORTHWHILE, Capture, GraphDecoder, Replay
-from kvlite.engine.decode import decode_step
 from kvlite.engine.prefill import prefill
 from kvlite.engine.sampling import Sampler
+from kvlite.engine.step import decode_step
 from kvlite.engine.step_program import StepProgram
 from kvlite.methods.budget import method_and_budget
 from kvlite.methods.layer_policy import LayerPolicy, layer_policies

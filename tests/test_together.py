@@ -14,7 +14,7 @@ from kvlite.conversation import answer_batch
 from kvlite.conversation.context import Context
 from kvlite.conversation.together import ask_all
 from kvlite.engine import compiled_rows
-from kvlite.engine.decode import LayerStep
+from kvlite.engine.layer_step import LayerStep
 from kvlite.offload.kv.copies import StoreCopies
 from tests.cli.conftest import model_of
 

@@ -103,6 +103,10 @@ class StateCarrier:
         self.after: dict[int, RecurrentState] = {}
         self.first = 0
 
+    def after_tokens(self, count: int) -> States:
+        """The states after the first `count` tokens: here, after all."""
+        return self.after
+
     def begin(self, first: int) -> Self:
         """Serve the layers from number `first` on, from the states before."""
         self.first, self.after = first, {}

@@ -1,7 +1,7 @@
 """Answers to questions about what conversations have read, in the same decode steps.
 
 Each question is read, and answered, in a context of its own, which begins as its conversation is
-now. So answers are those that each question alone would get, to rounding (`engine.batch`).
+now. So answers are those that each question alone would get, to rounding (`engine.step`).
 """
 
 from collections import deque
@@ -22,8 +22,8 @@ from kvlite.conversation.exclusive import at_work
 from kvlite.conversation.metrics import Piece
 from kvlite.conversation.sources import watched, with_sources
 from kvlite.conversation.turn import Turn
-from kvlite.engine.batch import run_together
 from kvlite.engine.callbacks import Callbacks
+from kvlite.engine.step import step
 from kvlite.errors import KvliteError, OutOfMemory, Stopped
 from kvlite.memory.device_budget import ERROR, ram_limit
 from kvlite.memory.free import free_bytes
@@ -260,18 +260,13 @@ def step_together(model: LoadedModel, turns: Sequence[Turn]) -> None:
     with ExitStack() as stack:
         for turn in turns:
             stack.enter_context(turn.run_stats.work(model))
-        begun = []
-        for turn in turns:
-            turn.together = max(turn.together, len(turns))
-            try:
-                begun.append((turn, turn.next_step()))
-            except OutOfMemory:
-                continue
-        made = run_together(model, [step for _, step in begun])
-    for (turn, step), logits in zip(begun, made, strict=True):
+        rows = [turn.next_rows() for turn in turns]
+        made = step(model, rows)
+    for turn, own, logits in zip(turns, rows, made, strict=True):
+        turn.together = max(turn.together, len(turns))
         if turn.speculation is not None:
             turn.speculation.stepped()
         if isinstance(logits, OutOfMemory):
-            turn.step = step
+            turn.rows = own
         else:
             turn.entered(logits)

@@ -1,6 +1,6 @@
 """Several questions about what conversations have read, answered together where that is possible.
 
-Answers are those that each question alone would get, to rounding (`engine.batch`).
+Answers are those that each question alone would get, to rounding (`engine.step`).
 """
 
 from collections.abc import Iterable, Iterator, Sequence

@@ -1,7 +1,7 @@
 """Requests that are answered together: one reads at a time, all decode in the same steps.
 
 A request may join, and leave, between any two tokens. Its answer is the one that it would get
-alone, to rounding (`engine.batch`).
+alone, to rounding (`engine.step`).
 """
 
 import threading

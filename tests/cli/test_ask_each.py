@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from kvlite.cli.ask_each import sorted_out
-from kvlite.engine.batch import RowsAttender
+from kvlite.engine.layer_step import RowsAttender
 from kvlite.errors import KvliteError, SettingError
 from tests.cli.conftest import Refused, Run
 

@@ -17,10 +17,10 @@ from kvlite.cache import KVCache, parse_kv_bits
 from kvlite.config.settings import Settings
 from kvlite.conversation.runner import Runner
 from kvlite.engine.cuda_graph import GraphDecoder, Replay
-from kvlite.engine.decode import decode_step
 from kvlite.engine.prefill import prefill
 from kvlite.engine.sampling import Sampler
 from kvlite.engine.speculate import Pace
+from kvlite.engine.step import decode_step
 from kvlite.engine.step_program import StepProgram
 from kvlite.memory.device_budget import hold
 from kvlite.memory.oom import HIDDEN
