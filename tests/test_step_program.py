@@ -10,6 +10,7 @@ from torch import Tensor
 from kvlite.cache import KVCache, KVHeadGroup, parse_kv_bits
 from kvlite.config.settings import Settings
 from kvlite.conversation.runner import Runner
+from kvlite.engine import cache_growth
 from kvlite.engine.cuda_graph import WORTHWHILE, Capture, GraphDecoder, Replay
 from kvlite.engine.prefill import prefill
 from kvlite.engine.sampling import Sampler
@@ -222,8 +223,14 @@ def test_what_needs_the_host_is_left_to_plain_steps(llama: Tiny) -> None:
     assert graphs.reason == "the host KV store is not in pinned memory that the GPU reads"
 
 
-def test_a_graph_is_recorded_anew_where_storage_moves(llama: Tiny) -> None:
+@pytest.mark.parametrize(("block", "recordings"), [(None, 1), (64, 3)])
+def test_a_graph_is_recorded_anew_where_storage_moves(
+    llama: Tiny, monkeypatch: pytest.MonkeyPatch, block: int | None, recordings: int
+) -> None:
+    """After a block of tokens, which is longer than this answer."""
     recorded = []
+    if block is not None:
+        monkeypatch.setattr(cache_growth, "ROOM", block)
 
     def counting(program: StepProgram) -> Replay:
         recorded.append(1)
@@ -233,9 +240,9 @@ def test_a_graph_is_recorded_anew_where_storage_moves(llama: Tiny) -> None:
     graphs = each.decoder(capture=counting)
     for _ in range(140):
         each.replay(graphs, int(each.logits.argmax()))
-    # Room for 64 tokens, the first of which a plain step writes.
-    assert len(recorded) == 3
-    assert graphs.steps == 140 - 3
+    # A plain step makes the room, and writes the first token.
+    assert len(recorded) == recordings
+    assert graphs.steps == 140 - recordings
 
 
 def test_what_cannot_be_recorded_is_left_to_plain_steps(llama: Tiny) -> None:

@@ -18,6 +18,7 @@ from kvlite.conversation.planned_peak import planned_phases
 from kvlite.conversation.reasoning import turn_grammar, with_reasoning
 from kvlite.conversation.run_stats import RunStats, chosen, kept, recalled
 from kvlite.conversation.turn_config import TurnConfig, notes
+from kvlite.engine.cache_growth import reserve
 from kvlite.engine.callbacks import NO_CALLBACKS, Callbacks
 from kvlite.engine.compiled_rows import are_small
 from kvlite.engine.cuda_graph import GraphDecoder, graph_decoder
@@ -310,6 +311,7 @@ class Turn:
         with self.run_stats.work(self.model):
             logits = speculation.enter(token, most)
             if logits is None and self.graphs is not None:
+                reserve(self.cache, self.policies, self.recall, safely=self._safely)
                 given = self.cache, self.policies, token, self.token_ids, self.recall
                 logits = self.graphs.step(*given, ahead=speculation.resting and most > 1)
         if logits is None:

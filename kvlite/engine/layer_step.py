@@ -14,7 +14,7 @@ from kvlite.engine.heads import over_head_groups, over_what_is_held
 from kvlite.engine.quantized_attention import attend_segment
 from kvlite.engine.sparse_attention import SparseAttentionMask
 from kvlite.methods.base import LayerView
-from kvlite.methods.layer_policy import ROOM, LayerPolicy
+from kvlite.methods.layer_policy import LEAST_ROOM, ROOM, LayerPolicy
 from kvlite.methods.scores import Window
 from kvlite.model.attention_interface import Lender
 from kvlite.model.rotary import Rotation
@@ -190,7 +190,7 @@ class LayerStep:
             Selection.everything(head_group) if slots is None else Selection(head_group, slots)
             for head_group, slots in zip(head_groups, kept, strict=True)
         ]
-        sizes = self.policy.capacities([each.length for each in selections])
+        sizes = self.policy.capacities([each.length for each in selections], LEAST_ROOM)
         bits = self.policy.quantize_now
         return LayerCache.gathered(selections, sizes, decoding.rows, bits=bits)
 
