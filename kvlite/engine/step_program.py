@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from kvlite.cache import KVCache, LayerCache
+from kvlite.cache.recurrent import copies_of
 from kvlite.engine.layer_program import LayerProgram
 from kvlite.engine.sampling import Sampler
 from kvlite.engine.sparse_attention import sparse_masks
@@ -31,10 +32,6 @@ def refusal(
     model: LoadedModel, cache: KVCache, policies: list[LayerPolicy], recall: Recall | None
 ) -> str | None:
     """Why the next step of a cache cannot be a program, in a few words; None if it can."""
-    if model.shape.lenders:
-        return "layers attend to keys of others"
-    if model.shape.recurrent_layers:
-        return "recurrent layers carry a state from token to token"
     if model.device.type == "cuda" and find_spec("triton") is None:
         return "triton is not installed"
     if model.layers.passing is not None:
@@ -67,7 +64,7 @@ def _experts(model: LoadedModel) -> Iterator[Any]:
 def _layer_refusal(
     index: int, layer: LayerCache, policy: LayerPolicy, recall: Recall | None
 ) -> str | None:
-    method, rooms = policy.method, [head_group.room for head_group in layer.head_groups]
+    method = policy.method
     if method.decoding.trim is not None and max(used for _, used in layer.lengths) >= policy.budget:
         return f"{method.name} evicts entries of a full layer"
     if layer.shares_keys:
@@ -76,12 +73,12 @@ def _layer_refusal(
         return f"{method.name} chooses a method for each layer"
     if recall is not None and (reason := recall_refusal(recall, index, layer)):
         return reason
-    if any(rooms):
-        waits = not all(rooms) or policy.mask is not None
-        return "a layer is not full yet" if waits else None
+    rooms = [head_group.room for head_group in layer.head_groups]
+    if any(rooms) and policy.mask is not None:
+        return "a layer is not full yet"
     capacities = [head_group.capacity for head_group in layer.head_groups]
-    wanted = policy.capacities(layer.lengths)
-    if any(size > capacity for size, capacity in zip(wanted, capacities, strict=True)):
+    every = zip(rooms, policy.capacities(layer.lengths), capacities, strict=True)
+    if any(not room and size > capacity for room, size, capacity in every):
         return "a layer has to grow"
     return None
 
@@ -113,15 +110,17 @@ class StepProgram:
         self.token = torch.zeros(1, dtype=torch.int64, device=model.device)
         self.position = torch.full_like(self.token, cache.seen)
         self.clock = None if recall is None else RecallClock(recall, self.position)
-        self.layers = [
-            LayerProgram(
+        self.states = copies_of(cache.states, model.device_of)
+        by_number: dict[int, LayerProgram] = {}
+        each = zip(cache.layers, policies, sparse_masks(model, policies), strict=True)
+        for index, (layer, policy, mask) in enumerate(each):
+            by_number[index] = LayerProgram(
                 *(index, layer, policy, mask, self.position, cache.seen, self.clock),
                 log=cache.queries.get(index),
+                states=self.states.get(index),
+                lenders=by_number,
             )
-            for index, (layer, policy, mask) in enumerate(
-                zip(cache.layers, policies, sparse_masks(model, policies), strict=True)
-            )
-        ]
+        self.layers = [*by_number.values()]
         # Of all layers, where the token at position 0 would have been appended, and where this one
         # is.
         self.first = torch.cat([layer.first for layer in self.layers])
@@ -170,6 +169,8 @@ class StepProgram:
             layer.rotation, module = rotation, self.model.step_layer(index)
             at = self.position[None]
             hidden = module(hidden, position_ids=at, position_embeddings=rotation, kvlite=layer)
+            if layer.writes:
+                layer.keep_states()
         logits = self.model.logits(hidden[:, -1])
         if self.sampler.on_host:  # which allows what it does once the token is known
             return logits
@@ -194,6 +195,9 @@ class StepProgram:
 
     def begin(self, token: int, seen: list[int]) -> None:
         """Let a token go through next, after those `seen`."""
+        for index, own in self.states.items():
+            for place, state in own.items():
+                state.take(self.cache.states[index][place])
         self.token.fill_(token)
         self.position.fill_(self.cache.seen)
         if self.sampler.penalized:
@@ -203,5 +207,6 @@ class StepProgram:
         """Count the token that went through."""
         for layer in self.layers:
             layer.advance(self.cache.seen)
+        self.cache.states = self.states
         self.cache.seen += 1
         self.cache.writing = False
