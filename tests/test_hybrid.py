@@ -18,7 +18,6 @@ from kvlite.conversation.conversation import Conversation
 from kvlite.engine.callbacks import Callbacks
 from kvlite.engine.prefill import prefill
 from kvlite.engine.step import StepRows, decode_step, step
-from kvlite.engine.step_program import refusal
 from kvlite.errors import SettingError, SnapshotError, Stopped
 from kvlite.methods import parse_method
 from kvlite.methods.full import Full
@@ -244,13 +243,6 @@ def test_conversations_together_keep_their_own_states(hybrid: Tiny) -> None:
             torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-4)
     storages = [each.untyped_storage().data_ptr() for cache in together for each in states(cache)]
     assert len(set(storages)) == len(storages)
-
-
-@pytest.mark.cases(2)
-def test_a_step_is_no_program_where_states_are_carried(hybrid: Tiny) -> None:
-    cache = read(hybrid, IDS)
-    policies = layer_policies(Full(), hybrid.model.shape, 10**6, len(IDS))
-    assert "recurrent layers" in str(refusal(hybrid.model, cache, policies, None))
 
 
 @pytest.mark.cases(2)

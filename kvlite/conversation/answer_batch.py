@@ -6,7 +6,6 @@ now. So answers are those that each question alone would get, to rounding (`engi
 
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -21,14 +20,13 @@ from kvlite.conversation.context import Context
 from kvlite.conversation.exclusive import at_work
 from kvlite.conversation.metrics import Piece
 from kvlite.conversation.sources import watched, with_sources
+from kvlite.conversation.steps_together import StepsTogether
 from kvlite.conversation.turn import Turn
 from kvlite.engine.callbacks import Callbacks
-from kvlite.engine.step import step
 from kvlite.errors import KvliteError, OutOfMemory, Stopped
 from kvlite.memory.device_budget import ERROR, ram_limit
 from kvlite.memory.free import free_bytes
 from kvlite.methods.engine_config import EngineConfig
-from kvlite.model.load import LoadedModel
 from kvlite.offload.kv.compile_ahead import begin_compiling
 from kvlite.offload.kv.copies import StoreCopies
 from kvlite.ops.device import MANY_ROWS
@@ -131,6 +129,7 @@ class AnswerBatch:
 
     def __init__(self, callbacks: Callbacks) -> None:
         self.callbacks = callbacks
+        self._steps = StepsTogether()
         self.waiting: deque[_Waiting] = deque()
         self.going: list[_Answer] = []
         self.largest = self.reading = 0
@@ -192,8 +191,7 @@ class AnswerBatch:
                 yield self._next_piece(begun)
         if self.callbacks.cancelled:
             self.waiting.clear()
-        if len(self.going) > 1:
-            step_together(self.going[0].source.talk.model, [each.turn for each in self.going])
+        self._steps.take([each.turn for each in self.going])
         for each in [*self.going]:
             yield self._next_piece(each)
 
@@ -252,21 +250,3 @@ class AnswerBatch:
         limit = ram_limit(first.config.settings.recall_limit, taken)
         free = (1 - ERROR) * free_bytes(first.talk.model.device)
         return taken + host_bytes <= limit and nbytes <= free
-
-
-def step_together(model: LoadedModel, turns: Sequence[Turn]) -> None:
-    """One decode step for turns with a pending token. Where memory runs out, a turn tries again by
-    itself when its next piece is asked for."""
-    with ExitStack() as stack:
-        for turn in turns:
-            stack.enter_context(turn.run_stats.work(model))
-        rows = [turn.next_rows() for turn in turns]
-        made = step(model, rows)
-    for turn, own, logits in zip(turns, rows, made, strict=True):
-        turn.together = max(turn.together, len(turns))
-        if turn.speculation is not None:
-            turn.speculation.stepped()
-        if isinstance(logits, OutOfMemory):
-            turn.rows = own
-        else:
-            turn.entered(logits)

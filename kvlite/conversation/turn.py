@@ -18,7 +18,6 @@ from kvlite.conversation.planned_peak import planned_phases
 from kvlite.conversation.reasoning import turn_grammar, with_reasoning
 from kvlite.conversation.run_stats import RunStats, chosen, kept, recalled
 from kvlite.conversation.turn_config import TurnConfig, notes
-from kvlite.engine.cache_growth import reserve
 from kvlite.engine.callbacks import NO_CALLBACKS, Callbacks
 from kvlite.engine.compiled_rows import are_small
 from kvlite.engine.cuda_graph import GraphDecoder, graph_decoder
@@ -309,13 +308,12 @@ class Turn:
     def _enter(self, token: int, speculation: Speculation) -> None:
         most = self.turn_config.limit - self.run_stats.generated
         with self.run_stats.work(self.model):
-            logits = speculation.enter(token, most)
+            logits, rows = speculation.enter(token, most), self.next_rows()
             if logits is None and self.graphs is not None:
-                reserve(self.cache, self.policies, self.recall, safely=self._safely)
-                given = self.cache, self.policies, token, self.token_ids, self.recall
-                logits = self.graphs.step(*given, ahead=speculation.resting and most > 1)
+                ahead = speculation.resting and most > 1
+                logits = self.graphs.step([rows], self.token_ids, ahead=ahead)
         if logits is None:
-            self.rows = self.next_rows()
+            self.rows = rows
             self.finish_step()
         else:
             self.entered(logits)

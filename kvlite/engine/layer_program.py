@@ -240,7 +240,9 @@ class LayerProgram:
         return torch.cat(outs, 1)
 
     def keep_states(self) -> None:
-        """Let the states after the token be those before the next one."""
+        """Let the states after the token be those before the next one, if it `writes`."""
+        if not self.writes:
+            return
         for place, before in self.carrier.before.items():
             before.take(self.carrier.after[place])
 

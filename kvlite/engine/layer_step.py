@@ -1,14 +1,14 @@
 """One layer of a decode step: new tokens are written into it, and attend to all that it holds."""
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
 from kvlite.cache import KVHeadGroup, LayerCache, Selection
 from kvlite.cache.query_log import QueryLog
-from kvlite.cache.recurrent import StateCarrier, States, StatesAhead, joined, parted
+from kvlite.cache.recurrent import StateCarrier, States, StatesAhead
 from kvlite.engine import compiled_rows
 from kvlite.engine.heads import over_head_groups, over_what_is_held
 from kvlite.engine.quantized_attention import attend_segment
@@ -202,47 +202,6 @@ class LayerStep:
         if policy.quantize_now is not None or not policy.keeps_all(view.lengths):
             layer = policy.cut(view, ROOM)
         self.policy, self.layer, self.asked = policy, layer, None
-
-
-class RowsAttender:
-    """Attends with row i of a batch to the layer of conversation i.
-
-    Attributes:
-        carrier: the states of recurrent layers, those of conversation i in row i.
-    """
-
-    def __init__(self, steps: Sequence[LayerStep]) -> None:
-        self.steps = steps
-        self.carrier = StateCarrier(joined([step.carrier.before for step in steps]))
-
-    def hand_back(self) -> None:
-        """Return each conversation's own states after the token."""
-        rows = parted(self.carrier.after, len(self.steps))
-        for step, states in zip(self.steps, rows, strict=True):
-            step.carrier.after = states
-
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, softmax: Softmax) -> Tensor:
-        """As `model.attention_interface.Attender`."""
-        plain, out = compiled_rows.plain(self.steps, q, k, v), torch.empty_like(q)
-        if plain:
-            given = q[plain], k[plain], v[plain]
-            out[plain] = compiled_rows.attend([self.steps[row] for row in plain], *given, softmax)
-        for row, step in enumerate(self.steps):
-            if row not in plain:
-                own = slice(row, row + 1)
-                out[own] = step.attend(q[own], k[own], v[own], softmax)
-        return out
-
-    def lender(self, index: int) -> Lender:
-        """As of `LayerStep`, a row each."""
-        lenders = [step.lender(index) for step in self.steps]
-        coses, sines = zip(*(lender.rotation for lender in lenders), strict=True)
-
-        def over(q: Tensor, softmax: Softmax) -> Tensor:
-            rows = zip(lenders, q.split(1), strict=True)
-            return torch.cat([lender.over(q, softmax) for lender, q in rows])
-
-        return Lender((torch.cat(coses), torch.cat(sines)), over)
 
 
 def _queries(q: Tensor, kv_heads: int, scale: float) -> tuple[Tensor, float]:

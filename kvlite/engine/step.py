@@ -21,8 +21,9 @@ from kvlite.cache import KVCache, LayerCache
 from kvlite.engine import compiled_step
 from kvlite.engine.cache_growth import reserve
 from kvlite.engine.compiled_rows import Change, at_once
-from kvlite.engine.layer_step import LayerStep, RowsAttender
+from kvlite.engine.layer_step import LayerStep
 from kvlite.engine.oom_actions import cache_oom_actions
+from kvlite.engine.rows_attender import StepsAttender
 from kvlite.engine.sparse_attention import sparse_masks
 from kvlite.errors import OutOfMemory
 from kvlite.memory.free import is_oom, release_memory
@@ -65,6 +66,10 @@ class StepRows:
         self.layers: dict[int, LayerStep] = {}
         self._marks: list[Change] = []
         self._again = False
+
+    def reserve(self) -> None:
+        """Make room for the rows. Raises OutOfMemory if nothing is left to give up."""
+        reserve(self.cache, self.policies, self.recall, self.count, self.safely)
 
     def begin(self) -> None:
         """Begin to go through the layers, after `reserve`."""
@@ -220,7 +225,7 @@ def step(model: LoadedModel, conversations: Sequence[StepRows]) -> list[Tensor |
     going: dict[int, StepRows] = {}
     for each, rows in enumerate(conversations):
         try:
-            reserve(rows.cache, rows.policies, rows.recall, rows.count, rows.safely)
+            rows.reserve()
             going[each] = rows
         except OutOfMemory as error:
             results[each] = error.with_traceback(None)  # which holds what it had made
@@ -245,8 +250,10 @@ def _through(model: LoadedModel, conversations: Sequence[StepRows]) -> tuple[Ten
     try:
         for each in conversations:
             each.begin()
-        token_ids = torch.cat([each.token_ids for each in conversations])
-        hidden, index = model.embed(token_ids.to(model.device)), 0
+        hidden, index = (
+            model.embed(_joined([each.token_ids for each in conversations]).to(model.device)),
+            0,
+        )
         while index < len(model.layers):
             done, hidden = compiled_step.through_layers(model, conversations, index, hidden)
             if not done:
@@ -265,21 +272,24 @@ def _through_layer(
 ) -> Tensor:
     steps = [each.layer(index) for each in conversations]
     module = model.step_layer(index) if hidden.shape[1] == 1 else model.layers[index]
-    given = hidden.to(model.device_of(index))
-    positions = torch.stack([each.positions for each in steps])
-    if len(steps) == 1:
-        out: Tensor = module(
-            given,
-            position_ids=positions,
-            position_embeddings=steps[0].rotation,
-            kvlite=steps[0],
-        )
-        return out
     coses, sines = zip(*(each.rotation for each in steps), strict=True)
-    rotation, attender = (torch.cat(coses), torch.cat(sines)), RowsAttender(steps)
-    out = module(given, position_ids=positions, position_embeddings=rotation, kvlite=attender)
-    attender.hand_back()
+    given = {
+        "position_ids": _joined([each.positions[None] for each in steps]),
+        "position_embeddings": (_joined(coses), _joined(sines)),
+    }
+    hidden, out = hidden.to(model.device_of(index)), hidden
+    if len(steps) == 1:
+        out = module(hidden, kvlite=steps[0], **given)
+    else:
+        attender = StepsAttender(steps)
+        out = module(hidden, kvlite=attender, **given)
+        attender.hand_back()
     return out
+
+
+def _joined(parts: Sequence[Tensor]) -> Tensor:
+    """Parts of a batch as one; the one itself, if there is no other."""
+    return torch.cat([*parts]) if len(parts) > 1 else parts[0]
 
 
 def _unless_short(model: LoadedModel, work: Callable[[], T]) -> T | None:

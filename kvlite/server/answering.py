@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 
-from kvlite.conversation.answer_batch import step_together
+from kvlite.conversation.steps_together import StepsTogether
 from kvlite.conversation.turn import Turn
 from kvlite.errors import KvliteError, OutOfMemory
 from kvlite.web.engine_thread import Engine
@@ -58,6 +58,7 @@ class Answering:
         self.waiting: list[Request] = []
         self.going: list[Request] = []
         self.has_room, self.between = has_room, between
+        self._steps = StepsTogether()
         self._engine, self._lock = engine, threading.Lock()
         self._before = 0  # work of others, while the engine has not come to this
         self._running = self._changed = False
@@ -108,8 +109,7 @@ class Answering:
                 self._queue()
                 return
             turns = [each.turn for each in self.going if each.turn is not None]
-            if len(turns) > 1:
-                step_together(turns[0].model, turns)
+            self._steps.take(turns)
             for each in [*self.going]:
                 self._go_on(each)
             self.between()
