@@ -308,12 +308,12 @@ class Turn:
     def _enter(self, token: int, speculation: Speculation) -> None:
         most = self.turn_config.limit - self.run_stats.generated
         with self.run_stats.work(self.model):
-            logits, rows = speculation.enter(token, most), self.next_rows()
+            logits = speculation.enter(token, most)
             if logits is None and self.graphs is not None:
                 ahead = speculation.resting and most > 1
-                logits = self.graphs.step([rows], self.token_ids, ahead=ahead)
+                logits = self.graphs.step([self.next_rows()], self.token_ids, ahead=ahead)
         if logits is None:
-            self.rows = rows
+            self.rows = self.next_rows()
             self.finish_step()
         else:
             self.entered(logits)

@@ -31,6 +31,7 @@ from kvlite.memory.oom import OOMPolicy, T
 from kvlite.methods.layer_policy import LayerPolicy
 from kvlite.model.load import LoadedModel
 from kvlite.model.rotary import rotations_apart
+from kvlite.model.step_layers import StepLayer
 from kvlite.offload import Recall
 
 
@@ -139,17 +140,13 @@ class StepRows:
             or the cache is no longer what it was.
         """
         at, cache = self.entered, self.cache
-        whole = cache.seen == self.start + at and len(cache.layers) == len(self.layers)
-        if not (whole and at < self.count and int(self.token_ids[0, at]) == token):
+        if at == self.count or cache.seen != self.start + at or self.token_ids[0, at] != token:
             return None
-        if any(step.layer is not layer for step, layer in self._stages()):
+        if [step.layer for step in self.layers.values()] != cache.layers:
             return None
         logits = self.model.logits(self.hidden[:, at])
         self._enter()
         return logits
-
-    def _stages(self) -> Iterator[tuple[LayerStep, LayerCache]]:
-        return zip(self.layers.values(), self.cache.layers, strict=True)
 
     def _enter(self) -> None:
         """Count the next row in all layers, in one go."""
@@ -250,10 +247,8 @@ def _through(model: LoadedModel, conversations: Sequence[StepRows]) -> tuple[Ten
     try:
         for each in conversations:
             each.begin()
-        hidden, index = (
-            model.embed(_joined([each.token_ids for each in conversations]).to(model.device)),
-            0,
-        )
+        token_ids = _joined([each.token_ids for each in conversations])
+        hidden, index = model.embed(token_ids.to(model.device)), 0
         while index < len(model.layers):
             done, hidden = compiled_step.through_layers(model, conversations, index, hidden)
             if not done:
@@ -271,19 +266,19 @@ def _through_layer(
     model: LoadedModel, conversations: Sequence[StepRows], index: int, hidden: Tensor
 ) -> Tensor:
     steps = [each.layer(index) for each in conversations]
-    module = model.step_layer(index) if hidden.shape[1] == 1 else model.layers[index]
+    one = hidden.shape[1] == 1
+    module: StepLayer = model.step_layer(index) if one else model.layers[index]
     coses, sines = zip(*(each.rotation for each in steps), strict=True)
     given = {
         "position_ids": _joined([each.positions[None] for each in steps]),
         "position_embeddings": (_joined(coses), _joined(sines)),
     }
-    hidden, out = hidden.to(model.device_of(index)), hidden
+    hidden = hidden.to(model.device_of(index))
     if len(steps) == 1:
-        out = module(hidden, kvlite=steps[0], **given)
-    else:
-        attender = StepsAttender(steps)
-        out = module(hidden, kvlite=attender, **given)
-        attender.hand_back()
+        return module(hidden, kvlite=steps[0], **given)
+    attender = StepsAttender(steps)
+    out = module(hidden, kvlite=attender, **given)
+    attender.hand_back()
     return out
 
 
