@@ -252,7 +252,7 @@ def _through(model: LoadedModel, conversations: Sequence[StepRows]) -> tuple[Ten
         while index < len(model.layers):
             done, hidden = compiled_step.through_layers(model, conversations, index, hidden)
             if not done:
-                done, hidden = 1, _through_layer(model, conversations, index, hidden)
+                done, hidden = 1, through_layer(model, conversations, index, hidden)
             index += done
         hidden = hidden.to(model.device)
         return hidden, model.logits(hidden[:, 0])
@@ -262,9 +262,11 @@ def _through(model: LoadedModel, conversations: Sequence[StepRows]) -> tuple[Ten
         raise
 
 
-def _through_layer(
+def through_layer(
     model: LoadedModel, conversations: Sequence[StepRows], index: int, hidden: Tensor
 ) -> Tensor:
+    """What a layer makes of hidden states `(rows, L, hidden size)` of conversations that have
+    begun."""
     steps = [each.layer(index) for each in conversations]
     one = hidden.shape[1] == 1
     module: StepLayer = model.step_layer(index) if one else model.layers[index]

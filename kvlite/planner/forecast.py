@@ -16,9 +16,8 @@ from kvlite.cache.quantized import rotation
 from kvlite.cache.recurrent import States
 from kvlite.cache.segment import bytes_held
 from kvlite.engine.layer_prefill import LayerPrefill
-from kvlite.engine.layer_step import LayerStep
 from kvlite.engine.prefill import CHUNK, Prefill
-from kvlite.engine.sparse_attention import sparse_masks
+from kvlite.engine.step import StepRows, through_layer
 from kvlite.errors import ForecastError, KvliteError, reason
 from kvlite.methods.layer_policy import LayerPolicy, merge_below, share_out
 from kvlite.model.load import LoadedModel
@@ -265,24 +264,19 @@ def _answer(
         cache.layers = [grown if id(each) == key else each for each in cache.layers]
         del layer
     kv = meter.live
-    seeing, at = sparse_masks(model, policies), cache.seen + task.longest - 1
-    rotations = model.rotations(at, 1)
-    hidden = model.embed(torch.zeros(cache.layers[0].keys.shape[0], 1, dtype=torch.int64))
+    cache.seen += task.longest - 1
+    ids = torch.zeros(cache.layers[0].keys.shape[0], 1, dtype=torch.int64)
+    rows = StepRows(model, cache, ids, policies, recall)
+    rows.begin()
+    hidden = model.embed(ids)
     tables = meter.live - kv
     meter.peak = meter.live
     for index in alike.values():
-        rotation = rotations[index]
-        layer, states = cache.layers[index], cache.states.get(index)
-        step = LayerStep(index, layer, policies[index], at, rotation, seeing[index], recall, states)
-        step.lenders = {
-            each: LayerStep(each, cache.layers[each], policies[each], at, rotations[each])
-            for each in model.shape.lenders
-            if each < index
-        }
-        positions = step.positions[None]
-        module = model.layers[index]
-        module(hidden, position_ids=positions, position_embeddings=rotation, kvlite=step)
-        step.trimmed()
+        for lender in model.shape.lenders:
+            if lender < index:
+                rows.layer(lender)
+        through_layer(model, [rows], index, hidden)
+        rows.layers.pop(index).trimmed()
     model.logits(hidden[:, -1])
     stepping = Moment(kv, tables, 0, meter.peak - kv - tables)
     return stepping.higher(Moment(kv, tables, growing))
