@@ -120,9 +120,9 @@ def test_an_empty_question_is_refused_at_once(refused: Refused, text: Path, ques
 def test_bytes_too_few_for_a_model_are_refused_before_a_weight_is_read(
     refused: Refused, model: Path, text: Path
 ) -> None:
-    flags = ["--model", model, "--budget", "2KiB"]
-    refused(["ask", text, "What?", *flags], "--budget 2048 bytes is too little", "spans")
-    refused(["chat", *flags], "--budget 2048 bytes is too little", "give at least")
+    flags = ["--model", model, "--budget"]
+    refused(["ask", text, "What?", *flags, "2KiB"], "--budget 2048 bytes is too little", "spans")
+    refused(["chat", *flags, "90 bytes"], "--budget 90 bytes is too little", "give at least")
 
 
 def test_a_default_method_is_not_named_by_its_options(refused: Refused, text: Path) -> None:
