@@ -15,6 +15,7 @@ from kvlite.cache import KVCache
 from kvlite.engine.batch import run_together
 from kvlite.engine.decode import Step
 from kvlite.engine.prefill import Prefill
+from kvlite.engine.slices import in_one_go
 from kvlite.errors import require_uncancelled
 from kvlite.methods.full import Full
 from kvlite.methods.layer_policy import LayerPolicy
@@ -107,7 +108,7 @@ def _one_pass(model: LoadedModel, branch: Branch, ids: Sequence[int]) -> Tensor:
     cache = KVCache(list(branch.cache.layers), branch.cache.seen, states=branch.cache.states)
     reading = Prefill(model, cache, torch.tensor([ids], device=model.device), policies, whole=True)
     for index in range(len(policies)):
-        reading.read_layer(index)
+        in_one_go(reading.read_layer(index))
     return model.logits(reading.hidden[0])
 
 
