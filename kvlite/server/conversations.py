@@ -6,8 +6,8 @@ requests for a title, have places of their own and never take one of these.
 
 import logging
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -110,9 +110,9 @@ class Conversations:
         callbacks: Callbacks,
         *,
         ignore_eos: bool = False,
-    ) -> Iterator[tuple[Piece, Conversation]]:
+    ) -> Generator[tuple[Piece | None, Conversation]]:
         """Answer a prompt, by the usual settings with these changed, in the conversation that has
-        read most of it. Errors are those of `answer_prompt`."""
+        read most of it. Pieces and errors are those of `answer_prompt`."""
         chosen = self.runner.settings.after_load(settings)
         lasting = self._lasting(chosen)
         now = self._found(ids, lasting) or Kept([], lasting)
@@ -124,10 +124,10 @@ class Conversations:
         try:
             self._make_room(now, len(ids))
             talk = self._opened(now)
-            for piece in answer_prompt(
-                talk, ids, ignore_eos=ignore_eos, callbacks=callbacks, **settings
-            ):
-                yield piece, talk
+            given = {**settings, "ignore_eos": ignore_eos, "callbacks": callbacks}
+            with closing(answer_prompt(talk, ids, **given)) as pieces:
+                for piece in pieces:
+                    yield piece, talk
             broken = False
         except (*_HARMLESS, GeneratorExit):
             broken = False

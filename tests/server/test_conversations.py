@@ -41,7 +41,8 @@ class Asked:
     """One request's answer, and what it read."""
 
     def __init__(self, pool: Conversations, ids: list[int], **given: Any) -> None:
-        pieces = [piece for piece, _ in pool.answer(ids, given, NO_CALLBACKS, ignore_eos=True)]
+        heard = pool.answer(ids, given, NO_CALLBACKS, ignore_eos=True)
+        pieces = [piece for piece, _ in heard if piece is not None]
         self.ids = [*ids, *(each.token_id for each in pieces if each.token_id is not None)]
         self.answer, self.read = self.ids[len(ids) :], pieces[-1].metrics.prompt_tokens
 
