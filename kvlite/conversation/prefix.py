@@ -40,7 +40,7 @@ def answer_prompt(
     ignore_eos: bool = False,
     callbacks: Callbacks = NO_CALLBACKS,
     **settings: Any,
-) -> Generator[Piece | None]:
+) -> Generator[Piece | None, float | None]:
     """Answer a whole prompt (at least one token) in a conversation that is held in tokens alone.
 
     Args and errors are those of `Conversation.stream_tokens`. After an error the conversation has

@@ -66,8 +66,9 @@ class RunStats:
                         result: T = last.value
                         return result
                 left = perf_counter()
-                yield
-                self.others_s += perf_counter() - left
+                unwanted = (yield) or 0.0
+                self.started += unwanted
+                self.others_s += perf_counter() - left - unwanted
         finally:
             with self.work(model):
                 steps.close()

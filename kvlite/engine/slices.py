@@ -7,9 +7,9 @@ from typing import ParamSpec, TypeVar
 T = TypeVar("T")
 Given = ParamSpec("Given")
 
-Slices = Generator[None, None, T]
+Slices = Generator[None, float | None, T]
 """Work that can wait wherever it yields, and returns its result at the end. Closed before that, it
-leaves everything as it was before it."""
+leaves everything as it was before it. It may be sent the seconds in which nobody wanted it."""
 
 # Seconds that a slice takes, as far as the work has places to wait at.
 SLICE_S = 0.2

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import count as count_from
 from itertools import groupby
 from typing import Any
 
@@ -15,6 +16,7 @@ from kvlite.conversation import run_stats
 from kvlite.conversation.prefix import known_ids
 from kvlite.conversation.run_stats import RunStats
 from kvlite.engine.layer_prefill import LayerPrefill
+from kvlite.server import half_read
 from kvlite.server.config import ServerConfig
 from tests.cli.conftest import model_of
 from tests.server.conftest import Server, said, serving
@@ -154,7 +156,8 @@ def test_one_that_is_left_while_it_is_read_leaves_all_as_it_was(
         short, failed = both(server, [SHORT, goes_on])
     server.until_idle()
     assert len(count) == 10 and isinstance(failed, openai.APIError) and text(short) == alone[0]
-    assert kept.talk is talk and known_ids(talk) == before
+    forgotten = both(server, [{"messages": said("Another one."), "max_tokens": 2}])
+    assert forgotten and kept.talk is talk and known_ids(talk) == before
     assert [each.lengths for each in talk.cache.layers] == cache and not kept.busy
     body: dict[str, Any] = {"messages": said(question, answer, "Where?"), **given}
     again = both(server, [body])[0]
@@ -162,6 +165,49 @@ def test_one_that_is_left_while_it_is_read_leaves_all_as_it_was(
     forget(server)
     assert text(both(server, [body])[0]) == text(again)
     forget(server)
+
+
+@pytest.mark.parametrize("way", [{}, {"method": "full", "recall": "off"}], ids=["spans", "full"])
+def test_one_that_was_left_goes_on_when_it_is_sent_again(
+    server: Server, alone: list[str], monkeypatch: pytest.MonkeyPatch, way: dict[str, str]
+) -> None:
+    """Unless something else is asked first, or it is to be answered otherwise."""
+    body: dict[str, Any] = {"messages": said(LONG), "extra_body": {"kvlite": way}, "max_tokens": 8}
+    count = list[int]()
+    with chunks(monkeypatch, lambda _: count.append(1)):
+        expected = text(both(server, [body])[0])
+    whole, at = len(count), len(count) * 57 // 100
+    forget(server)
+
+    def leave(_: LayerPrefill) -> None:
+        count.append(1)
+        if len(count) == at:
+            server.model.answering.going[0].work.abandon()
+
+    def cut() -> None:
+        count.clear()
+        assert isinstance(both(server, [body])[0], openai.APIError) and len(count) == at
+        server.until_idle()
+        assert not server.model.conversations.store_idle()  # type: ignore[union-attr]
+
+    clock = count_from(0, 1000)
+    with chunks(monkeypatch, leave):
+        monkeypatch.setattr(half_read, "perf_counter", lambda: next(clock))
+        cut()
+        again = both(server, [body])[0]
+        assert text(again) == expected and len(count) == whole and whole - at < whole / 2
+        # 1,000 seconds by that clock, in which nobody waited for it, are left out.
+        assert -1000 < ledger(again)["time_to_first_token_s"] < 0
+        forget(server)
+        for first, second in (
+            ([{"messages": said("Another one."), "max_tokens": 2}], body),
+            ([], {**body, "max_tokens": 7}),
+        ):
+            cut()
+            both(server, first)
+            assert expected.startswith(text(both(server, [second])[0]))
+            assert len(count) == at + whole
+            forget(server)
 
 
 def test_an_error_while_reading_fails_that_request_alone(
