@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kvlite.engine.decode import decode_step
 from kvlite.engine.prefill import prefill
+from kvlite.engine.step import decode_step
 from kvlite.methods import parse_method
 from kvlite.methods.layer_policy import layer_policies
 from kvlite.model.experts import experts_of, stacked

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from kvlite.cache import KVBits, KVCache
 from kvlite.engine import compiled_rows
-from kvlite.engine.batch import run_together
-from kvlite.engine.decode import LayerStep, Step
+from kvlite.engine.layer_step import LayerStep
 from kvlite.engine.prefill import prefill
+from kvlite.engine.step import StepRows, step
 from kvlite.errors import OutOfMemory
 from kvlite.memory.oom import OOMPolicy
 from kvlite.methods import parse_method
@@ -73,10 +73,17 @@ class Talk:
         logits = prefill(model, cache, ids, policies, store=store, reserve=STEPS)
         return cls(cache, policies, logits, store)
 
-    def step(self, model: LoadedModel, oom_policy: OOMPolicy | None = None) -> Step:
+    def rows(self, model: LoadedModel, oom_policy: OOMPolicy | None = None) -> StepRows:
         recall = None if self.store is None else Recall(self.store, 8)
         token = self.logits.argmax(-1)
-        return Step(model, self.cache, token, self.policies, recall, oom_policy)
+        return StepRows(model, self.cache, token[None], self.policies, recall, oom_policy)
+
+
+def one_step(rows: StepRows) -> Tensor:
+    """The logits of a step by itself."""
+    (logits,) = step(rows.model, [rows])
+    assert isinstance(logits, Tensor)
+    return logits
 
 
 def alone(model: LoadedModel, talk: Talk, compiled: bool = False) -> list[Tensor]:
@@ -87,7 +94,7 @@ def alone(model: LoadedModel, talk: Talk, compiled: bool = False) -> list[Tensor
         if not compiled:
             patch.setattr(compiled_rows, "takes", lambda *_: False)
         for _ in range(STEPS):
-            talk.logits = talk.step(model).run()
+            talk.logits = one_step(talk.rows(model))
             made.append(talk.logits)
     return made
 
@@ -103,8 +110,8 @@ def together(model: LoadedModel, talks: list[Talk], joins: list[int]) -> list[li
     made: list[list[Tensor]] = [[] for _ in talks]
     for now in range(max(joins) + STEPS):
         going = [at for at, start in enumerate(joins) if start <= now < start + STEPS]
-        steps = [talks[at].step(model) for at in going]
-        for at, logits in zip(going, run_together(model, steps), strict=True):
+        steps = [talks[at].rows(model) for at in going]
+        for at, logits in zip(going, step(model, steps), strict=True):
             assert isinstance(logits, Tensor)
             talks[at].logits = logits
             made[at].append(logits)
@@ -149,8 +156,8 @@ def few() -> LoadedModel:
     return make_tiny("llama", num_hidden_layers=2, hidden_size=32, intermediate_size=48).model
 
 
-def steps_of(model: LoadedModel, talks: list[Talk]) -> list[Step]:
-    return [talk.step(model, OOMPolicy(model.device, never_lossy=True)) for talk in talks]
+def steps_of(model: LoadedModel, talks: list[Talk]) -> list[StepRows]:
+    return [talk.rows(model, OOMPolicy(model.device, never_lossy=True)) for talk in talks]
 
 
 def test_memory_that_runs_out_once_changes_nothing(few: LoadedModel) -> None:
@@ -159,16 +166,16 @@ def test_memory_that_runs_out_once_changes_nothing(few: LoadedModel) -> None:
     few.step_layer(0)  # compared once with the layer as it is
     steps = steps_of(few, deepcopy(read))
     with Faults() as faults:
-        expected = run_together(few, steps)
+        expected = step(few, steps)
     for at in range(0, faults.count, faults.count // 16):
         steps = steps_of(few, deepcopy(read))
         with Faults([at]) as fault:
-            made = run_together(few, steps)
+            made = step(few, steps)
         assert fault.failed == 1
         for ours, theirs in zip(made, expected, strict=True):
             assert isinstance(ours, Tensor) and isinstance(theirs, Tensor)
             torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
-        assert [step.cache.seen for step in steps] == [talk.cache.seen + 1 for talk in read]
+        assert [rows.cache.seen for rows in steps] == [talk.cache.seen + 1 for talk in read]
 
 
 def test_threads_change_no_bit(few: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -179,7 +186,7 @@ def test_threads_change_no_bit(few: LoadedModel, monkeypatch: pytest.MonkeyPatch
         monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
         talks, made = deepcopy(read), []
         for _ in range(3):
-            logits = run_together(few, [talk.step(few) for talk in talks])
+            logits = step(few, [talk.rows(few) for talk in talks])
             assert all(isinstance(each, Tensor) for each in logits)
             for talk, each in zip(talks, logits, strict=True):
                 talk.logits = each
@@ -189,12 +196,12 @@ def test_threads_change_no_bit(few: LoadedModel, monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize("interrupted", [(compiled_rows, "attend"), (numba_rows, "attend")])
-def test_what_one_call_did_is_not_done_twice(
+def test_what_one_call_did_counts_once(
     few: LoadedModel, interrupted: tuple[Any, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Memory that runs out behind it, or within once entries were written and fetched."""
+    """Where memory runs out behind it, or within once entries were written and fetched."""
     read, taken = read_all(few, [WAYS[0], WAYS[1], Way("snapkv:window=8", 48, recalls=True)]), []
-    expected = [talk.step(few).run() for talk in deepcopy(read)]
+    expected = [one_step(talk.rows(few)) for talk in deepcopy(read)]
     attend = getattr(*interrupted)
 
     def runs_out(*args: Any) -> Any:
@@ -205,8 +212,8 @@ def test_what_one_call_did_is_not_done_twice(
         raise torch.OutOfMemoryError("there is no more")
 
     monkeypatch.setattr(*interrupted, runs_out)
-    made = run_together(few, steps_of(few, read))
-    assert len(taken) == 2  # layers, each once for all
+    made = step(few, steps_of(few, read))
+    assert len(taken) == 1
     same([[each] for each in made], [[each] for each in expected])  # type: ignore[list-item]
     stores = [talk.store for talk in read if talk.store is not None]
     assert [each.layers[1].head_group.used for each in stores] == [64, 77]
@@ -217,7 +224,7 @@ def test_one_that_stops_leaves_the_others_going(
     few: LoadedModel, layer: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read = read_all(few, WAYS[2:5])
-    expected = [talk.step(few).run() for talk in deepcopy(read)]
+    expected = [one_step(talk.rows(few)) for talk in deepcopy(read)]
     short, attend = read[1].cache.seen, LayerStep.attend
 
     def runs_out(self: LayerStep, *args: Any) -> Tensor:
@@ -229,8 +236,8 @@ def test_one_that_stops_leaves_the_others_going(
     with monkeypatch.context() as patch:
         patch.setattr(LayerStep, "attend", runs_out)
         patch.setattr(compiled_rows, "plain", lambda *_: [])
-        first, stopped, last = run_together(few, steps)
-    assert isinstance(stopped, OutOfMemory) and read[1].cache.writing
+        first, stopped, last = step(few, steps)
+    assert isinstance(stopped, OutOfMemory) and read[1].cache.seen == short
     same([[first], [last]], [[expected[0]], [expected[2]]])  # type: ignore[list-item]
-    same([[steps[1].run()]], [[expected[1]]])  # later it goes on from that layer
+    same([[one_step(steps[1])]], [[expected[1]]])  # later it goes on
     assert [talk.cache.seen for talk in read] == [51, 64, 77]

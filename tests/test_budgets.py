@@ -354,7 +354,7 @@ def allocated(
     dtype = {2: torch.float16, 4: torch.float32}[itemsize]
     total = 0
     for policy in layer_policies(method, shape, average, seen):
-        line = min(policy.budget, seen) + longest + 64
+        line = min(policy.budget, seen) + longest  # less than a block
         if policy.method.decoding.bounded:
             line = min(line, policy.budget)
         layer = LayerCache(

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from kvlite.cache import KVCache, KVSize, LayerCache, Selection
 from kvlite.cache.segment import bytes_held
-from kvlite.engine.decode import LayerStep
 from kvlite.engine.layer_prefill import LayerPrefill
+from kvlite.engine.layer_step import LayerStep
 from kvlite.errors import CapacityError
 from kvlite.methods import parse_method
 from kvlite.methods.base import LayerView

@@ -12,9 +12,9 @@ from kvlite.cache import LayerCache
 from kvlite.cache.query_log import QueryLog
 from kvlite.config.settings import Settings
 from kvlite.conversation.conversation import Conversation
-from kvlite.engine.decode import decode_step
 from kvlite.engine.passage_attention import passage_attention
 from kvlite.engine.prefill import prefill
+from kvlite.engine.step import decode_step
 from kvlite.errors import SettingError
 from kvlite.methods import LayerView, parse_method
 from kvlite.methods.chai import CHAI

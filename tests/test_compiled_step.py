@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 
 from kvlite.engine import compiled_step
-from kvlite.engine.batch import run_together
+from kvlite.engine.step import step
 from kvlite.model.load import LoadedModel
 from kvlite.model.packing import pack_linears
 
 from .conftest import make_tiny
-from .test_batch import WAYS, Talk, Way, alone, read_all, same, together
+from .test_batch import WAYS, Talk, Way, alone, one_step, read_all, same, together
 
 if find_spec("numba") is None:
     pytest.skip("numba is not installed", allow_module_level=True)
@@ -60,7 +60,7 @@ def test_as_one_layer_at_a_time(name: str, monkeypatch: pytest.MonkeyPatch) -> N
     model, ways = packed(name), WAYS if name == "llama" else WAYS[:3]
     theirs, mine = read_all(model, ways), read_all(model, ways)
     with monkeypatch.context() as patch:
-        patch.setattr(compiled_step, "through_layers", lambda *_: False)
+        patch.setattr(compiled_step, "through_layers", lambda *given: (0, given[-1]))
         expected = [alone(model, talk) for talk in theirs]
     calls: list[int] = []
     through = numba_step.through
@@ -88,8 +88,8 @@ def test_threads_change_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
         talks, made = deepcopy(read), []
         for _ in range(3):
-            steps = [talk.step(model) for talk in talks]
-            for talk, logits in zip(talks, run_together(model, steps), strict=True):
+            rows = [talk.rows(model) for talk in talks]
+            for talk, logits in zip(talks, step(model, rows), strict=True):
                 assert isinstance(logits, Tensor)
                 talk.logits = logits
                 made.append(logits)
@@ -103,21 +103,20 @@ def test_what_is_interrupted_can_be_done_again(
 ) -> None:
     model, through = packed("llama"), numba_step.through
     read = read_all(model, WAYS[:3])
-    expected = [talk.step(model).run() for talk in deepcopy(read)]
+    expected = [one_step(talk.rows(model)) for talk in deepcopy(read)]
 
     def stops(*given: Any) -> Any:
         if after:
             through(*given)
         raise KeyboardInterrupt
 
-    steps = [talk.step(model) for talk in read]
+    rows = [talk.rows(model) for talk in read]
     with monkeypatch.context() as patch:
         patch.setattr(numba_step, "through", stops)
-        for step in steps:
+        for each in rows:
             with pytest.raises(KeyboardInterrupt):
-                step.run()
-    assert [step.index for step in steps] == [0, 0, 0]
-    same([[step.run()] for step in steps], [[each] for each in expected])
+                one_step(each)
+    same([[one_step(each)] for each in rows], [[each] for each in expected])
 
 
 def test_a_token_counts_in_all_layers_or_in_none(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,7 +124,7 @@ def test_a_token_counts_in_all_layers_or_in_none(monkeypatch: pytest.MonkeyPatch
     model, through = packed("llama"), numba_step.through
     (read,) = read_all(model, [Way("spans", 48, recalls=True)])
     after = deepcopy(read)
-    expected = after.step(model).run()
+    expected = one_step(after.rows(model))
     left = 0
 
     def lengths(talk: Talk) -> list[int]:
@@ -149,15 +148,15 @@ def test_a_token_counts_in_all_layers_or_in_none(monkeypatch: pytest.MonkeyPatch
     before = sys.gettrace()
     for lines in count():
         talk, left = deepcopy(read), lines
-        step = talk.step(model)
+        rows = talk.rows(model)
         with monkeypatch.context() as patch, suppress(KeyboardInterrupt):
             patch.setattr(numba_step, "through", traced)
             try:
-                step.run()
+                one_step(rows)
                 break
             finally:
                 sys.settrace(before)
         assert lengths(talk) in (lengths(read), lengths(after))
-        assert step.run().equal(expected) and held([talk]) == held([after])
+        assert one_step(rows).equal(expected) and held([talk]) == held([after])
         assert talk.cache.seen == read.cache.seen + 1
     assert lines > 20

@@ -13,8 +13,8 @@ from bitsandbytes.functional import dequantize_4bit, quantize_4bit
 from torch import Tensor, nn
 
 from kvlite.config.settings import Settings
-from kvlite.engine.decode import decode_step
 from kvlite.engine.prefill import prefill
+from kvlite.engine.step import decode_step
 from kvlite.errors import ModelError
 from kvlite.memory.meter import TensorMeter
 from kvlite.methods import parse_method

@@ -12,7 +12,7 @@ from kvlite.cache import KVBits
 from kvlite.config.settings import Settings
 from kvlite.conversation.conversation import Conversation
 from kvlite.conversation.runner import Runner
-from kvlite.engine.decode import decode_step
+from kvlite.engine.step import decode_step
 from kvlite.errors import SettingError
 from kvlite.methods import parse_method
 from kvlite.offload import Recall

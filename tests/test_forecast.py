@@ -11,8 +11,8 @@ import torch
 from kvlite.cache import KVBits, parse_kv_bits
 from kvlite.cache.quantized import rotation
 from kvlite.config.settings import Settings
-from kvlite.engine.decode import decode_step
 from kvlite.engine.prefill import prefill
+from kvlite.engine.step import decode_step
 from kvlite.errors import SettingError
 from kvlite.memory.meter import TensorMeter
 from kvlite.methods import METHODS, parse_method

@@ -11,10 +11,9 @@ import kvlite
 from kvlite.config.settings import Settings
 from kvlite.conversation.conversation import Conversation
 from kvlite.engine.callbacks import Callbacks
-from kvlite.engine.decode import decode_step
 from kvlite.engine.prefill import Prefill, prefill
 from kvlite.engine.slices import in_one_go
-from kvlite.engine.speculate import Ahead
+from kvlite.engine.step import StepRows, decode_step, step
 from kvlite.methods import parse_method
 from kvlite.methods.full import Full
 from kvlite.methods.layer_policy import layer_policies
@@ -83,10 +82,10 @@ def test_layers_without_keys_see_what_the_lending_layer_holds(lending: Tiny, met
         mask = seen.triu(1 - config.sliding_window) if sliding else seen
         allowed[layer] = mask = mask.repeat(shape.kv_heads, 1, 1)
         source = layer if layer < shape.layers else lenders[kind]
-        for step, layers in enumerate(held):
-            mask[:, read + step] = False
+        for number, layers in enumerate(held):
+            mask[:, read + number] = False
             for head, slots in enumerate(layers[source]):
-                mask[head, read + step, sorted(slots)] = True
+                mask[head, read + number, sorted(slots)] = True
     expected = run_under(lending.reference, ids, allowed)[0][read - 1 :]
     assert (torch.cat(rows) - expected).abs().max() < 1e-4
 
@@ -152,7 +151,9 @@ def test_a_pass_ahead_of_the_answer_gives_the_logits_of_single_steps(lending: Ti
     one, other = model.empty_cache(), model.empty_cache()
     for cache in (one, other):
         prefill(model, cache, ids, policies, reserve=4)
-    passing = Ahead(model, one, [5, 6, 7])
-    for token in (5, 6, 7):
+    rows = StepRows(model, one, torch.tensor([[5, 6, 7]]), policies)
+    (first,) = step(model, [rows])
+    for logits, token in ((first, 5), (None, 6), (None, 7)):
         expected = decode_step(model, other, torch.tensor([token]), policies)
-        torch.testing.assert_close(passing.enter(token), expected, rtol=1e-4, atol=1e-4)
+        found = rows.accept(token) if logits is None else logits
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from kvlite.cache import KVCache
-from kvlite.engine.decode import decode_step
 from kvlite.engine.prefill import prefill
+from kvlite.engine.step import decode_step
 from kvlite.methods import parse_method
 from kvlite.methods.keydiff import KeyDiff
 from kvlite.methods.layer_policy import layer_policies

@@ -15,11 +15,9 @@ from kvlite.cache.recurrent import RecurrentState, States
 from kvlite.cache.snapshot import LayerWriter
 from kvlite.config.settings import Settings
 from kvlite.conversation.conversation import Conversation
-from kvlite.engine.batch import run_together
 from kvlite.engine.callbacks import Callbacks
-from kvlite.engine.decode import Step, decode_step
 from kvlite.engine.prefill import prefill
-from kvlite.engine.step_program import refusal
+from kvlite.engine.step import StepRows, decode_step, step
 from kvlite.errors import SettingError, SnapshotError, Stopped
 from kvlite.methods import parse_method
 from kvlite.methods.full import Full
@@ -233,8 +231,11 @@ def test_conversations_together_keep_their_own_states(hybrid: Tiny) -> None:
     apart, together = ([read(hybrid, IDS[:n]) for n in lengths] for _ in range(2))
     for number in range(3):
         tokens = [torch.tensor([11 + number + at]) for at in range(3)]
-        steps = [Step(model, *each) for each in zip(together, tokens, policies, strict=True)]
-        for logits, *each in zip(run_together(model, steps), apart, tokens, policies, strict=True):
+        rows = [
+            StepRows(model, cache, token[None], own)
+            for cache, token, own in zip(together, tokens, policies, strict=True)
+        ]
+        for logits, *each in zip(step(model, rows), apart, tokens, policies, strict=True):
             assert isinstance(logits, Tensor)
             torch.testing.assert_close(logits, decode_step(model, *each), rtol=1e-5, atol=1e-5)
     for one, other in zip(together, apart, strict=True):
@@ -242,13 +243,6 @@ def test_conversations_together_keep_their_own_states(hybrid: Tiny) -> None:
             torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-4)
     storages = [each.untyped_storage().data_ptr() for cache in together for each in states(cache)]
     assert len(set(storages)) == len(storages)
-
-
-@pytest.mark.cases(2)
-def test_a_step_is_no_program_where_states_are_carried(hybrid: Tiny) -> None:
-    cache = read(hybrid, IDS)
-    policies = layer_policies(Full(), hybrid.model.shape, 10**6, len(IDS))
-    assert "recurrent layers" in str(refusal(hybrid.model, cache, policies, None))
 
 
 @pytest.mark.cases(2)

@@ -16,8 +16,8 @@ from kvlite.cache.pair import Half
 from kvlite.config.settings import Settings
 from kvlite.conversation.conversation import Conversation
 from kvlite.engine.callbacks import Callbacks
-from kvlite.engine.decode import decode_step
 from kvlite.engine.prefill import prefill
+from kvlite.engine.step import decode_step
 from kvlite.errors import SettingError, Stopped
 from kvlite.memory.meter import TensorMeter
 from kvlite.methods import parse_method

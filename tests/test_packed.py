@@ -15,9 +15,9 @@ from kvlite.cache.selection import Selection
 from kvlite.config.settings import Settings
 from kvlite.conversation.conversation import Conversation
 from kvlite.engine.callbacks import Callbacks
-from kvlite.engine.decode import decode_step
 from kvlite.engine.prefill import prefill
 from kvlite.engine.quantized_attention import attend_segment
+from kvlite.engine.step import decode_step
 from kvlite.errors import SettingError, Stopped
 from kvlite.memory.meter import TensorMeter
 from kvlite.methods import METHODS, parse_method

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 import kvlite
 from kvlite.config.settings import Settings
 from kvlite.conversation.runner import Runner
-from kvlite.engine.decode import decode_step
 from kvlite.engine.prefill import prefill
+from kvlite.engine.step import decode_step
 from kvlite.errors import ModelError, SettingError, Stopped
 from kvlite.memory.meter import TensorMeter
 from kvlite.methods import parse_method

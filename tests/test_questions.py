@@ -21,7 +21,7 @@ from kvlite.bench.task import measure
 from kvlite.cache import KVBits, KVCache
 from kvlite.config.settings import Settings
 from kvlite.conversation.conversation import Conversation
-from kvlite.engine.decode import decode_step
+from kvlite.engine.step import decode_step
 from kvlite.methods import parse_method
 from kvlite.model.load import LoadedModel
 

@@ -14,7 +14,7 @@ from kvlite.cache.quantized import rotation
 from kvlite.config.settings import Settings
 from kvlite.conversation.conversation import Conversation
 from kvlite.engine.callbacks import Callbacks
-from kvlite.engine.decode import decode_step
+from kvlite.engine.step import decode_step
 from kvlite.errors import SettingError, Stopped
 from kvlite.memory.device_budget import ram_limit
 from kvlite.methods import METHODS, parse_method

@@ -10,8 +10,8 @@ import torch
 import kvlite
 from kvlite.config.settings import Settings
 from kvlite.conversation.context import Context
-from kvlite.engine.decode import decode_step
 from kvlite.engine.prefill import prefill
+from kvlite.engine.step import decode_step
 from kvlite.errors import SettingError
 from kvlite.methods import parse_method
 from kvlite.methods.base import LayerView

@@ -14,16 +14,17 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
 import kvlite
 from kvlite.cache import KVCache
 from kvlite.config.settings import Settings
 from kvlite.conversation.conversation import Conversation
 from kvlite.engine.callbacks import Callbacks
-from kvlite.engine.decode import decode_step
 from kvlite.engine.prefill import prefill
 from kvlite.engine.prompt_lookup import PromptLookup
-from kvlite.engine.speculate import WIDEST, Ahead, Pace, Speculation, room_ahead
+from kvlite.engine.speculate import WIDEST, Pace, Speculation, room_ahead
+from kvlite.engine.step import StepRows, decode_step, step
 from kvlite.methods import parse_method
 from kvlite.methods.layer_policy import LayerPolicy, layer_policies
 from kvlite.model.load import LoadedModel
@@ -99,17 +100,17 @@ def proposing(expected: Callable[[list[int], int], list[int]]) -> Iterator[list[
     """Let everything that `expected` says, of the tokens so far, be proposed; how many tokens went
     through together, each time."""
     widths: list[int] = []
-    run = Ahead.__init__
+    run = Speculation._pass
 
-    def ran(self: Ahead, model: Any, cache: Any, token_ids: list[int]) -> None:
+    def ran(self: Speculation, token_ids: list[int]) -> Tensor:
         widths.append(len(token_ids))
-        run(self, model, cache, token_ids)
+        return run(self, token_ids)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(PromptLookup, "proposed", lambda self, n: expected(self.token_ids, n)[:n])
         patch.setattr(PromptLookup, "chances", lambda self, n: [1.0] * n)
         patch.setattr(Pace, "factor", 0.0)
-        patch.setattr(Ahead, "__init__", ran)
+        patch.setattr(Speculation, "_pass", ran)
         yield widths
 
 
@@ -310,14 +311,15 @@ def test_logits_are_those_of_single_steps(name: str) -> None:
         ]
         if width < 2:
             break
-        ahead = Ahead(model, one, proposed)
-        assert one.seen + width == other.seen
-        for token, logits in zip(proposed, expected, strict=True):
-            entered = ahead.enter(token)
-            assert entered is not None
-            torch.testing.assert_close(entered, logits, atol=1e-5, rtol=1e-4)
+        rows = StepRows(model, one, torch.tensor([proposed]), [*policies])
+        (entered,) = step(model, [rows])
+        assert one.seen + width - 1 == other.seen
+        found = [entered, *map(rows.accept, proposed[1:])]
+        for ours, logits in zip(found, expected, strict=True):
+            assert isinstance(ours, Tensor)
+            torch.testing.assert_close(ours, logits, atol=1e-5, rtol=1e-4)
         torch.testing.assert_close(*map(states_of, caches), atol=1e-4, rtol=1e-4)
-        assert ahead.enter(5) is None and one.seen == other.seen
+        assert rows.accept(5) is None and one.seen == other.seen
         for cache in caches:  # both grow, so that there is room again
             decode_step(model, cache, torch.tensor([7]), [*policies])
 

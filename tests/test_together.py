@@ -14,8 +14,8 @@ from kvlite.conversation import answer_batch, run_stats
 from kvlite.conversation.context import Context
 from kvlite.conversation.together import ask_all
 from kvlite.engine import compiled_rows
-from kvlite.engine.decode import LayerStep
 from kvlite.engine.layer_prefill import LayerPrefill
+from kvlite.engine.layer_step import LayerStep
 from kvlite.offload.kv.copies import StoreCopies
 from tests.cli.conftest import model_of
 

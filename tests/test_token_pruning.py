@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from kvlite.engine.callbacks import Callbacks
-from kvlite.engine.decode import decode_step
 from kvlite.engine.prefill import prefill
+from kvlite.engine.step import decode_step
 from kvlite.errors import SettingError
 from kvlite.methods import Method, parse_method
 from kvlite.methods.layer_policy import layer_policies

@@ -18,7 +18,7 @@ from kvlite.conversation.conversation import Conversation
 from kvlite.conversation.snapshot import Snapshot
 from kvlite.documents import Document
 from kvlite.engine.callbacks import Callbacks
-from kvlite.engine.decode import Step
+from kvlite.engine.step import StepRows
 from kvlite.errors import InterruptedCacheError, OutOfMemory, SettingError, SnapshotError, Stopped
 from kvlite.methods import METHODS
 from tests.conftest import Tiny, make_tiny
@@ -263,11 +263,11 @@ def test_what_was_interrupted_can_be_saved_light(
         next(going)
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
 
-        def interrupted(step: Step) -> None:
-            step.cache.writing = True
+        def interrupted(rows: StepRows, _: Any) -> None:
+            rows.cache.writing = True
             raise KeyboardInterrupt
 
-        patched.setattr(Step, "run", interrupted)
+        patched.setattr(StepRows, "came_through", interrupted)
         next(going)
     with pytest.raises(InterruptedCacheError):
         talk.save(tmp_path / "talk.kv")

@@ -11,8 +11,8 @@ from torch import Tensor
 
 import kvlite
 from kvlite.cache import KVSize
-from kvlite.engine.decode import decode_step
 from kvlite.engine.prefill import prefill
+from kvlite.engine.step import decode_step
 from kvlite.errors import SettingError
 from kvlite.methods import parse_method
 from kvlite.methods.base import LayerView

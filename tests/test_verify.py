@@ -15,7 +15,7 @@ from kvlite.conversation.conversation import Conversation
 from kvlite.conversation.metrics import GenerationMetrics
 from kvlite.conversation.verify import difference
 from kvlite.engine.callbacks import Callbacks
-from kvlite.engine.decode import Step
+from kvlite.engine.step import StepRows
 from kvlite.errors import OutOfMemory, SettingError, Stopped
 from tests.conftest import Tiny, make_tiny
 from tests.faults import Faults
@@ -112,8 +112,10 @@ def test_with_a_tier_one_token_is_computed(
             lambda module, given, made: passed.append(given[0].shape[-2])
         ),
     )
-    ended, end = list[Step](), Step.end
-    monkeypatch.setattr(Step, "end", lambda step, made: (ended.append(step), end(step, made))[1])
+    ended, end = list[StepRows](), StepRows.came_through
+    monkeypatch.setattr(
+        StepRows, "came_through", lambda rows, made: (ended.append(rows), end(rows, made))[1]
+    )
     pieces = list(talk.check())
     hook.remove()
     # One for the first token, and one for each that follows but the last.

@@ -12,10 +12,9 @@ from torch import Tensor
 
 from kvlite.bench.fork import Branch
 from kvlite.cache import KVCache
-from kvlite.engine.batch import run_together
-from kvlite.engine.decode import Step
 from kvlite.engine.prefill import Prefill
 from kvlite.engine.slices import in_one_go
+from kvlite.engine.step import StepRows, step
 from kvlite.errors import require_uncancelled
 from kvlite.methods.full import Full
 from kvlite.methods.layer_policy import LayerPolicy
@@ -29,12 +28,11 @@ def step_together(model: LoadedModel, branches: Sequence[Branch], tokens: Sequen
     it alone. Raises Stopped if one was cancelled."""
     for each in branches:
         require_uncancelled(each.cancel)
-    ids = torch.tensor(tokens, device=model.device).split(1)
-    steps = [
-        Step(model, branch.cache, token, branch.policies, branch.recall)
-        for branch, token in zip(branches, ids, strict=True)
+    rows = [
+        StepRows(model, branch.cache, torch.tensor([[token]]), branch.policies, branch.recall)
+        for branch, token in zip(branches, tokens, strict=True)
     ]
-    for branch, logits in zip(branches, run_together(model, steps), strict=True):
+    for branch, logits in zip(branches, step(model, rows), strict=True):
         assert not isinstance(logits, Exception), "without an OOM policy it is raised"
         branch.logits = logits[0]
 

@@ -66,17 +66,6 @@ class KVCache:
         """Entries held, on average over layers and KV heads."""
         return sum(layer.entries_mean for layer in self.layers) / len(self.layers)
 
-    def advance(self, states: dict[int, States]) -> None:
-        """Count the next entry of every head group, which was written ahead; `states` are those
-        after it."""
-        self.writing = True
-        for layer in self.layers:
-            for head_group in layer.head_groups:
-                head_group.used += 1
-        self.states = states
-        self.seen += 1
-        self.writing = False
-
     def require_whole(self) -> None:
         """Raises InterruptedCacheError if the last step never ended, so that layers disagree."""
         if self.writing:

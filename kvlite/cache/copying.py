@@ -36,17 +36,14 @@ def copied(
 
 def flat_storage(tensor: Tensor) -> Tensor:
     """The storage behind a tensor, `(bytes,)` uint8; not a copy."""
-    storage = tensor.untyped_storage()
-    return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage)
+    length = tensor.untyped_storage().nbytes() // tensor.element_size()
+    return tensor.as_strided((length,), (1,), 0).view(torch.uint8)
 
 
 def _placed(tensor: Tensor, homes: dict[int, Tensor], made: Callable[[Tensor], Tensor]) -> Tensor:
     """The same view of a copy of its storage, of which there is one."""
     storage = tensor.untyped_storage()
-    if storage.data_ptr() not in homes or not storage.nbytes():
-        homes[storage.data_ptr()] = made(flat_storage(tensor))
-    home = homes[storage.data_ptr()]
-    placed = torch.empty(0, dtype=tensor.dtype, device=home.device)
-    return placed.set_(
-        home.untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride()
-    )
+    if storage._cdata not in homes:
+        homes[storage._cdata] = made(flat_storage(tensor))
+    home = homes[storage._cdata].view(tensor.dtype)
+    return home.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())

@@ -31,6 +31,11 @@ class RecurrentState:
         """All that it holds."""
         return [each for each in (self.conv, self.recurrent) if each is not None]
 
+    def take(self, other: "RecurrentState") -> None:
+        """Become another state of the same shape, in place."""
+        for own, given in zip(self.tensors, other.tensors, strict=True):
+            own.copy_(given)
+
     def copy_to(self, device: torch.device) -> "RecurrentState":
         """A copy on a device."""
         conv, recurrent = (
@@ -102,6 +107,10 @@ class StateCarrier:
         self.before = before
         self.after: dict[int, RecurrentState] = {}
         self.first = 0
+
+    def after_tokens(self, count: int) -> States:
+        """The states after the first `count` tokens: here, after all."""
+        return self.after
 
     def begin(self, first: int) -> Self:
         """Serve the layers from number `first` on, from the states before."""

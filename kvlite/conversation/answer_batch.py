@@ -1,12 +1,11 @@
 """Answers to questions about what conversations have read, in the same decode steps.
 
 Each question is read, and answered, in a context of its own, which begins as its conversation is
-now. So answers are those that each question alone would get, to rounding (`engine.batch`).
+now. So answers are those that each question alone would get, to rounding (`engine.step`).
 """
 
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -21,15 +20,14 @@ from kvlite.conversation.context import Context
 from kvlite.conversation.exclusive import at_work
 from kvlite.conversation.metrics import Piece
 from kvlite.conversation.sources import watched, with_sources
+from kvlite.conversation.steps_together import StepsTogether
 from kvlite.conversation.turn import Turn
-from kvlite.engine.batch import run_together
 from kvlite.engine.callbacks import Callbacks
 from kvlite.engine.slices import Slices
 from kvlite.errors import KvliteError, OutOfMemory, Stopped
 from kvlite.memory.device_budget import ERROR, ram_limit
 from kvlite.memory.free import free_bytes
 from kvlite.methods.engine_config import EngineConfig
-from kvlite.model.load import LoadedModel
 from kvlite.offload.kv.compile_ahead import begin_compiling
 from kvlite.offload.kv.copies import StoreCopies
 from kvlite.ops.device import MANY_ROWS
@@ -132,6 +130,7 @@ class AnswerBatch:
 
     def __init__(self, callbacks: Callbacks) -> None:
         self.callbacks = callbacks
+        self._steps = StepsTogether()
         self.waiting: deque[_Waiting] = deque()
         self.going: list[_Answer] = []
         self.largest = self.reading = 0
@@ -192,8 +191,7 @@ class AnswerBatch:
 
     def _step(self) -> Iterator[Heard]:
         """One token of each answer."""
-        if len(self.going) > 1:
-            step_together(self.going[0].source.talk.model, [each.turn for each in self.going])
+        self._steps.take([each.turn for each in self.going])
         for each in [*self.going]:
             yield self._next_piece(each)
 
@@ -266,26 +264,3 @@ class AnswerBatch:
         limit = ram_limit(first.config.settings.recall_limit, taken)
         free = (1 - ERROR) * free_bytes(first.talk.model.device)
         return taken + host_bytes <= limit and nbytes <= free
-
-
-def step_together(model: LoadedModel, turns: Sequence[Turn]) -> None:
-    """One decode step for turns with a pending token. Where memory runs out, a turn tries again by
-    itself when its next piece is asked for."""
-    with ExitStack() as stack:
-        for turn in turns:
-            stack.enter_context(turn.run_stats.work(model))
-        begun = []
-        for turn in turns:
-            turn.together = max(turn.together, len(turns))
-            try:
-                begun.append((turn, turn.next_step()))
-            except OutOfMemory:
-                continue
-        made = run_together(model, [step for _, step in begun])
-    for (turn, step), logits in zip(begun, made, strict=True):
-        if turn.speculation is not None:
-            turn.speculation.stepped()
-        if isinstance(logits, OutOfMemory):
-            turn.step = step
-        else:
-            turn.entered(logits)

@@ -1,6 +1,6 @@
 """Several questions about what conversations have read, answered together where that is possible.
 
-Answers are those that each question alone would get, to rounding (`engine.batch`).
+Answers are those that each question alone would get, to rounding (`engine.step`).
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -89,8 +89,9 @@ def _once(callbacks: Callbacks) -> Callbacks:
 def _why_alone(talk: "Conversation", config: EngineConfig) -> str:
     """Why answers cannot come together; "" if they can."""
     settings, store = config.settings, talk.store
-    if talk.model.device.type != "cpu":
-        return f"answering together is not tested on {talk.model.device.type}"
+    recalls = settings.recall != "off" and not config.ignores_recall and store is not None
+    if recalls and talk.model.device.type == "cuda":
+        return "copies of what each recalls from would not be in memory that the GPU reads"
     if settings.vram != "auto":
         return f"--vram {settings.vram} limits the tensors of one answer"
     if settings.beyond_context == "compact":

@@ -21,7 +21,6 @@ from kvlite.conversation.turn_config import TurnConfig, notes
 from kvlite.engine.callbacks import NO_CALLBACKS, Callbacks
 from kvlite.engine.compiled_rows import are_small
 from kvlite.engine.cuda_graph import GraphDecoder, graph_decoder
-from kvlite.engine.decode import Step
 from kvlite.engine.detokenizer import AnswerText
 from kvlite.engine.grammar import Grammar
 from kvlite.engine.mtp import proposers
@@ -32,6 +31,7 @@ from kvlite.engine.prefill_oom import halved
 from kvlite.engine.sampling import DRAWING, Sampler
 from kvlite.engine.slices import Slices
 from kvlite.engine.speculate import Speculation
+from kvlite.engine.step import StepRows, step
 from kvlite.errors import OutOfMemory, RecallError
 from kvlite.memory.device_budget import capped_bytes
 from kvlite.memory.meter import PeakMeter, aside
@@ -68,7 +68,7 @@ class Turn:
     Attributes:
         token_ids: all tokens in the cache; this turn's are appended as they enter it.
         pending_ids: a token that was generated and has not entered the cache.
-        step: its decode step, if memory ran out in the middle of it.
+        rows: of the decode step that memory ran out in, if it did.
         together: the most turns that took a decode step together, this one included.
         ahead: tokens that were read for it before, and in how many seconds.
         begun: how many of the tokens that were read last are of the answer, which goes on.
@@ -108,7 +108,7 @@ class Turn:
         self.grammar = self._grammar([*self.token_ids, *ids])
         self.pending_ids: list[int] = []
         self.prompt: PromptState | None = None
-        self.step: Step | None = None
+        self.rows: StepRows | None = None
         self.together = 1
         self.ahead = (0, 0.0)
         self.failure = ""
@@ -254,7 +254,7 @@ class Turn:
                     yield Piece(token, shown + rest, self.metrics(reason), raw=raw + rest_raw)
                     return
                 yield Piece(token, shown, self.metrics(None), raw=raw)
-                if self.step is not None:
+                if self.rows is not None:
                     self.finish_step()  # memory ran out in a step with other turns
                 elif self.pending_ids:
                     self._enter(token, speculation)
@@ -283,7 +283,7 @@ class Turn:
         self.grammar = self._grammar(self.token_ids)
         if self.store is not None:
             self.recall = Recall(self.store, config.settings.recall_entries)
-        self.pending_ids, self.step, self.failure = [], None, ""
+        self.pending_ids, self.rows, self.failure = [], None, ""
         self.run_stats.begin_again()
 
     def go_on(self, begun: int) -> None:
@@ -308,47 +308,45 @@ class Turn:
     def _enter(self, token: int, speculation: Speculation) -> None:
         most = self.turn_config.limit - self.run_stats.generated
         with self.run_stats.work(self.model):
-            logits = speculation.enter(token, most)
+            logits, rows = speculation.enter(token, most), self.next_rows()
             if logits is None and self.graphs is not None:
-                given = self.cache, self.policies, token, self.token_ids, self.recall
-                logits = self.graphs.step(*given, ahead=speculation.resting and most > 1)
-            if logits is None:
-                self.step = self.next_step()
+                ahead = speculation.resting and most > 1
+                logits = self.graphs.step([rows], self.token_ids, ahead=ahead)
         if logits is None:
+            self.rows = rows
             self.finish_step()
         else:
             self.entered(logits)
 
-    def next_step(self) -> Step:
-        """The decode step of the pending token, not begun; raises OutOfMemory if nothing is left to
-        give up."""
-        ids = torch.tensor(self.pending_ids, device=self.model.device)
-        given = self.model, self.cache, ids, self.policies, self.recall, self.oom_policy
-        return self._safely(lambda: Step(*given))
+    def next_rows(self) -> StepRows:
+        """The pending token as the row of a decode step."""
+        ids = torch.tensor([self.pending_ids])
+        given = self.policies, self.recall, self.oom_policy
+        return StepRows(self.model, self.cache, ids, *given)
 
     def finish_step(self) -> None:
-        """Finish the decode step of the last token, if memory ran out in the middle of it.
+        """Take the decode step of the last token, if it did not end.
 
         Raises:
             OutOfMemory: there is still not enough.
         """
-        if self.step is None:
+        if self.rows is None:
             return
         try:
             with self.run_stats.work(self.model):
-                logits = self.step.run()
-        except OutOfMemory:
-            raise
+                (logits,) = step(self.model, [self.rows])
         except BaseException:
-            self.step = None  # nobody knows where it was interrupted
+            self.rows = None  # nobody knows where it was interrupted
             raise
+        if isinstance(logits, OutOfMemory):
+            raise logits
         self.entered(logits)
 
     def entered(self, logits: torch.Tensor) -> None:
         """Go on from `logits` of the next token: the pending one is in the cache."""
         self.logits = logits
         self.token_ids += self.pending_ids
-        self.pending_ids, self.step = [], None
+        self.pending_ids, self.rows = [], None
 
     def _safely(self, work: Callable[[], T]) -> T:
         """Do work that may be repeated after memory ran out."""

@@ -1,10 +1,58 @@
-"""Making room in a layer for the tokens that it will read."""
+"""Making room in layers for the tokens that they will read, or decode."""
 
-from kvlite.cache import LayerCache, Selection
+from collections.abc import Sequence
+from functools import partial
+
+from kvlite.cache import KVCache, LayerCache, Selection
 from kvlite.cache.layer import Mark
 from kvlite.cache.packed import Packed
 from kvlite.memory.free import is_oom
-from kvlite.methods.layer_policy import LayerPolicy
+from kvlite.memory.oom import Safely, at_once
+from kvlite.methods.layer_policy import LEAST_ROOM, ROOM, LayerPolicy
+from kvlite.offload import Recall
+
+
+def reserve(
+    cache: KVCache,
+    policies: Sequence[LayerPolicy],
+    recall: Recall | None,
+    count: int = 1,
+    safely: Safely = at_once,
+) -> None:
+    """Before a step of `count` tokens: let layers grow that may, and have no room for them; and
+    what takes an answer to recall from. The step itself allocates no storage.
+
+    Raises:
+        OutOfMemory: nothing is left to give up; or the disk is full or fails.
+    """
+    for index in range(len(policies)):
+        if any(head_group.room < count for head_group in cache.layers[index].head_groups):
+            _grow_safely(cache, policies, index, safely)
+        if recall is not None:
+            safely(partial(recall.store.make_room, index))
+
+
+def _grow_safely(
+    cache: KVCache, policies: Sequence[LayerPolicy], index: int, safely: Safely
+) -> None:
+    """Let a layer grow; by little, before anything is given up for more."""
+    try:
+        _grow(cache, policies, index, ROOM)
+        return
+    except Exception as error:
+        if not is_oom(error):
+            raise
+    safely(partial(_grow, cache, policies, index, LEAST_ROOM))
+
+
+def _grow(cache: KVCache, policies: Sequence[LayerPolicy], index: int, room: int) -> None:
+    """Give a layer more storage, if its policy lets it grow."""
+    layer, policy = cache.layers[index], policies[index]
+    sizes = policy.capacities(layer.lengths, room)
+    capacities = [head_group.capacity for head_group in layer.head_groups]
+    if any(size > capacity for size, capacity in zip(sizes, capacities, strict=True)):
+        rows, bits = policy.method.decoding.rows, policy.quantize_now
+        cache.layers[index] = layer.resized(sizes, rows, bits)
 
 
 def grows(policy: LayerPolicy, layer: LayerCache, new: int) -> bool:

@@ -2,7 +2,7 @@
 step is separate for each conversation, and would otherwise take a call for each."""
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, starmap
 from typing import TYPE_CHECKING
 
@@ -20,7 +20,7 @@ from kvlite.offload.kv.swap import CANDIDATES, RECENT, SINKS
 from kvlite.ops.softmax import Softmax
 
 if TYPE_CHECKING:
-    from kvlite.engine.decode import LayerStep
+    from kvlite.engine.layer_step import LayerStep
 
 # Channels of a layer's keys from which on torch's threads share the work of one conversation.
 MANY = 1 << 19
@@ -32,7 +32,7 @@ RECALLING = INDEXED_AT_ONCE, CANDIDATES, SINKS, RECENT
 
 def plain(steps: Sequence["LayerStep"], q: Tensor, k: Tensor, v: Tensor) -> list[int]:
     """Which of some steps through a layer do no more than write an entry, fetch others and attend,
-    all in float32, and have not begun."""
+    all in float32."""
     if not _compiles(q, k, v):
         return []
     return [row for row, step in enumerate(steps) if is_plain(step)]
@@ -57,13 +57,14 @@ def are_small(policies: Sequence[LayerPolicy], size: KVSize) -> bool:
 
 
 def _compiles(q: Tensor, k: Tensor, v: Tensor) -> bool:
-    return q.dtype == torch.float32 and k.shape == v.shape and has_compiled(q.device)
+    one = q.shape[2] == 1 and k.shape == v.shape
+    return one and q.dtype == torch.float32 and has_compiled(q.device)
 
 
 def is_plain(step: "LayerStep") -> bool:
     """Whether a step through a layer in float32 does no more than is compiled."""
     layer, source = step.layer, _source(step)
-    if step.done or step.sparse_mask is not None or step.policy.method.across.resolves_at == "step":
+    if step.sparse_mask is not None or step.policy.method.across.resolves_at == "step":
         return False
     if source is not None and not (
         source.room and _only_appends(source.cache) and is_ordered(source.head_group)
@@ -88,8 +89,7 @@ def _source(step: "LayerStep") -> HostKVLayer | None:
 def attend(
     steps: Sequence["LayerStep"], q: Tensor, k: Tensor, v: Tensor, softmax: Softmax
 ) -> Tensor:
-    """As each of some `plain` steps would with its row of queries, keys and values. Whatever
-    interrupts it, each can do it again by itself."""
+    """As each of some `plain` steps would with its row of queries, keys and values."""
     from kvlite.ops.numba_rows import attend as compiled
 
     kv_heads, sinks = k.shape[1], softmax.sinks
@@ -107,7 +107,7 @@ def attend(
         None if sinks is None else sinks.float().view(kv_heads, -1).contiguous().numpy(),
         RECALLING,
     )
-    commit([steps], [lines], [came.tolist()], *((step, "done", _all_done(step)) for step in steps))
+    count([steps], [lines], [came.tolist()])
     return torch.from_numpy(out).view(q.shape)
 
 
@@ -142,26 +142,29 @@ _NONE_PACKED = [0] * 14
 _NO_STORE = [0] * (5 + len(_NONE_PACKED) + 6)
 
 
-def commit(
+def count(
     rows: Sequence[Sequence["LayerStep"]],
     lines: Sequence[Sequence[list[int]]],
     came: Sequence[Sequence[int]],
-    *changes: Change,
 ) -> None:
-    """Let a token of each conversation count in some layers, and make other changes: all at once,
-    as no Python code runs in between that could be interrupted.
+    """Let a token of each conversation count in some layers.
 
     Args:
         rows, lines, came: of each layer and conversation the step, its line, and how many entries
             came.
     """
-    made = [*changes, *chain.from_iterable(map(_counted, chain.from_iterable(rows)))]
+    made = [*chain.from_iterable(map(_counted, chain.from_iterable(rows)))]
     for each, first in enumerate(rows[0]):
         if first.recall is not None:
             heads = [len(row[each].layer.head_groups[0].heads) for row in rows]
             wanted = sum(own[each][-1] * some for own, some in zip(lines, heads, strict=True))
             made += first.recall.counted(wanted, sum(brought[each] for brought in came))
-    deque(starmap(setattr, made), maxlen=0)
+    at_once(made)
+
+
+def at_once(changes: Iterable[Change]) -> None:
+    """Make changes between which no Python code runs, so that Ctrl-C makes all or none."""
+    deque(starmap(setattr, changes), maxlen=0)
 
 
 def _counted(step: "LayerStep") -> Iterator[Change]:
@@ -172,8 +175,3 @@ def _counted(step: "LayerStep") -> Iterator[Change]:
         read = source.head_group.used + 1
         yield source.head_group, "used", read
         yield source.index, "used", source.indexed(read)
-
-
-def _all_done(step: "LayerStep") -> set[tuple[str, tuple[int, ...]]]:
-    heads = step.layer.head_groups[0].heads
-    return {(what, heads) for what in ("told", "written", "recalled")}

@@ -4,19 +4,18 @@ A step of many layers makes a thousand launches or more, and a small launch take
 than the device. A graph replaces them all.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 
 import torch
 from torch import Tensor
 
-from kvlite.cache import KVCache
 from kvlite.engine.sampling import Sampler
+from kvlite.engine.step import StepRows
 from kvlite.engine.step_program import StepProgram, refusal
+from kvlite.errors import OutOfMemory
 from kvlite.memory.free import is_oom
-from kvlite.methods.layer_policy import LayerPolicy
 from kvlite.model.load import LoadedModel
-from kvlite.offload import Recall
 
 Replay = Callable[[], Tensor]
 Capture = Callable[[StepProgram], Replay]
@@ -36,7 +35,8 @@ def capture(program: StepProgram) -> Replay:
         program.rehearse()
         # A recording has memory of its own, and cannot take what is held for others.
         torch.cuda.empty_cache()
-        graph.register_generator_state(program.sampler.generator)
+        if program.sampler is not None:
+            graph.register_generator_state(program.sampler.generator)
         # Others may allocate on threads of their own meanwhile.
         graph.capture_begin(capture_error_mode="thread_local")
         try:
@@ -62,21 +62,24 @@ class Launch:
     """A step that was launched, and what comes of it.
 
     Attributes:
-        logits: `(1, vocab)` float32, from which the next token was drawn.
+        logits: `(rows, vocab)` float32, from which the next token was drawn, if one was.
         generator: how the sampler's stood before.
     """
 
     def __init__(self, program: StepProgram) -> None:
-        device = program.model.device
-        self.logits = torch.empty(1, program.model.shape.vocab, device=device)
-        self.generator = program.sampler.generator.get_state()
-        self._token = torch.empty(1, dtype=torch.int64, pin_memory=device.type == "cuda")
+        device, rows = program.model.device, len(program.rows)
+        self.logits = torch.empty(rows, program.model.shape.vocab, device=device)
+        self.generator = torch.empty(0)
+        self._token = torch.empty(rows, dtype=torch.int64, pin_memory=device.type == "cuda")
         self._done = torch.cuda.Event() if device.type == "cuda" else None
 
     def make(self, program: StepProgram, replay: Replay) -> None:
         """Launch it."""
-        self.generator = program.sampler.generator.get_state()
+        if program.sampler is not None:
+            self.generator = program.sampler.generator.get_state()
         self.logits.copy_(replay())
+        if not program.draws:
+            return
         self._token.copy_(program.token, non_blocking=True)
         if self._done is not None:
             self._done.record(torch.cuda.current_stream(program.model.device))
@@ -89,17 +92,21 @@ class Launch:
 
 
 class GraphDecoder:
-    """Runs an answer's steps as replays of a graph, if they can be recorded.
+    """Runs steps as replays of a graph, if they can be recorded: those of one answer, or of several
+    that come together.
 
-    A replay passes its token to the next one on the device, so the host may launch the next step
-    before it knows the token. If layers only append, a step that does not count changes nothing.
+    Of one answer a replay passes its token to the next one on the device, so the host may launch
+    the next step before it knows the token. If layers only append, a step that does not count
+    changes nothing.
 
     Attributes:
         steps: how many it took.
         reason: why it did not take the last one; "" if it did.
     """
 
-    def __init__(self, model: LoadedModel, sampler: Sampler, capture: Capture = capture) -> None:
+    def __init__(
+        self, model: LoadedModel, sampler: Sampler | None = None, capture: Capture = capture
+    ) -> None:
         self.model, self.sampler = model, sampler
         self.steps, self.reason = 0, ""
         self._capture = capture
@@ -114,38 +121,33 @@ class GraphDecoder:
 
     @torch.inference_mode()
     def step(
-        self,
-        cache: KVCache,
-        policies: list[LayerPolicy],
-        token: int,
-        seen: list[int],
-        recall: Recall | None = None,
-        *,
-        ahead: bool = False,
+        self, conversations: Sequence[StepRows], seen: Sequence[int] = (), *, ahead: bool = False
     ) -> Tensor | None:
-        """Put a token through the model, after those `seen`, and draw the next one.
+        """Put the next token of each conversation through the model; of one that is drawn for,
+        after those `seen`, and draw the next.
 
         Args:
             ahead: launch the step after it, too, if that changes nothing before it counts.
 
         Returns:
-            Logits of the next token, `(1, vocab)` float32, which the step after the next one
+            Logits of the next tokens, `(rows, vocab)` float32, which the step after the next one
             overwrites; None if a plain step has to do it.
         """
-        if self._program is None or not self._program.serves(cache, policies):
-            self._record(cache, policies, seen, recall)
-        program, replay = self._program, self._replay
+        program, replay = self._serving(conversations, seen)
         if program is None or replay is None:
             return None
-        if self._stands != (cache.seen, token):
+        tokens = [int(each.token_ids) for each in conversations]
+        cache = conversations[0].cache
+        if not program.draws or self._stands != (cache.seen, tokens[0]):
             self._forget()
-            program.begin(token, seen)
-        cache.writing = True
+            program.begin(tokens, seen)
+        for each in conversations:
+            each.cache.writing = True
         launch, self._ahead = self._ahead or self._launched(program, replay), None
         program.end()
         self._last, self._stands = launch, (cache.seen, None)
         self.steps += 1
-        if ahead and not self.sampler.on_host and program.appends and program.room:
+        if ahead and program.draws and program.appends and program.room:
             self._ahead = self._launched(program, replay)
         return launch.logits
 
@@ -153,9 +155,9 @@ class GraphDecoder:
     def drawn(self) -> int | None:
         """The token that the last step drew; None if it drew none, or the cache has gone on without
         it."""
-        if self._last is None or self._program is None or self.sampler.on_host:
+        if self._last is None or self._program is None or not self._program.draws:
             return None
-        seen = self._program.cache.seen
+        seen = self._program.rows[0].cache.seen
         if self._stands != (seen, None):
             self._forget()
             return None
@@ -165,7 +167,7 @@ class GraphDecoder:
 
     def _forget(self) -> None:
         """Forget what was drawn or launched ahead."""
-        if self._ahead is not None:
+        if self._ahead is not None and self.sampler is not None:
             self.sampler.generator.set_state(self._ahead.generator)
         self._ahead = self._last = None
         self._stands = -1, None
@@ -181,24 +183,35 @@ class GraphDecoder:
         self._launches[0].make(program, replay)
         return self._launches[0]
 
-    def _record(
-        self,
-        cache: KVCache,
-        policies: list[LayerPolicy],
-        seen: list[int],
-        recall: Recall | None,
-    ) -> None:
-        """Record a step for the cache as it is now, unless there is a reason not to."""
+    def _serving(
+        self, conversations: Sequence[StepRows], seen: Sequence[int]
+    ) -> tuple[StepProgram | None, Replay | None]:
+        """A program that serves the conversations, and its recording, unless there is a reason
+        against it."""
+        if self._program is not None and self._program.serves(conversations):
+            return self._program, self._replay
         self.release()
-        self.reason = self._failed or refusal(self.model, cache, policies, recall) or ""
-        if self.reason:
-            return
         try:
-            program = StepProgram(self.model, cache, policies, self.sampler, seen, recall)
+            for each in conversations:
+                each.reserve()
+        except OutOfMemory:  # as a plain step will find out, for each by itself
+            self.reason = "memory is short"
+            return None, None
+        refusals = (refusal(self.model, each) for each in conversations)
+        self.reason = self._failed or next(filter(None, refusals), "")
+        if not self.reason:
+            self._record(conversations, seen)
+        return self._program, self._replay
+
+    def _record(self, conversations: Sequence[StepRows], seen: Sequence[int]) -> None:
+        """Record a step of the conversations as they are now."""
+        try:
+            program = StepProgram(self.model, conversations, self.sampler, seen)
             if program.room < WORTHWHILE:
                 self.reason = "a layer has to grow"
                 return
-            self._launches = self._launches or [Launch(program), Launch(program)]
+            if [len(each.logits) for each in self._launches[:1]] != [len(conversations)]:
+                self._launches = [Launch(program), Launch(program)]
             self._replay = self._capture(program)
         except (AttributeError, TypeError):  # a fault of ours, which plain steps would hide
             raise
@@ -209,6 +222,6 @@ class GraphDecoder:
         self._program = program
 
 
-def graph_decoder(model: LoadedModel, sampler: Sampler) -> GraphDecoder | None:
-    """One for an answer of a model on CUDA; None for others."""
+def graph_decoder(model: LoadedModel, sampler: Sampler | None = None) -> GraphDecoder | None:
+    """One for an answer of a model on CUDA, or for several without a sampler; None for others."""
     return GraphDecoder(model, sampler) if model.device.type == "cuda" else None

@@ -1,13 +1,18 @@
 """A layer of a step that is a program: a token is written and attends by device tensors alone."""
 
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+
 import torch
 from torch import Tensor
 
 from kvlite.cache import KVHeadGroup, LayerCache
 from kvlite.cache.query_log import QueryLog
+from kvlite.cache.recurrent import StateCarrier, States
 from kvlite.engine.quantized_attention import attend_segment
 from kvlite.engine.sparse_attention import SparseAttentionMask
 from kvlite.methods.layer_policy import LayerPolicy
+from kvlite.model.attention_interface import Lender
 from kvlite.model.rotary import Rotation
 from kvlite.offload.kv.recall_program import RecallClock, RecallProgram
 from kvlite.ops.attention import attend_ragged, grouped
@@ -16,17 +21,21 @@ from kvlite.ops.softmax import Softmax
 
 
 class LayerProgram:
-    """One layer of a program; a token is appended to all of its head groups or, if they are full,
-    overwrites an entry in each.
+    """One layer of a program; a token is appended to each of its head groups or, where that is
+    full, overwrites an entry.
 
     Attributes:
         layer: whose storage it writes to.
         recall: what it recalls, if it does.
-        evicts: whether it is full, so that each token overwrites an entry.
+        evicts: of each head group whether it is full, so that each token overwrites an entry.
         mask: what a token sees of it, if not everything.
         rotation: of the token.
         slots: where each KV head's entry of the token is appended, `(heads,)` int64.
+        last: the slot of each KV head that is filled last, once the token is written.
         log: takes the queries, where somebody watches the layer.
+        carrier: of the states of the recurrent layers that run with it, which stay where they are.
+        lenders: the layers of the program, by number, whose entries are attended to behind this
+            one.
         writes: whether tokens are written; else they are only attended with.
     """
 
@@ -40,36 +49,41 @@ class LayerProgram:
         seen: int,
         clock: RecallClock | None,
         log: QueryLog | None = None,
+        states: States | None = None,
+        lenders: "Mapping[int, LayerProgram] | None" = None,
     ) -> None:
         self.layer, self.policy, self.position = layer, policy, position
         self.mask, self.seen, self.writes = mask, seen, True
         self.rotation: Rotation | None = None
         self.log = log
+        self.carrier = StateCarrier(states or {})
+        self.lenders = lenders or {}
         groups, device = layer.head_groups, position.device
         self.heads = heads = [head for group in groups for head in group.heads]
         capacities = [group.residual_keys.shape[2] for group in groups for _ in group.heads]
         used = [group.residual_len for group in groups for _ in group.heads]
         starts = [sum(capacities[:index]) for index in range(len(heads))]
         self.longest = max(capacities)
-        self.evicts = not groups[0].room
+        self.evicts = [not group.room for group in groups]
         self.recall = None
         if clock is not None and clock.recall.store.layers[index].index is not None:
-            self.recall = RecallProgram(clock, index, layer, evicts=self.evicts)
+            self.recall = RecallProgram(clock, index, layer, self.evicts)
         self.remembers = policy.remembers(layer)
         self.segmented = any(group.segment is not None for group in groups)
         if self.segmented or self.remembers:
             for group in groups:  # weights of 0 do not make nothing of what is no number
                 group.residual_values[:, :, group.residual_len :] = 0
 
-        def on_device(numbers: list[int]) -> Tensor:
+        def on_device(numbers: Sequence[int]) -> Tensor:
             return torch.tensor(numbers, device=device)
 
         self.starts = on_device(starts)
         # Where the token at position 0 would have been appended.
-        self.first = self.slots = on_device(
+        self.first = self.slots = self.last = on_device(
             [at + n - seen for at, n in zip(starts, used, strict=True)]
         )
         self.ends = on_device([at + n - 1 for at, n in zip(starts, capacities, strict=True)])
+        self.full = on_device([evicts for group, evicts in self._groups for _ in group.heads])
         self.oldest_row = groups[0].history_index + 1 - seen
         # Storage has heads in an order of its own, and those with an alias not at all.
         every, alias = layer.kv_heads, layer.head_alias
@@ -78,15 +92,20 @@ class LayerProgram:
         self.back = None if self.order is None else on_device(taken)
 
     @property
+    def _groups(self) -> Iterator[tuple[KVHeadGroup, bool]]:
+        return zip(self.layer.head_groups, self.evicts, strict=True)
+
+    @property
     def changes(self) -> bool:
         """Whether a token changes more than slots that are free."""
-        return self.evicts or (self.recall is not None and bool(self.recall.reached))
+        recalls = self.recall is not None and bool(self.recall.reached)
+        return any(self.evicts) or recalls or bool(self.carrier.before)
 
     @property
     def room(self) -> int | None:
         """Tokens that can still go through; None if any number can."""
         groups, trims = self.layer.head_groups, self.policy.method.decoding.trim is not None
-        rooms = [] if self.evicts else [group.room for group in groups]
+        rooms = [group.room for group, evicts in self._groups if not evicts]
         if trims:
             rooms += [self.policy.budget - group.used for group in groups]
         if self.recall is not None:
@@ -102,44 +121,72 @@ class LayerProgram:
         if self.recall is not None:
             scores = self.recall.tell(k, v, queries, scale)
         if self.order is not None:
-            softmax = softmax.of_heads(self.heads, k.shape[1])
-            queries, k, v = (each.index_select(1, self.order) for each in (queries, k, v))
-        last = self._overwritten(k, v) if self.evicts else self._appended(k, v)
+            k, v = (each.index_select(1, self.order) for each in (k, v))
+        self.last = self._written(k, v)
         if scores is not None:
-            self._recalled(queries, scale, scores)
+            self._recalled(self._ordered(queries), scale, scores)
+        return self._over_entries(q, softmax, self.remembers)
+
+    def lender(self, index: int) -> Lender:
+        """What attends to the entries of layer `index`, which has the token already."""
+        source = self.lenders.get(index, self)
+        assert source.rotation is not None
+        return Lender(source.rotation, partial(source._over_entries, remembers=False))
+
+    def _over_entries(self, q: Tensor, softmax: Softmax, remembers: bool) -> Tensor:
+        """Attention to what the layer holds."""
+        every = self.layer.kv_heads
+        queries = self._ordered(grouped(q, every)[:, :, :, 0])
+        if self.order is not None:
+            softmax = softmax.of_heads(self.heads, every)
         if self.segmented or self.mask is not None:
-            out = self._by_group(queries, last, softmax)
+            out = self._by_group(queries, softmax, remembers)
         else:
-            out = self._at_once(queries, last, softmax)
+            out = self._at_once(queries, softmax, remembers)
         if self.back is not None:
             out = out.index_select(1, self.back)
         return out.flatten(1, 2)[:, :, None]
 
-    def _appended(self, k: Tensor, v: Tensor) -> Tensor:
-        """Append the token; the slot of each KV head that is its."""
-        if self.writes:
-            self._write(self.slots, k, v)
-        return self.slots
+    def _ordered(self, queries: Tensor) -> Tensor:
+        """Queries of KV heads, in the order of the storage."""
+        return queries if self.order is None else queries.index_select(1, self.order)
 
-    def _overwritten(self, k: Tensor, v: Tensor) -> Tensor:
-        """Overwrite an entry of each KV head; the last slot of each."""
+    def _written(self, k: Tensor, v: Tensor) -> Tensor:
+        """Append the token to head groups with room, and let it overwrite an entry of others; the
+        last slot of each KV head."""
+        if not any(self.evicts):
+            if self.writes:
+                self._write(self.slots, k, v)
+            return self.slots
         evict, budget = self.policy.method.decoding.evict, self.policy.budget
         assert evict is not None
-        groups = self.layer.head_groups
-        slots = [evict(group, budget, self.position) for group in groups]
+        last = torch.where(self.full, self.ends, self.slots)
+        chosen = [
+            evict(group, budget, self.position) if evicts else None
+            for group, evicts in self._groups
+        ]
         if not self.writes:
-            return self.ends
+            return last
+        groups, appended = self.layer.head_groups, self._split(self.slots, 0)
         if self.segmented:
-            every = zip(groups, slots, self._split(k, 1), self._split(v, 1), strict=True)
-            for group, own, keys, values in every:
-                group.overwrite(own, keys, values, self.position)
-            return self.ends
-        self._write(torch.cat([own[0] for own in slots]) + self.starts, k, v)
-        for group, own in zip(groups, slots, strict=True):
-            if group.rows is not None:
+            every = zip(groups, chosen, appended, self._split(k, 1), self._split(v, 1), strict=True)
+            for group, own, slots, keys, values in every:
+                if own is None:
+                    self._write(slots, keys, values)
+                else:
+                    group.overwrite(own, keys, values, self.position)
+            return last
+        starts = self._split(self.starts, 0)
+        by_group = [
+            slots if own is None else own[0] + start
+            for own, slots, start in zip(chosen, appended, starts, strict=True)
+        ]
+        self._write(torch.cat(by_group), k, v)
+        for group, own in zip(groups, chosen, strict=True):
+            if group.rows is not None and own is not None:
                 gone = own[:, :, None, None].expand(-1, -1, group.rows.shape[2], -1)
                 group.rows.scatter_(3, gone, 0.0)
-        return self.ends
+        return last
 
     def _recalled(self, queries: Tensor, scale: float, scores: Tensor) -> None:
         """Bring back what the token wants most of what scores `(batch, all KV heads, n)`."""
@@ -160,12 +207,12 @@ class LayerProgram:
         layer.values.index_copy_(1, slots, v[:, :, 0])
         layer.positions.index_copy_(1, slots, self.position.int().expand(1, len(slots)))
 
-    def _at_once(self, queries: Tensor, last: Tensor, softmax: Softmax) -> Tensor:
+    def _at_once(self, queries: Tensor, softmax: Softmax, remembers: bool) -> Tensor:
         """Attention of all KV heads, whose entries lie in the layer's own slots."""
         keys, values, weights = self.layer.keys, self.layer.values, None
-        if self.remembers:
+        if remembers:
             weights = queries.new_empty(keys.shape[:2], dtype=torch.float32)
-        runs = self.starts, last, self.longest
+        runs = self.starts, self.last, self.longest
         out = attend_ragged(queries, keys, values, *runs, softmax, weights)
         if weights is not None and self.writes:
             groups = self.layer.head_groups
@@ -174,10 +221,10 @@ class LayerProgram:
                 self._remember(group, own.view(len(own), len(group.heads), -1))
         return out
 
-    def _by_group(self, queries: Tensor, last: Tensor, softmax: Softmax) -> Tensor:
+    def _by_group(self, queries: Tensor, softmax: Softmax, remembers: bool) -> Tensor:
         """Attention over head groups that have segments, or are seen in part."""
         outs, first = [], 0
-        for group, asked in zip(self.layer.head_groups, self._split(queries, 1), strict=True):
+        for (group, evicts), asked in zip(self._groups, self._split(queries, 1), strict=True):
             heads = slice(first, first := first + len(group.heads))
             own = softmax.of_heads(range(heads.start, heads.stop), len(self.heads))
             q = asked.flatten(1, 2)[:, :, None]
@@ -185,12 +232,19 @@ class LayerProgram:
                 seen = group.keys, group.values, self.seen, self.rotation
                 outs.append(self.mask.attend(q, *seen, own).view_as(asked))
                 continue
-            end = None if self.evicts else last[heads][0] - self.starts[heads][0]
-            out, row = attend_segment(q, group, own, remembers=self.remembers, last=end)
+            end = None if evicts else self.last[heads][0] - self.starts[heads][0]
+            out, row = attend_segment(q, group, own, remembers=remembers, last=end)
             outs.append(out.view_as(asked))
             if self.writes and row is not None:
                 self._remember(group, row)
         return torch.cat(outs, 1)
+
+    def keep_states(self) -> None:
+        """Let the states after the token be those before the next one, if it `writes`."""
+        if not self.writes:
+            return
+        for place, before in self.carrier.before.items():
+            before.take(self.carrier.after[place])
 
     def _remember(self, group: KVHeadGroup, row: Tensor) -> None:
         """Add an attention row, `(batch, heads, capacity)`, to what a head group remembers."""
@@ -209,8 +263,8 @@ class LayerProgram:
         """Count a token that was written, after `seen` others."""
         if self.recall is not None:
             self.recall.advance(seen)
-        for group in self.layer.head_groups:
-            if not self.evicts:
+        for group, evicts in self._groups:
+            if not evicts:
                 group.used += 1
             if self.remembers and not self.policy.method.decoding.cumulative:
                 assert group.rows is not None

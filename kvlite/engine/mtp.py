@@ -13,8 +13,11 @@ from torch import Tensor
 
 from kvlite.cache import KVCache, LayerCache, Selection
 from kvlite.cache.hidden_log import ROWS, HiddenLog
+from kvlite.engine.layer_step import LayerStep
 from kvlite.engine.prompt_lookup import PromptLookup
-from kvlite.engine.speculate import WIDEST, LayerAhead, Proposer
+from kvlite.engine.speculate import WIDEST, Proposer
+from kvlite.methods.full import Full
+from kvlite.methods.layer_policy import LayerPolicy
 from kvlite.model.load import LoadedModel
 from kvlite.model.shape import ModelShape
 
@@ -22,6 +25,8 @@ from kvlite.model.shape import ModelShape
 ROOM = 2 * ROWS + WIDEST
 # How often a proposal is taken to come before that is known, and how many that counts for.
 CHANCE, WEIGHT = 0.7, 4.0
+# What the head's layer does with a token: it appends it.
+_KEPT = LayerPolicy(Full(), ROOM)
 
 
 class MtpGuesses:
@@ -107,10 +112,8 @@ class MtpGuesses:
             attention_mask=None,
             position_ids=at[None],
             past_key_values=None,
-            kvlite=LayerAhead(layer, at, rotation, {}, []),
+            kvlite=LayerStep(0, layer, _KEPT, self.read, rotation, positions=at),
         )
-        for head_group in layer.head_groups:
-            head_group.used += count
         self.read += count
         return made
 

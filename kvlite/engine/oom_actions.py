@@ -14,7 +14,7 @@ from torch import Tensor
 from kvlite.cache import KVBits, KVCache, KVHeadGroup, LayerCache, Selection
 from kvlite.memory.free import is_oom
 from kvlite.memory.oom import BUDGET, EIGHT_BITS, FOUR_BITS, STREAM, OOMActions
-from kvlite.methods.layer_policy import PROVISION, ROOM, LayerPolicy
+from kvlite.methods.layer_policy import LEAST_ROOM, PROVISION, LayerPolicy
 from kvlite.model.load import LoadedModel
 from kvlite.model.shape import ModelShape
 from kvlite.offload.weights.leaving import stream_from_memory
@@ -201,7 +201,7 @@ def _shortened(layer: LayerCache, policy: LayerPolicy, share: float) -> LayerCac
         kept(head_group, max(LEAST, ceil(share * head_group.used)))
         for head_group in layer.head_groups
     ]
-    sizes = policy.capacities([each.length for each in selections], ROOM)
+    sizes = policy.capacities([each.length for each in selections], LEAST_ROOM)
     return LayerCache.gathered(selections, sizes, layer.rows, bits=policy.quantize_now)
 
 

@@ -2,8 +2,8 @@
 
 import torch
 
-from kvlite.engine.decode import decode_step
 from kvlite.engine.prefill import prefill
+from kvlite.engine.step import decode_step
 from kvlite.errors import ModelError, reason
 from kvlite.memory.free import is_oom
 from kvlite.methods.full import Full

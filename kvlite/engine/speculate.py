@@ -2,11 +2,11 @@
 
 Entries of proposed tokens lie in free slots, which nothing reads. Each counts once its token is
 drawn, from the same logits in the same order as without speculation. So nothing has to be rolled
-back, wherever an answer ends; entries of rejected tokens are overwritten.
+back, wherever an answer ends; entries of rejected tokens are overwritten (`engine.step`).
 """
 
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, MutableSequence, Sequence
 from functools import partial
 from itertools import takewhile
 from math import log2
@@ -17,18 +17,11 @@ from typing import Any, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from kvlite.cache import KVCache, KVHeadGroup, LayerCache
-from kvlite.cache.query_log import QueryLog
-from kvlite.cache.recurrent import States, StatesAhead
-from kvlite.engine.heads import over_head_groups, over_what_is_held
-from kvlite.engine.quantized_attention import attend_segment
+from kvlite.cache import KVCache, LayerCache
+from kvlite.engine.step import StepRows, step
 from kvlite.memory.free import is_oom, release_memory
 from kvlite.methods.layer_policy import LayerPolicy
-from kvlite.model.attention_interface import Lender
 from kvlite.model.load import LoadedModel
-from kvlite.model.rotary import Rotation, rotations_apart
-from kvlite.ops.attention import attend_causal
-from kvlite.ops.softmax import Softmax
 
 T = TypeVar("T")
 # The most tokens in one pass, and how much more tokens in the same time it has to promise.
@@ -39,133 +32,6 @@ SECOND, FURTHER = 0.35, 0.1
 REMEMBERED, FEWEST = 9, 3
 # After so many single steps, another one is expected.
 RESTS = 16
-
-
-class LayerAhead:
-    """Runs one layer over the next token and those that may follow.
-
-    Attributes:
-        layer: stays as it is, but for its free slots.
-        positions: of the tokens, `(L,)` int32.
-        rotation: of these positions.
-        carrier: of the states of the recurrent layers that run with it.
-        lenders: this layer and those before it, by number.
-    """
-
-    def __init__(
-        self,
-        layer: LayerCache,
-        positions: Tensor,
-        rotation: Rotation,
-        states: States,
-        lenders: Sequence["LayerAhead"],
-        log: QueryLog | None = None,
-    ) -> None:
-        self.layer = layer
-        self.log = log
-        self.positions = positions
-        self.rotation = rotation
-        self.carrier = StatesAhead(states)
-        self.lenders = [*lenders, self]
-
-    def lender(self, index: int) -> Lender:
-        """What attends to the entries of layer `index`."""
-        source = self.lenders[index]
-        return Lender(source.rotation, source._lend)
-
-    def _lend(self, q: Tensor, softmax: Softmax) -> Tensor:
-        return over_what_is_held(self.layer, q, softmax, self._over_entries)
-
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, softmax: Softmax) -> Tensor:
-        """Each token over all entries, those before it in the pass, and itself."""
-        if self.log is not None:
-            self.log.write(self.positions, q, softmax)
-        return over_head_groups(self.layer, q, k, v, softmax, self._over)
-
-    def _over(
-        self, head_group: KVHeadGroup, q: Tensor, k: Tensor, v: Tensor, softmax: Softmax
-    ) -> Tensor:
-        used = head_group.used
-        try:
-            head_group.append(k, v, self.positions)
-        finally:
-            head_group.used = used
-        return self._over_entries(head_group, q, softmax)
-
-    def _over_entries(self, head_group: KVHeadGroup, q: Tensor, softmax: Softmax) -> Tensor:
-        if head_group.segment is not None:
-            return self._over_segment(head_group, q, softmax)
-        end = head_group.used + q.shape[2]
-        keys, values = head_group.keys[:, :, :end], head_group.values[:, :, :end]
-        return softmax.with_sinks(*attend_causal(q, keys, values, softmax))[0]
-
-    def _over_segment(self, head_group: KVHeadGroup, q: Tensor, softmax: Softmax) -> Tensor:
-        """One token after the other, as in steps: what is quantized is never whole."""
-        used, outs = head_group.used, []
-        try:
-            for each in q.split(1, 2):
-                head_group.used += 1
-                outs.append(attend_segment(each, head_group, softmax, remembers=False)[0])
-        finally:
-            head_group.used = used
-        return torch.cat(outs, 2)
-
-
-class Ahead:
-    """Tokens that went through the layers and are not in the cache yet.
-
-    Attributes:
-        token_ids: those, the next one first.
-        hidden: what came out of the layers, `(1, L, hidden size)`.
-        entered: how many are in the cache.
-    """
-
-    @torch.inference_mode()
-    def __init__(self, model: LoadedModel, cache: KVCache, token_ids: list[int]) -> None:
-        """Put them through. Whatever interrupts it, the cache is as before."""
-        cache.require_whole()
-        start, count, device = cache.seen, len(token_ids), model.device
-        self.model, self.cache, self.layers = model, cache, [*cache.layers]
-        self.token_ids, self.entered, self.start = token_ids, 0, start
-        positions = torch.arange(start, start + count, dtype=torch.int32, device=device)
-        by_layer = model.by_layer(positions)
-        hidden = model.embed(torch.tensor([token_ids], device=device))
-        rotations = rotations_apart(model, range(start, start + count))
-        passed: list[LayerAhead] = []
-        for index, (layer, rotation) in enumerate(zip(self.layers, rotations, strict=True)):
-            own, states = by_layer[index], cache.states.get(index, {})
-            attender = LayerAhead(layer, own, rotation, states, passed, cache.queries.get(index))
-            passed.append(attender)
-            hidden = model.layers[index](
-                hidden.to(model.device_of(index)),
-                position_ids=own[None],
-                position_embeddings=rotation,
-                kvlite=attender,
-            )
-        self.hidden = hidden.to(device)
-        self._carriers = {index: passed[index].carrier for index in cache.states}
-
-    @torch.inference_mode()
-    def enter(self, token: int) -> Tensor | None:
-        """Let the next token be in the cache. Logits are made only now, one by one, as in a single
-        step: some products of a few rows with a large vocabulary take longer than one by one.
-
-        Returns:
-            Logits of the token after it, `(1, vocab)`; None if it is another, or the cache is no
-            longer what it was.
-        """
-        at, cache = self.entered, self.cache
-        here = cache.seen == self.start + at and len(cache.layers) == len(self.layers)
-        same = all(one is other for one, other in zip(cache.layers, self.layers, strict=False))
-        if not (here and same and at < len(self.token_ids) and self.token_ids[at] == token):
-            return None
-        logits = self.model.logits(self.hidden[:, at])
-        states = {index: each.after_tokens(at + 1) for index, each in self._carriers.items()}
-        if cache.hidden is not None:
-            cache.hidden.write(cache.seen, self.hidden[:, at : at + 1])
-        cache.advance(states)
-        self.entered += 1
-        return logits
 
 
 def room_ahead(cache: KVCache, policies: Sequence[LayerPolicy]) -> int:
@@ -262,7 +128,7 @@ class Speculation:
         self,
         model: LoadedModel,
         cache: KVCache,
-        policies: Sequence[LayerPolicy],
+        policies: MutableSequence[LayerPolicy],
         proposers: Sequence[Proposer],
         ends: Collection[int],
         off: str = "",
@@ -274,7 +140,7 @@ class Speculation:
         self.proposers = proposers
         self.pace = Pace()
         self.steps = self.proposed = self.accepted = 0
-        self._ahead: Ahead | None = None
+        self._ahead: StepRows | None = None
         self._width, self._spent, self._began = 1, 0.0, 0.0
         self._single = 0
 
@@ -297,7 +163,7 @@ class Speculation:
             for proposer in self.proposers:
                 proposer.push(token)
         if self._ahead is not None:
-            logits = self._unless_short(partial(self._ahead.enter, token))
+            logits = self._unless_short(partial(self._ahead.accept, token))
             if logits is not None:
                 self.accepted += 1
                 return logits
@@ -343,10 +209,11 @@ class Speculation:
             return []
         return self._unless_short(partial(chosen.proposed, count)) or []
 
-    def _pass(self, token_ids: list[int]) -> Tensor | None:
+    def _pass(self, token_ids: list[int]) -> Tensor:
         """Put the next token through with those proposed."""
-        ahead = Ahead(self.model, self.cache, token_ids)
-        logits = ahead.enter(token_ids[0])
+        ahead = StepRows(self.model, self.cache, torch.tensor([token_ids]), self.policies)
+        (logits,) = step(self.model, [ahead])
+        assert isinstance(logits, Tensor), "without an OOM policy errors are raised"
         self._ahead, self.proposed = ahead, self.proposed + len(token_ids) - 1
         return logits
 

@@ -6,17 +6,20 @@ between programs, in `decode.Step`: more room, quantizing entries once there are
 ones, methods that resolve or trim.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from kvlite.cache import KVCache, LayerCache
+from kvlite.cache import LayerCache
+from kvlite.cache.recurrent import copies_of
 from kvlite.engine.layer_program import LayerProgram
+from kvlite.engine.rows_attender import RowsAttender
 from kvlite.engine.sampling import Sampler
 from kvlite.engine.sparse_attention import sparse_masks
+from kvlite.engine.step import StepRows
 from kvlite.methods.layer_policy import LayerPolicy
 from kvlite.model.architectures import has_experts
 from kvlite.model.experts import experts_of, reads_in_place
@@ -27,14 +30,8 @@ from kvlite.offload import Recall
 from kvlite.offload.kv.recall_program import RecallClock, recall_refusal
 
 
-def refusal(
-    model: LoadedModel, cache: KVCache, policies: list[LayerPolicy], recall: Recall | None
-) -> str | None:
-    """Why the next step of a cache cannot be a program, in a few words; None if it can."""
-    if model.shape.lenders:
-        return "layers attend to keys of others"
-    if model.shape.recurrent_layers:
-        return "recurrent layers carry a state from token to token"
+def refusal(model: LoadedModel, rows: StepRows) -> str | None:
+    """Why the next step of a conversation cannot be a program, in a few words; None if it can."""
     if model.device.type == "cuda" and find_spec("triton") is None:
         return "triton is not installed"
     if model.layers.passing is not None:
@@ -51,8 +48,10 @@ def refusal(
     return next(
         (
             reason
-            for index, (layer, policy) in enumerate(zip(cache.layers, policies, strict=True))
-            if (reason := _layer_refusal(index, layer, policy, recall))
+            for index, (layer, policy) in enumerate(
+                zip(rows.cache.layers, rows.policies, strict=True)
+            )
+            if (reason := _layer_refusal(index, layer, policy, rows.recall))
         ),
         None,
     )
@@ -67,7 +66,7 @@ def _experts(model: LoadedModel) -> Iterator[Any]:
 def _layer_refusal(
     index: int, layer: LayerCache, policy: LayerPolicy, recall: Recall | None
 ) -> str | None:
-    method, rooms = policy.method, [head_group.room for head_group in layer.head_groups]
+    method = policy.method
     if method.decoding.trim is not None and max(used for _, used in layer.lengths) >= policy.budget:
         return f"{method.name} evicts entries of a full layer"
     if layer.shares_keys:
@@ -76,63 +75,50 @@ def _layer_refusal(
         return f"{method.name} chooses a method for each layer"
     if recall is not None and (reason := recall_refusal(recall, index, layer)):
         return reason
-    if any(rooms):
-        waits = not all(rooms) or policy.mask is not None
-        return "a layer is not full yet" if waits else None
+    rooms = [head_group.room for head_group in layer.head_groups]
+    if any(rooms) and policy.mask is not None:
+        return "a layer is not full yet"
     capacities = [head_group.capacity for head_group in layer.head_groups]
-    wanted = policy.capacities(layer.lengths)
-    if any(size > capacity for size, capacity in zip(wanted, capacities, strict=True)):
+    every = zip(rooms, policy.capacities(layer.lengths), capacities, strict=True)
+    if any(not room and size > capacity for room, size, capacity in every):
         return "a layer has to grow"
     return None
 
 
-class StepProgram:
-    """One token's way through all layers to the next token, for as many tokens as the cache's
-    storage serves.
+class RowProgram:
+    """One conversation's row of a program.
 
     Attributes:
-        token, position: `(1,)` int64, of the token that goes through; a run leaves those of the
-            next one.
-        sampler: draws it.
-        context: `(1, n)` int64, all tokens before it, if the sampler looks at them.
+        layers: those that the row's token goes through.
+        states: of recurrent layers, which a run changes in place.
     """
 
-    def __init__(
-        self,
-        model: LoadedModel,
-        cache: KVCache,
-        policies: list[LayerPolicy],
-        sampler: Sampler,
-        seen: list[int],
-        recall: Recall | None = None,
-    ) -> None:
-        """For a cache of one sequence that `refusal` has no reason against, of the tokens
-        `seen`."""
-        self.model, self.cache, self.policies = model, cache, [*policies]
-        self.modules, self.sampler = model.layers, sampler
-        self.token = torch.zeros(1, dtype=torch.int64, device=model.device)
-        self.position = torch.full_like(self.token, cache.seen)
-        self.clock = None if recall is None else RecallClock(recall, self.position)
-        self.layers = [
-            LayerProgram(
-                *(index, layer, policy, mask, self.position, cache.seen, self.clock),
+    def __init__(self, model: LoadedModel, rows: StepRows, position: Tensor) -> None:
+        """For one token of one sequence that `refusal` has no reason against; `position` is its,
+        `(1,)` int64."""
+        cache, recall = rows.cache, rows.recall
+        self.cache, self.policies, self.position = cache, [*rows.policies], position
+        self.limit = model.shape.max_context
+        position.fill_(cache.seen)
+        self.clock = None if recall is None else RecallClock(recall, position)
+        self.states = copies_of(cache.states, model.device_of)
+        by_number: dict[int, LayerProgram] = {}
+        each = zip(cache.layers, rows.policies, sparse_masks(model, rows.policies), strict=True)
+        for index, (layer, policy, mask) in enumerate(each):
+            by_number[index] = LayerProgram(
+                *(index, layer, policy, mask, position, cache.seen, self.clock),
                 log=cache.queries.get(index),
+                states=self.states.get(index),
+                lenders=by_number,
             )
-            for index, (layer, policy, mask) in enumerate(
-                zip(cache.layers, policies, sparse_masks(model, policies), strict=True)
-            )
-        ]
+        self.layers = [*by_number.values()]
         # Of all layers, where the token at position 0 would have been appended, and where this one
         # is.
         self.first = torch.cat([layer.first for layer in self.layers])
-        self.slots = self.first + self.position
+        self.slots = self.first + position
         own = self.slots.split([len(layer.first) for layer in self.layers])
         for layer_program, slots in zip(self.layers, own, strict=True):
             layer_program.slots = slots
-        # A token that is there twice is penalized once.
-        known = [*seen, *seen[:1] * self.room] if sampler.penalized else []
-        self.context = torch.tensor([known], dtype=torch.int64, device=model.device)
-        self.before = cache.seen - len(seen)
 
     @property
     def appends(self) -> bool:
@@ -143,35 +129,123 @@ class StepProgram:
     def room(self) -> int:
         """Tokens that can still go through."""
         rooms = [room for layer in self.layers if (room := layer.room) is not None]
-        return min(rooms, default=self.model.shape.max_context)
+        return min(rooms, default=self.limit)
 
-    def serves(self, cache: KVCache, policies: list[LayerPolicy]) -> bool:
-        """Whether the next token of a cache can go through it. Others may have been appended in
-        the meantime, or taken back."""
+    def serves(self, rows: StepRows) -> bool:
+        """Whether the next token of a conversation can go through it. Others may have been appended
+        in the meantime, or taken back."""
+        layers = zip(self.layers, rows.cache.layers, strict=True)
+        policies = zip(self.policies, rows.policies, strict=True)
         return (
-            cache is self.cache
-            and self.model.layers is self.modules
-            and all(
-                own.layer is layer for own, layer in zip(self.layers, cache.layers, strict=True)
-            )
-            and all(own is policy for own, policy in zip(self.policies, policies, strict=True))
+            rows.cache is self.cache
+            and all(own.layer is layer for own, layer in layers)
+            and all(own is policy for own, policy in policies)
             and self.room > 0
         )
 
-    def run(self) -> Tensor:
-        """Put the token through the model: logits of the next one, `(1, vocab)` float32, which is
-        drawn from them unless a grammar has to be asked."""
+    def tick(self) -> None:
+        """Compute what follows from the position."""
         torch.add(self.first, self.position, out=self.slots)
         if self.clock is not None:
             self.clock.tick()
-        hidden = self.model.embed(self.token[:, None])
+
+    def begin(self) -> None:
+        """Go on from what the cache holds now."""
+        for index, own in self.states.items():
+            for place, state in own.items():
+                state.take(self.cache.states[index][place])
+        self.position.fill_(self.cache.seen)
+
+    def end(self) -> None:
+        """Count the token that went through."""
+        for layer in self.layers:
+            layer.advance(self.cache.seen)
+        self.cache.states = self.states
+        self.cache.seen += 1
+        self.cache.writing = False
+
+
+class StepProgram:
+    """One token of each of some conversations on its way through all layers, for as many tokens as
+    the caches' storage serves; of one conversation also to the next token.
+
+    Attributes:
+        rows: of the conversations.
+        token, position: `(rows,)` int64, of the tokens that go through; a run that draws leaves
+            those of the next one.
+        sampler: draws it; None if that is done elsewhere.
+        context: `(1, n)` int64, all tokens before it, if the sampler looks at them.
+    """
+
+    def __init__(
+        self,
+        model: LoadedModel,
+        conversations: Sequence[StepRows],
+        sampler: Sampler | None = None,
+        seen: Sequence[int] = (),
+    ) -> None:
+        """For conversations that `refusal` has no reason against; one that is drawn for has the
+        tokens `seen`."""
+        self.model, self.modules, self.sampler = model, model.layers, sampler
+        self.token = torch.zeros(len(conversations), dtype=torch.int64, device=model.device)
+        self.position = torch.zeros_like(self.token)
+        places = self.position.split(1)
+        self.rows = [
+            RowProgram(model, each, place)
+            for each, place in zip(conversations, places, strict=True)
+        ]
+        # A token that is there twice is penalized once.
+        penalized = sampler is not None and sampler.penalized
+        known = [*seen, *[seen[0]] * self.room] if penalized else []
+        self.context = torch.tensor([known], dtype=torch.int64, device=model.device)
+        self.before = self.rows[0].cache.seen - len(seen)
+
+    @property
+    def draws(self) -> bool:
+        """Whether a run draws the next token: a grammar allows what it does once that is known."""
+        return self.sampler is not None and not self.sampler.on_host
+
+    @property
+    def appends(self) -> bool:
+        """As of all rows."""
+        return all(row.appends for row in self.rows)
+
+    @property
+    def room(self) -> int:
+        """Tokens of each conversation that can still go through."""
+        return min(row.room for row in self.rows)
+
+    def serves(self, conversations: Sequence[StepRows]) -> bool:
+        """Whether the next tokens of these conversations can go through it."""
+        same = self.model.layers is self.modules and len(conversations) == len(self.rows)
+        return same and all(map(RowProgram.serves, self.rows, conversations))
+
+    def run(self) -> Tensor:
+        """Put the tokens through the model: logits of the next ones, `(rows, vocab)` float32."""
+        for row in self.rows:
+            row.tick()
+        hidden, at = self.model.embed(self.token[:, None]), self.position[:, None]
         rotations = self.model.rotations_at(self.position, self.model.dtype)
-        for index, (rotation, layer) in enumerate(zip(rotations, self.layers, strict=True)):
-            layer.rotation, module = rotation, self.model.step_layer(index)
-            at = self.position[None]
-            hidden = module(hidden, position_ids=at, position_embeddings=rotation, kvlite=layer)
+        for index, (cos, sin) in enumerate(rotations):
+            module = self.model.step_layer(index)
+            layers = [row.layers[index] for row in self.rows]
+            for place, layer in enumerate(layers):
+                own = slice(place, place + 1)
+                layer.rotation = cos[:, own], sin[:, own]
+            given = {
+                "position_ids": at,
+                "position_embeddings": (cos.transpose(0, 1), sin.transpose(0, 1)),
+            }
+            if len(layers) == 1:
+                hidden = module(hidden, kvlite=layers[0], **given)
+            else:
+                attender = RowsAttender(layers)
+                hidden = module(hidden, kvlite=attender, **given)
+                attender.hand_back()
+            for layer in layers:
+                layer.keep_states()
         logits = self.model.logits(hidden[:, -1])
-        if self.sampler.on_host:  # which allows what it does once the token is known
+        if self.sampler is None or not self.draws:
             return logits
         if self.sampler.penalized:
             self.context.index_copy_(1, self.position - self.before, self.token[None])
@@ -180,28 +254,29 @@ class StepProgram:
         return logits
 
     def rehearse(self) -> None:
-        """Do everything that `run` does except writing to the cache, to trigger first-use setup."""
-        generator = self.sampler.generator
-        drawn = generator.get_state()
-        for layer in self.layers:
+        """Do everything that `run` does except writing to the caches, to trigger first-use
+        setup."""
+        drawn = None if self.sampler is None else self.sampler.generator.get_state()
+        layers = [layer for row in self.rows for layer in row.layers]
+        for layer in layers:
             layer.writes = False
         try:
             self.run()
         finally:
-            generator.set_state(drawn)
-            for layer in self.layers:
+            if self.sampler is not None and drawn is not None:
+                self.sampler.generator.set_state(drawn)
+            for layer in layers:
                 layer.writes = True
 
-    def begin(self, token: int, seen: list[int]) -> None:
-        """Let a token go through next, after those `seen`."""
-        self.token.fill_(token)
-        self.position.fill_(self.cache.seen)
-        if self.sampler.penalized:
+    def begin(self, tokens: Sequence[int], seen: Sequence[int] = ()) -> None:
+        """Let tokens go through next, one after those `seen`."""
+        for row, place, token in zip(self.rows, self.token.split(1), tokens, strict=True):
+            row.begin()
+            place.fill_(token)
+        if self.sampler is not None and self.sampler.penalized:
             self.context[0, : len(seen)] = torch.tensor(seen)
 
     def end(self) -> None:
-        """Count the token that went through."""
-        for layer in self.layers:
-            layer.advance(self.cache.seen)
-        self.cache.seen += 1
-        self.cache.writing = False
+        """Count the tokens that went through."""
+        for row in self.rows:
+            row.end()

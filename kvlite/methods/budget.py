@@ -66,8 +66,9 @@ class Budget:
                 "more entries than its budget: give a number of entries"
             )
         line = _LineBytes(shape.kv_size, itemsize, 4 * method.decoding.rows, bits)
-        grown = 0 if method.decoding.bounded else planned + ROOM
-        most = seen + planned + ROOM
+        answer = planned if planned <= ROOM else -(-planned // ROOM) * ROOM
+        grown = 0 if method.decoding.bounded else answer
+        most = seen + answer
         sliding = sum(
             size.heads * _LineBytes(size, itemsize, 0, bits).of(min(window.size, most))
             for window, size in zip(shape.windows, shape.kv_sizes, strict=True)

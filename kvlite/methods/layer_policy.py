@@ -17,7 +17,10 @@ from kvlite.methods.types import GroupLength, LayerCache, Selection
 from kvlite.model.shape import ModelShape
 from kvlite.model.window import LocalWindow
 
-ROOM, PACKED_ROOM, PROVISION = 64, 32, 4
+# By how many slots a layer grows while it answers, and by how few where memory is short; and what
+# is quantized together.
+ROOM, LEAST_ROOM, PACKED_ROOM = 1024, 64, 32
+PROVISION = 4
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,8 @@ from kvlite.cache import KVCache, LayerCache
 from kvlite.cache.quantized import rotation
 from kvlite.cache.recurrent import States
 from kvlite.cache.segment import bytes_held
-from kvlite.engine.decode import LayerStep
 from kvlite.engine.layer_prefill import LayerPrefill
+from kvlite.engine.layer_step import LayerStep
 from kvlite.engine.prefill import CHUNK, Prefill
 from kvlite.engine.slices import Slices, in_one_go
 from kvlite.engine.sparse_attention import sparse_masks

@@ -2,14 +2,14 @@
 others decode in the same steps.
 
 A request may join, and leave, between any two tokens. Its answer is the one that it would get
-alone, to rounding (`engine.batch`).
+alone, to rounding (`engine.step`).
 """
 
 import threading
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 
-from kvlite.conversation.answer_batch import step_together
+from kvlite.conversation.steps_together import StepsTogether
 from kvlite.conversation.turn import Turn
 from kvlite.errors import KvliteError, OutOfMemory
 from kvlite.web.engine_thread import Engine
@@ -73,6 +73,7 @@ class Answering:
         self.waiting: list[Request] = []
         self.going: list[Request] = []
         self.has_room, self.between = has_room, between
+        self._steps = StepsTogether()
         self._engine, self._lock = engine, threading.Lock()
         self._before = 0  # work of others, while the engine has not come to this
         self._running = self._changed = False
@@ -122,8 +123,7 @@ class Answering:
             if not self.going and self._engine.is_wanted:
                 self._queue()
                 return
-            if len(turns := self._turns) > 1:
-                step_together(turns[0].model, turns)
+            self._steps.take(self._turns)
             reading = self._reading
             for each in [*self.going]:
                 if each is reading or not each.pause.reads or each.work.cancel.is_set():

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from kvlite.cli.ask_each import sorted_out
-from kvlite.engine.batch import RowsAttender
+from kvlite.engine.rows_attender import StepsAttender
 from kvlite.errors import KvliteError, SettingError
 from tests.cli.conftest import Refused, Run
 
@@ -56,9 +56,9 @@ def test_an_interrupt_keeps_what_is_finished(
     kvlite: Run, model: Path, text: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ctrl-C in the second step of two answers."""
-    attend, seen = RowsAttender.attend, list[int]()
+    attend, seen = StepsAttender.attend, list[int]()
 
-    def interrupts(self: RowsAttender, *args: object) -> object:
+    def interrupts(self: StepsAttender, *args: object) -> object:
         seen.append(len(self.steps))
         if len(seen) == 6:  # the model has four layers
             import signal
@@ -66,7 +66,7 @@ def test_an_interrupt_keeps_what_is_finished(
             signal.raise_signal(signal.SIGINT)
         return attend(self, *args)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(RowsAttender, "attend", interrupts)
+    monkeypatch.setattr(StepsAttender, "attend", interrupts)
     done = kvlite("ask", text, *QUESTIONS, "--model", model, *FLAGS, "--json")
     made = json.loads(done.out)
     assert done.code == 130

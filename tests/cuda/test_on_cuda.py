@@ -15,12 +15,15 @@ from torch import Tensor
 
 from kvlite.cache import KVCache, parse_kv_bits
 from kvlite.config.settings import Settings
+from kvlite.conversation.metrics import Piece
 from kvlite.conversation.runner import Runner
+from kvlite.conversation.together import ask_all
+from kvlite.engine.callbacks import Callbacks
 from kvlite.engine.cuda_graph import GraphDecoder, Replay
-from kvlite.engine.decode import decode_step
 from kvlite.engine.prefill import prefill
 from kvlite.engine.sampling import Sampler
 from kvlite.engine.speculate import Pace
+from kvlite.engine.step import StepRows, decode_step
 from kvlite.engine.step_program import StepProgram
 from kvlite.memory.device_budget import hold
 from kvlite.memory.oom import HIDDEN
@@ -70,6 +73,11 @@ class Reading:
     policies: list[LayerPolicy]
     recall: Recall | None
     logits: Tensor
+
+    def rows(self, token: int) -> StepRows:
+        """A token as the row of a step."""
+        given = torch.tensor([[token]]), self.policies, self.recall
+        return StepRows(self.model, self.cache, *given)
 
     def step(self, token: Tensor | None = None) -> Tensor:
         """Logits after the likeliest token, or another one."""
@@ -182,7 +190,7 @@ def launched_by_a_program(cuda: FakeCuda, reading: Reading) -> int:
     for _ in range(3):
         assert token is not None, graphs.reason
         cuda.forget()
-        graphs.step(reading.cache, reading.policies, token, seen, reading.recall)
+        graphs.step([reading.rows(token)], seen)
         seen, waits, launched = [*seen, token], {*cuda.waits}, cuda.launched
         token = graphs.drawn()
     assert graphs.reason == "" and not waits
@@ -296,17 +304,16 @@ def test_a_program_does_not_write_to_a_host_store_that_has_grown(cuda: FakeCuda)
     reading.step()
     assert reading.recall is not None
     sampler = Sampler(DRAWING, reading.model.device)
-    given = reading.cache, reading.policies
     with torch.inference_mode():
-        program = StepProgram(reading.model, *given, sampler, [3], reading.recall)
-        assert program.serves(*given)
+        program = StepProgram(reading.model, [reading.rows(5)], sampler, [3])
+        assert program.serves([reading.rows(5)])
         for index in range(LAYERS):
             full = reading.recall.store.layers[index]
             filled = full.head_group.used
             full.head_group.used += full.room
             reading.recall.store.make_room(index)
             reading.recall.store.layers[index].head_group.used = filled
-    assert reading.recall.store.layers[0].room > 64 and not program.serves(*given)
+    assert reading.recall.store.layers[0].room > 64 and not program.serves([reading.rows(5)])
 
 
 @pytest.mark.long
@@ -448,3 +455,41 @@ def test_streamed_weights_come_while_others_compute(cuda: FakeCuda) -> None:
 def test_memory_of_a_device_is_limited_however_it_is_named(cuda: FakeCuda, named: str) -> None:
     for vram in ("auto", "8GiB"):
         hold(choose_device(named), vram)
+
+
+@pytest.mark.parametrize("given", [{"method": "full"}, {"method": "h2o", "recall": "off"}], ids=str)
+def test_questions_together_are_those_of_a_cpu(
+    given: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On CUDA by programs of several rows, until the last one is by itself."""
+    forgo_loops(monkeypatch)
+    rows = list[int]()
+
+    def captured(program: StepProgram) -> Replay:
+        rows.append(len(program.rows))
+        program.rehearse()
+        return program.run
+
+    monkeypatch.setattr(
+        "kvlite.conversation.steps_together.graph_decoder",
+        lambda model: GraphDecoder(model, None, captured),
+    )
+    text = " ".join(str(3 + 7 * at % 90) for at in range(120))
+    settings = Settings(**{"budget": 60, "max_new_tokens": 40, "speculate": "off", **given})
+
+    def answers(model: LoadedModel) -> list[list[int | None]]:
+        talk = Runner(model, settings).conversation()
+        talk.read_ahead(text)
+        said: list[list[int | None]] = [[], [], []]
+        lengths = ({"max_new_tokens": count} for count in (40, 24, 12))
+        asked = [(f"{text} {number}", own) for number, own in zip((5, 6, 7), lengths, strict=True)]
+        for index, piece in ask_all([(talk, talk.config, asked)], Callbacks()):
+            assert isinstance(piece, Piece), piece
+            said[index].append(piece.token_id)
+        return said
+
+    expected = answers(make_tiny("llama", **SIZES).model)
+    rows.clear()
+    with fake_cuda():
+        assert answers(make_tiny("llama", "cuda", **SIZES).model) == expected
+    assert rows == [3, 2]

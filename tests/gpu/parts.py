@@ -20,6 +20,7 @@ PARTS: dict[str, Part] = {
         speed.speed,
         speed.other_weights,
         speed.graphs,
+        speed.together,
         speed.beside_transformers,
         memory.long_documents,
         memory.out_of_memory,

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from functools import partial
+from statistics import median
 from time import perf_counter
 from typing import Any
 from unittest.mock import patch
@@ -11,6 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kvlite.cache.segment import bytes_held
+from kvlite.conversation.steps_together import StepsTogether
+from kvlite.engine.callbacks import Callbacks
 from kvlite.engine.cuda_graph import GraphDecoder
 from kvlite.engine.sampling import Sampler
 from kvlite.model.load import LoadedModel
@@ -231,6 +234,41 @@ def graphs(place: Place) -> Iterator[Row]:
 def _without_graphs(model: LoadedModel, sampler: Sampler) -> GraphDecoder:
     """The same launches, each by itself."""
     return GraphDecoder(model, sampler, lambda program: program.run)
+
+
+def together(place: Place) -> Iterator[Row]:
+    """How many tokens a second do several answers make together, beside one by itself?"""
+    model = place.large_model()
+
+    def measured(rows: int, way: dict[str, Any]) -> Row:
+        runner, steps = place.runner(model, max_new_tokens=place.answer, **way), StepsTogether()
+        going = []
+        for seed in range(rows):
+            talk = runner.conversation()
+            ids = place.tokens(place.short // 4, seed)
+            turn = talk.context.next_turn(ids, talk.config)
+            talk.context.read(turn, Callbacks())
+            going.append((turn, talk.context.answer(turn, ignore_eos=True, cancel=None)))
+        took = list[float]()
+        for _ in range(place.answer):
+            began = perf_counter()
+            if took:  # each has a token that has not gone through
+                steps.take([turn for turn, _ in going])
+            for _, pieces in going:
+                next(pieces)
+            took.append(perf_counter() - began)
+        graphs, between = going[0][0].graphs, median(took[1:])
+        return {
+            "ms": 1e3 * between,
+            "tokens/s": rows / between,
+            "recording, ms": 1e3 * (max(took[1:]) - between),
+            "graph's steps": graphs and graphs.steps,
+            "no graph": graphs and graphs.reason,
+        }
+
+    for way in WAYS[: 1 if place.rehearsal else None]:
+        for rows in (1, 4, 8):
+            yield attempted({"answers": rows, **way}, partial(measured, rows, way))
 
 
 def kernels(place: Place) -> Iterator[Row]:

@@ -5,6 +5,8 @@ from there: it addresses both memories alike. The storage has room for the answe
 what follows, it grows between programs. Its fill is computed from the token's position.
 """
 
+from collections.abc import Sequence
+
 from torch import Tensor
 
 from kvlite.cache import KVHeadGroup, LayerCache
@@ -62,11 +64,13 @@ class RecallProgram:
         reached: the head groups that entries come back to.
     """
 
-    def __init__(self, clock: RecallClock, index: int, layer: LayerCache, *, evicts: bool) -> None:
+    def __init__(
+        self, clock: RecallClock, index: int, layer: LayerCache, evicts: Sequence[bool]
+    ) -> None:
         """For a layer that sees everything, if `recall_refusal` has no reason against it.
 
         Args:
-            evicts: whether a token overwrites an entry of the layer.
+            evicts: of which head groups a token overwrites an entry.
         """
         self.clock, self.recall, self.position = clock, clock.recall, clock.position
         recall, self.source = self.recall, self.recall.store.layers[index]
@@ -74,8 +78,8 @@ class RecallProgram:
         self.index = self.source.index
         self.reached = [
             group
-            for group in layer.head_groups
-            if recall.reaches(index, group) or (evicts and recall.wants(group))
+            for group, full in zip(layer.head_groups, evicts, strict=True)
+            if recall.reaches(index, group) or (full and recall.wants(group))
         ]
         self.came = recall.counter(self.position.device)
         # A place that no entry has, for slots that are free.
