@@ -10,6 +10,7 @@ from kvlite.conversation.conversation import Conversation
 from kvlite.engine.layer_prefill import LayerPrefill
 from kvlite.engine.prefill import Prefill
 from kvlite.engine.query_stats import QueryStatistics
+from kvlite.engine.slices import in_one_go
 from kvlite.methods import parse_method
 from kvlite.methods.layer_policy import layer_policies
 
@@ -30,9 +31,9 @@ def read(
     reading = Prefill(model, empty(model, len(ids)), ids, policies, chunk=chunk)
     layer = model.shape.full_layers[0]
     for index in range(layer):
-        reading.read_layer(index)
+        in_one_go(reading.read_layer(index))
     hidden = reading.hidden.clone()
-    return layer, hidden, reading.read_layer(layer), reading
+    return layer, hidden, in_one_go(reading.read_layer(layer)), reading
 
 
 @pytest.mark.cases(6)

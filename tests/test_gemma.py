@@ -12,6 +12,7 @@ from kvlite.config.settings import Settings
 from kvlite.conversation.conversation import Conversation
 from kvlite.engine.callbacks import Callbacks
 from kvlite.engine.prefill import Prefill, prefill
+from kvlite.engine.slices import in_one_go
 from kvlite.engine.step import StepRows, decode_step, step
 from kvlite.methods import parse_method
 from kvlite.methods.full import Full
@@ -55,7 +56,7 @@ def test_every_token_of_any_chunk_gets_the_logits_of_transformers(gemma: Tiny, c
     assert (prefill(model, one, ids, policies, chunk=chunk) - expected[:, -1]).abs().max() < 1e-4
     with torch.inference_mode():
         reading = Prefill(model, other, ids, policies, chunk=chunk, whole=True)
-        reading.read()
+        in_one_go(reading.read())
         rows = torch.stack([model.logits(reading.hidden[:, at]) for at in range(len(IDS))], 1)
     assert (rows - expected).abs().max() < 1e-4
 

@@ -14,6 +14,7 @@ import kvlite
 from kvlite.cache import LayerCache
 from kvlite.config.settings import Settings
 from kvlite.engine.prefill import Prefill
+from kvlite.engine.slices import in_one_go
 from kvlite.errors import SettingError
 from kvlite.memory.meter import TensorMeter
 from kvlite.methods import METHODS, LayerView, Method, parse_method
@@ -175,7 +176,7 @@ def read_by(tiny: Tiny, spec: str, budget: int, backend: HostScores) -> list[tup
     with torch.inference_mode():
         reading = Prefill(tiny.model, cache, ids, policies, backend=backend)
         for index in range(LAYERS):
-            layers.append(reading.compressed(index))
+            layers.append(in_one_go(reading.compressed(index)))
             moved.append((backend.host_transfer.to_host, backend.host_transfer.back))
         share_out(layers, policies, 0, backend)
         moved.append((backend.host_transfer.to_host, backend.host_transfer.back))
@@ -285,7 +286,7 @@ def test_nothing_is_looked_at_before_it_has_arrived(
         with torch.inference_mode():
             ids = torch.tensor([prompt(N)])
             reading = Prefill(llama.model, empty(llama.model), ids, policies, backend=backend)
-            layers = [reading.compressed(index) for index in range(LAYERS)]
+            layers = [in_one_go(reading.compressed(index)) for index in range(LAYERS)]
         kept.append([layer.positions.tolist() for layer in layers])
     assert kept[0] == kept[1]
 

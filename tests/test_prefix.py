@@ -23,7 +23,7 @@ def ids_of(count: int, seed: int = 0) -> list[int]:
 def answered(
     talk: Conversation, ids: list[int], **given: Any
 ) -> tuple[list[int], GenerationMetrics]:
-    pieces = list(answer_prompt(talk, ids, ignore_eos=True, **given))
+    pieces = [*filter(None, answer_prompt(talk, ids, ignore_eos=True, **given))]
     tokens = [each.token_id for each in pieces if each.token_id is not None]
     return tokens, pieces[-1].metrics
 

@@ -10,6 +10,7 @@ import kvlite
 from kvlite.cache import LayerCache
 from kvlite.config.settings import Settings
 from kvlite.engine.prefill import Prefill
+from kvlite.engine.slices import in_one_go
 from kvlite.errors import SettingError
 from kvlite.methods import parse_method
 from kvlite.methods.allocation import LayerLine, layer_line
@@ -221,7 +222,7 @@ def provisions(tiny: Tiny, spec: str) -> list[LayerCache]:
     policies = layer_policies(parse_method(spec), tiny.model.shape, 24, 150)
     with torch.inference_mode():
         reading = Prefill(tiny.model, empty(tiny.model), prompt, policies)
-        return [reading.compressed(index) for index in range(len(policies))]
+        return [in_one_go(reading.compressed(index)) for index in range(len(policies))]
 
 
 @pytest.mark.parametrize("per_head", ["true", "false"])

@@ -10,10 +10,11 @@ import torch
 
 import kvlite
 from kvlite import Callbacks, Conversation, KvliteError, Runner
-from kvlite.conversation import answer_batch
+from kvlite.conversation import answer_batch, run_stats
 from kvlite.conversation.context import Context
 from kvlite.conversation.together import ask_all
 from kvlite.engine import compiled_rows
+from kvlite.engine.layer_prefill import LayerPrefill
 from kvlite.engine.layer_step import LayerStep
 from kvlite.offload.kv.copies import StoreCopies
 from tests.cli.conftest import model_of
@@ -128,6 +129,32 @@ def test_as_many_as_fit(runner: Runner, monkeypatch: pytest.MonkeyPatch) -> None
     assert [metrics.together for metrics in made.metrics] == [2] * 4
 
 
+def test_tokens_come_while_a_long_question_is_read(
+    runner: Runner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After every chunk, if each is a slice."""
+    texts = [TEXTS[0], f"{TEXTS[1]} {'And who sat by the door? ' * 20}"]
+    expected = heard(begun(runner, budget="64", chunk=32), texts).tokens
+    events, take = list[str](), LayerPrefill.take
+
+    def chunk(self: LayerPrefill, *args: Any, **given: Any) -> torch.Tensor:
+        events.append("chunk")
+        return take(self, *args, **given)
+
+    talk = begun(runner, budget="64", chunk=32)
+    monkeypatch.setattr(LayerPrefill, "take", chunk)
+    monkeypatch.setattr(run_stats, "SLICE_S", 0.0)
+    made = Heard(noted(talk.ask_each(texts), events), 2)
+    first = "".join("t" if each == "token" else "c" for each in events)
+    assert made.tokens == expected and "tctctct" in first and made.metrics[0].together == 1
+
+
+def noted(pieces: Iterator[tuple[int, Any]], events: list[str]) -> Iterator[tuple[int, Any]]:
+    for each in pieces:
+        events.append("token")
+        yield each
+
+
 @pytest.mark.cases(1)
 @pytest.mark.parametrize("scarce", [False, True])
 def test_conversations_join_while_others_answer(
@@ -200,17 +227,17 @@ def test_memory_that_one_answer_lacks(runner: Runner, monkeypatch: pytest.Monkey
 def test_a_question_waits_for_memory(runner: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
     """One that cannot be read is read again when another answer has ended."""
     expected = heard(begun(runner, budget="64")).tokens
-    read, refused = Context.read, list[int]()
+    read, refused = Context.read_in_slices, list[int]()
 
-    def runs_out(self: Context, *args: Any) -> None:
+    def runs_out(self: Context, *args: Any) -> Iterator[None]:
         if len(refused) < 2 and self.store is not None and self.store.begun:
             refused.append(1)
             if len(refused) == 2:
                 raise kvlite.errors.OutOfMemory("there is no more")  # type: ignore[attr-defined]
-        read(self, *args)
+        yield from read(self, *args)
 
     talk = begun(runner, budget="64")
-    monkeypatch.setattr(Context, "read", runs_out)
+    monkeypatch.setattr(Context, "read_in_slices", runs_out)
     made = heard(talk)
     assert len(refused) == 2 and made.tokens == expected
 

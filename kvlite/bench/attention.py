@@ -19,6 +19,7 @@ from kvlite.conversation.runner import Runner
 from kvlite.documents import read_document
 from kvlite.engine.prefill import Prefill
 from kvlite.engine.probe import Probe, probing
+from kvlite.engine.slices import in_one_go
 from kvlite.methods import parse_method
 from kvlite.methods.base import LayerView
 from kvlite.model.load import LoadedModel
@@ -137,7 +138,7 @@ def _rows(model: LoadedModel, ids: list[int], part: int) -> Iterator[AttentionRo
     policies = probing(model.shape, Probe(QUERIES))
     reading = Prefill(model, model.empty_cache(), tokens, policies)
     for index, window in enumerate(model.shape.windows):
-        view = reading.read_layer(index).view(index)
+        view = in_one_go(reading.read_layer(index)).view(index)
         if window is None:
             needed, shares = attention_of(view)
             yield AttentionRow(part=part, layer=index, length=length, needed=needed, shares=shares)

@@ -13,6 +13,7 @@ from torch import Tensor
 from kvlite.bench.fork import Branch
 from kvlite.cache import KVCache
 from kvlite.engine.prefill import Prefill
+from kvlite.engine.slices import in_one_go
 from kvlite.engine.step import StepRows, step
 from kvlite.errors import require_uncancelled
 from kvlite.methods.full import Full
@@ -105,7 +106,7 @@ def _one_pass(model: LoadedModel, branch: Branch, ids: Sequence[int]) -> Tensor:
     cache = KVCache(list(branch.cache.layers), branch.cache.seen, states=branch.cache.states)
     reading = Prefill(model, cache, torch.tensor([ids], device=model.device), policies, whole=True)
     for index in range(len(policies)):
-        reading.read_layer(index)
+        in_one_go(reading.read_layer(index))
     return model.logits(reading.hidden[0])
 
 

@@ -13,6 +13,7 @@ from kvlite.bench.fork import Choice, read_turns
 from kvlite.engine.callbacks import Callbacks, Progress
 from kvlite.engine.prefill import Prefill
 from kvlite.engine.probe import Probe, probing
+from kvlite.engine.slices import in_one_go
 from kvlite.errors import SettingError
 from kvlite.methods.rank import effective_rank, elbow, spectrum
 from kvlite.methods.simlayerkv import SimLayerKV
@@ -134,7 +135,7 @@ def _layers(
     policies, callbacks = probing(shape, Probe(len(piece))), Callbacks(cancel=cancel)
     run = Prefill(model, model.empty_cache(), ids, policies, callbacks=callbacks)
     for index in range(shape.layers):
-        view = run.read_layer(index).view(index)
+        view = in_one_go(run.read_layer(index)).view(index)
         window, ends = view.window.last(lazy.last), lazy.sinks + lazy.recent
         share = lazy.attention_to_line(view.head_groups, window, ends)
         yield spectrum(view.window.queries[0]).cpu(), share

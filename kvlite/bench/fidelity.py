@@ -24,6 +24,7 @@ from kvlite.conversation.runner import Runner
 from kvlite.documents import read_document
 from kvlite.engine.prefill import Prefill
 from kvlite.engine.probe import Probe
+from kvlite.engine.slices import in_one_go
 from kvlite.errors import SettingError
 from kvlite.methods.base import LayerView
 from kvlite.model.load import LoadedModel
@@ -235,7 +236,7 @@ def _truth(
     reading = Prefill(model, cache, torch.tensor([ids], device=model.device), policies, whole=True)
     shares: list[list[float]] = [[] for _ in branches]
     for index, window in enumerate(model.shape.windows):
-        reader = reading.read_layer(index)
+        reader = in_one_go(reading.read_layer(index))
         if window is None:
             view = reader.view(index)
             for each, branch in zip(shares, branches, strict=True):

@@ -19,6 +19,7 @@ from kvlite.cache.bits import written
 from kvlite.engine.callbacks import Callbacks
 from kvlite.engine.prefill import Prefill, prefill
 from kvlite.engine.probe import Probe, probing
+from kvlite.engine.slices import in_one_go
 from kvlite.methods import Method
 from kvlite.methods.base import LayerView
 from kvlite.methods.capabilities import Reconstruction
@@ -344,7 +345,7 @@ class _Reading:
         room = min(self.reserve, ROOM)
         by_layer = []
         for index in range(shape.layers):
-            reader = run.read_layer(index)
+            reader = in_one_go(run.read_layer(index))
             run.remember(index, reader)
             by_layer.append(_cuts(reader.view(index), by_choice, room))
             del reader

@@ -158,7 +158,7 @@ class KvliteLM(TemplateLM):  # type: ignore[misc]
             pieces = answer_prompt(
                 talk, prompts[at][-room:], stop=tuple(filter(None, stops)), **settings
             )
-            *_, last = answer = list(pieces)
+            *_, last = answer = [piece for piece in pieces if piece is not None]
             if last.metrics.finish_reason == "memory":
                 raise OutOfMemory(
                     "memory ran out in an answer: take a smaller --budget or fewer --kv-bits, or "

@@ -23,6 +23,7 @@ from kvlite.conversation.sources import watched, with_sources
 from kvlite.conversation.steps_together import StepsTogether
 from kvlite.conversation.turn import Turn
 from kvlite.engine.callbacks import Callbacks
+from kvlite.engine.slices import Slices
 from kvlite.errors import KvliteError, OutOfMemory, Stopped
 from kvlite.memory.device_budget import ERROR, ram_limit
 from kvlite.memory.free import free_bytes
@@ -173,24 +174,23 @@ class AnswerBatch:
             yield from self.advance()
 
     def advance(self) -> Iterator[Heard]:
-        """Begin what fits, then one token of each answer."""
-        while self.waiting and self._has_room():
+        """Begin what fits, with a token of each answer after every slice of reading; then one token
+        of each answer."""
+        short = False
+        while self.waiting and not short and self._has_room():
             question = self.waiting.popleft()
-            try:
-                begun = self._begin(question)
-            except Stopped:
-                self.waiting.clear()
-            except OutOfMemory as error:
-                if self.going:  # it waits until one of them ends
-                    self.waiting.appendleft(question)
-                    break
-                yield question.index, error.with_traceback(None)
-            except KvliteError as error:
-                yield question.index, error.with_traceback(None)
-            else:
-                yield self._next_piece(begun)
+            for heard in self._begin(question):
+                if heard is None:
+                    yield from self._step()
+                else:
+                    yield heard
+            short = question in self.waiting
         if self.callbacks.cancelled:
             self.waiting.clear()
+        yield from self._step()
+
+    def _step(self) -> Iterator[Heard]:
+        """One token of each answer."""
         self._steps.take([each.turn for each in self.going])
         for each in [*self.going]:
             yield self._next_piece(each)
@@ -201,7 +201,23 @@ class AnswerBatch:
             self.going.remove(answer)
         return answer.index, piece
 
-    def _begin(self, question: _Waiting) -> _Answer:
+    def _begin(self, question: _Waiting) -> Iterator[Heard | None]:
+        """Read a question, and yield None between slices; then the first piece of its answer, or
+        what went wrong. Where memory is short, it waits until one of the others ends."""
+        try:
+            begun = yield from self._read(question)
+        except Stopped:
+            self.waiting.clear()
+        except KvliteError as error:
+            if isinstance(error, OutOfMemory) and self.going:
+                self.waiting.appendleft(question)
+            else:
+                yield question.index, error.with_traceback(None)
+        else:
+            self.going.append(begun)
+            yield self._next_piece(begun)
+
+    def _read(self, question: _Waiting) -> Slices[_Answer]:
         """Read a question in a context of its own."""
         source, cancel, config = question.source, self.callbacks.cancel, question.config
         talk, length = source.talk, config.settings.planned_tokens
@@ -210,7 +226,7 @@ class AnswerBatch:
         turn = own.next_turn(question.ids, config, plan=source.plans.get(length))
         turn.note(talk.notes_on(question.text, config.settings))
         own.cache.queries = watched(talk.model.shape) if talk.documents else {}
-        own.read(turn, self.callbacks)
+        yield from own.read_in_slices(turn, self.callbacks)
         taken = own.cache.nbytes + (0 if turn.store is None else turn.store.index_bytes)
         self.largest = max(self.largest, taken)
         if length not in source.plans:
@@ -221,9 +237,7 @@ class AnswerBatch:
         about = own, said, talk.documents, config.settings
         answer = turn.in_words(own.answer(turn, ignore_eos=False, cancel=cancel))
         pieces = (with_sources(piece, *about) for piece in answer)
-        begun = _Answer(question.index, source, turn, pieces)
-        self.going.append(begun)
-        return begun
+        return _Answer(question.index, source, turn, pieces)
 
     def _has_room(self) -> bool:
         """Whether the next answer fits; one by itself always begins."""

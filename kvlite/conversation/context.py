@@ -19,6 +19,7 @@ from kvlite.conversation.turn import Turn
 from kvlite.conversation.turn_config import can_compact
 from kvlite.engine.callbacks import Callbacks
 from kvlite.engine.shift import compacted
+from kvlite.engine.slices import Slices, whole
 from kvlite.errors import OutOfMemory
 from kvlite.memory.oom import OOMPolicy
 from kvlite.methods.engine_config import EngineConfig
@@ -151,7 +152,7 @@ class Context:
         self._forget(0)
         return again
 
-    def read(self, turn: Turn, callbacks: Callbacks) -> None:
+    def read_in_slices(self, turn: Turn, callbacks: Callbacks) -> Slices[None]:
         """Read a turn. If it has no answer, its notes and its time go to the next one that has."""
         self._close()
         gives_back = turn.store is not None and turn.store.bits is None
@@ -159,7 +160,7 @@ class Context:
             self._copy_out(turn.config)
         self.oom_policy.never_lossy = turn.settings.never_lossy
         self.oom_policy.tell = _telling(turn)
-        turn.read(callbacks)
+        yield from turn.read(callbacks)
         self.turn = turn
         turn.notes = tuple(dict.fromkeys([*self.notes, *turn.notes]))
         self.notes = () if turn.answers else turn.notes
@@ -170,6 +171,8 @@ class Context:
         self.told.update(turn.notes)
         if turn.store is not None or not turn.config.ignores_recall:
             self.store = turn.store
+
+    read = whole(read_in_slices)
 
     def answer(self, turn: Turn, *, ignore_eos: bool, cancel: Event | None) -> Iterator[Piece]:
         """Answer a turn that was read. A new turn ends the answer."""

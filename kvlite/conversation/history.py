@@ -9,6 +9,7 @@ from kvlite.conversation.checkpoint import Checkpoint
 from kvlite.conversation.context import Context
 from kvlite.conversation.turn import Turn
 from kvlite.engine.callbacks import Callbacks
+from kvlite.engine.slices import Slices, whole
 from kvlite.errors import SettingError
 from kvlite.methods.engine_config import EngineConfig
 
@@ -207,11 +208,13 @@ class History:
             self._moved()
         return self.context.next_turn(ids, config, answers=answers)
 
-    def read(self, turn: Turn, callbacks: Callbacks, start: Checkpoint | None = None) -> None:
+    def read_in_slices(
+        self, turn: Turn, callbacks: Callbacks, start: Checkpoint | None = None
+    ) -> Slices[None]:
         """Read a turn, which begins at `start` if it can be gone back to."""
         before = len(self.context.token_ids)
         try:
-            self.context.read(turn, callbacks)
+            yield from self.context.read_in_slices(turn, callbacks)
         except BaseException:
             if start is not None and start is not self.here:
                 self.context.release(start)
@@ -219,6 +222,8 @@ class History:
         self.branch.was_read(before, len(self.context.token_ids))
         self._moved()
         self.branch.prefilled_ids, self.branch.prefill_start = [], None
+
+    read = whole(read_in_slices)
 
     def say(self, start: Checkpoint, text: str) -> Node:
         """Put a message that was read at the end of the branch."""

@@ -4,7 +4,7 @@ Programs send everything said each time. What their tokens have in common with t
 stays, whoever wrote them; the rest is read. Only token ids count, not messages.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from typing import Any
 
 from kvlite.cache.layer import Mark
@@ -40,11 +40,14 @@ def answer_prompt(
     ignore_eos: bool = False,
     callbacks: Callbacks = NO_CALLBACKS,
     **settings: Any,
-) -> Iterator[Piece]:
+) -> Generator[Piece | None, float | None]:
     """Answer a whole prompt (at least one token) in a conversation that is held in tokens alone.
 
     Args and errors are those of `Conversation.stream_tokens`. After an error the conversation has
     read the beginning of the prompt, or what it had read before.
+
+    Yields:
+        None between two slices of the reading, then pieces.
     """
     chosen = talk.config.after_load(settings)
     talk.context.end_step(chosen)
@@ -56,7 +59,7 @@ def answer_prompt(
     except BaseException:
         talk.context.release(start)
         raise
-    talk.history.read(turn, callbacks, start)
+    yield from talk.history.read_in_slices(turn, callbacks, start)
     if _checkpoint_at(talk.context, len(talk.token_ids)) is None:
         talk.context.checkpoint(chosen)
     yield from talk.context.answer(turn, ignore_eos=ignore_eos, cancel=callbacks.cancel)

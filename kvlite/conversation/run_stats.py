@@ -6,6 +6,7 @@ from time import perf_counter
 from typing import Any
 
 from kvlite.cache import KVCache
+from kvlite.engine.slices import SLICE_S, Slices, T
 from kvlite.memory.meter import PeakMeter
 from kvlite.model.load import LoadedModel
 from kvlite.model.shape import ModelShape
@@ -22,6 +23,7 @@ class RunStats:
         streamed: bytes of weights that came to the device.
         read_s, first_s, last_s: seconds from `started` until everything was read, the first token
             and the latest token; 0 before that.
+        others_s: seconds that others had between slices; not in `read_s`.
     """
 
     def __init__(self, started: float, meter: PeakMeter) -> None:
@@ -31,6 +33,7 @@ class RunStats:
         self.generated = 0
         self.streamed = 0
         self.read_s = 0.0
+        self.others_s = 0.0
         self.first_s = 0.0
         self.last_s = 0.0
 
@@ -47,10 +50,33 @@ class RunStats:
             yield
         self.streamed += model.layers.brought - before
 
+    def in_slices(self, model: LoadedModel, steps: Slices[T]) -> Slices[T]:
+        """Steps of a model's work, counted as by `work`. They wait whenever a slice's time is over,
+        but not with streamed weights: a step of others brings every layer to the device, and then
+        this work's layer comes once more."""
+        try:
+            while True:
+                end = perf_counter() + SLICE_S
+                with self.work(model):
+                    try:
+                        next(steps)
+                        while perf_counter() < end or model.layers.passing is not None:
+                            next(steps)
+                    except StopIteration as last:
+                        result: T = last.value
+                        return result
+                left = perf_counter()
+                unwanted = (yield) or 0.0
+                self.started += unwanted
+                self.others_s += perf_counter() - left - unwanted
+        finally:
+            with self.work(model):
+                steps.close()
+
     def was_read(self) -> None:
         """Reading ended."""
         self.meter.end_phase("read")
-        self.read_s = perf_counter() - self.started
+        self.read_s = perf_counter() - self.started - self.others_s
 
     def was_drawn(self) -> None:
         """A token was sampled."""

@@ -26,9 +26,10 @@ from kvlite.engine.grammar import Grammar
 from kvlite.engine.mtp import proposers
 from kvlite.engine.oom_actions import cache_oom_actions
 from kvlite.engine.prefill import CHUNK as USUAL
-from kvlite.engine.prefill import prefill
+from kvlite.engine.prefill import prefill_in_slices
 from kvlite.engine.prefill_oom import halved
 from kvlite.engine.sampling import DRAWING, Sampler
+from kvlite.engine.slices import Slices
 from kvlite.engine.speculate import Speculation
 from kvlite.engine.step import StepRows, step
 from kvlite.errors import OutOfMemory, RecallError
@@ -103,8 +104,7 @@ class Turn:
         if model.cards:
             require_on_cards(config)
         self.turn_config = TurnConfig.of(context, ids, config, answers=answers)
-        self.answers = answers
-        self.begun = 0
+        self.answers, self.begun = answers, 0
         self.grammar = self._grammar([*self.token_ids, *ids])
         self.pending_ids: list[int] = []
         self.prompt: PromptState | None = None
@@ -172,7 +172,7 @@ class Turn:
         self._beside = said
         self.notes = (*self.notes, *said)
 
-    def read(self, callbacks: Callbacks) -> None:
+    def read(self, callbacks: Callbacks) -> Slices[None]:
         """Read all tokens, or none. The notes are passed on first.
 
         Raises:
@@ -185,18 +185,7 @@ class Turn:
         if self.store is not None and self.settings.recall_entries:
             exact = self.store.bits is None and are_small(self.policies, self.model.shape.kv_size)
             begin_compiling(self.model.device, everything=not exact)
-        with self.run_stats.work(self.model):
-            failed = ""
-            try:
-                self.logits = self._prefilled(callbacks)
-            except RecallError as error:  # the disk filled up in the meantime
-                failed = str(error)
-            if failed and self.cache.seen and not self.cache.entries_mean:
-                raise RecallError(failed)  # nothing but the host store has what was read
-            if failed:
-                self._decide(None, [failed])
-                self.say(failed)
-                self.logits = self._prefilled(callbacks)
+        self.logits = yield from self.run_stats.in_slices(self.model, self._read(callbacks))
         for device in self.model.all_devices:
             if device.type == "cuda":
                 torch.cuda.synchronize(device)
@@ -205,13 +194,24 @@ class Turn:
             self.note_fallback(said)
         self.token_ids += self.ids
 
-    def _prefilled(self, callbacks: Callbacks) -> torch.Tensor:
+    def _read(self, callbacks: Callbacks) -> Slices[torch.Tensor]:
+        try:
+            return (yield from self._prefilled(callbacks))
+        except RecallError as error:  # the disk filled up in the meantime
+            failed = str(error)
+        if self.cache.seen and not self.cache.entries_mean:
+            raise RecallError(failed)  # nothing but the host store has what was read
+        self._decide(None, [failed])
+        self.say(failed)
+        return (yield from self._prefilled(callbacks))
+
+    def _prefilled(self, callbacks: Callbacks) -> Slices[torch.Tensor]:
         if self.model.mtp is None or self.settings.speculate == "off" or self.recall is not None:
             self.cache.hidden = None
         elif self.cache.hidden is None:
             self.cache.hidden = HiddenLog(self.model.device)
         known = len(self.token_ids) - len(self.again)
-        return prefill(
+        return prefill_in_slices(
             self.model,
             self.cache,
             torch.tensor([self.again + self.ids]),

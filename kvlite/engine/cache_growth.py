@@ -106,3 +106,13 @@ def rewound(layer: LayerCache, marks: list[Mark]) -> LayerCache:
             head_group.rows.copy_(mark.rows[..., : head_group.used])
             head_group.history_index = mark.history_index
     return before
+
+
+def shrunk(layer: LayerCache, sizes: list[int], policy: LayerPolicy) -> LayerCache:
+    """A layer with room for so many entries a head group, if there is memory for the copy."""
+    try:
+        return layer.resized(sizes, policy.method.decoding.rows, policy.quantize_now)
+    except Exception as error:
+        if not is_oom(error):
+            raise
+        return layer

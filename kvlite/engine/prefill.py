@@ -16,16 +16,16 @@ from kvlite.cache import KVCache, LayerCache
 from kvlite.cache.hidden_log import ROWS
 from kvlite.cache.layer import Mark
 from kvlite.cache.recurrent import States, copies_of
-from kvlite.engine.cache_growth import grows, rewound, roomy_copy
+from kvlite.engine.cache_growth import grows, rewound, roomy_copy, shrunk
 from kvlite.engine.callbacks import NO_CALLBACKS, Callbacks, ReadingBytes
 from kvlite.engine.layer_prefill import LayerPrefill
 from kvlite.engine.oom_actions import cache_oom_actions
 from kvlite.engine.prefill_oom import embedded, may_wait, prefill_oom_actions, reserve_for
 from kvlite.engine.query_stats import rotations_to_come
 from kvlite.engine.reconstruct import reconstruction_pass
+from kvlite.engine.slices import Slices, whole
 from kvlite.engine.sparse_attention import require_served, sparse_masks
 from kvlite.errors import require_uncancelled
-from kvlite.memory.free import is_oom
 from kvlite.memory.oom import HIDDEN, OOMPolicy, T
 from kvlite.methods.base import LayerView
 from kvlite.methods.layer_policy import (
@@ -120,9 +120,9 @@ class Prefill:
             self.reconstructed = self.end
         self.capacities = [[each.capacity for each in layer.head_groups] for layer in cache.layers]
 
-    def read_layer(self, index: int) -> LayerPrefill:
-        """Take all tokens through one layer. Free what it returns before the next: it holds all
-        of the layer's keys and values.
+    def read_layer(self, index: int) -> Slices[LayerPrefill]:
+        """Take all tokens through one layer; may wait after every chunk. Free what it returns
+        before the next: it holds all of the layer's keys and values.
 
         Raises:
             Stopped: `callbacks.cancel` was set.
@@ -138,14 +138,18 @@ class Prefill:
             at = self._safely(partial(self._read_chunk, index, layer_prefill, at))
             self._held(layer_prefill.layer)
             self._passed(index, at * self.new // length)
+            yield
         if layer_prefill.states:
             self.states[index] = layer_prefill.states
         if self.reconstruction_pass is not None:
             answers = index < len(self.policies) - 1
-            passed, safely = partial(self._repeated, index), self._safely
-            self.reconstruction_pass.rate(
-                index, layer_prefill, answers=answers, passed=passed, safely=safely
+            again = self.reconstruction_pass.rate(
+                index, layer_prefill, answers=answers, safely=self._safely
             )
+            for rows in again:
+                self._passed(index, self.new + rows)
+                require_uncancelled(self.callbacks.cancel)
+                yield
         return layer_prefill
 
     def _cross(self, index: int) -> None:
@@ -211,11 +215,7 @@ class Prefill:
             kept = sum(each.nbytes for each in self.layers)
             self.callbacks.reading(ReadingBytes(self.new, self.hidden.nbytes, layer.nbytes, kept))
 
-    def _repeated(self, index: int, rows: int) -> None:
-        self._passed(index, self.new + rows)
-        require_uncancelled(self.callbacks.cancel)
-
-    def read(self) -> Tensor:
+    def read(self) -> Slices[Tensor]:
         """Take all tokens through all layers, compressing each as soon as it is done; next-token
         logits, as of `logits`.
 
@@ -224,16 +224,17 @@ class Prefill:
             OutOfMemory: nothing is left to give up that may be.
         """
         for index in range(len(self.policies)):
-            self.layers.append(self.compressed(index))
+            self.layers.append((yield from self.compressed(index)))
             self._safely(partial(merge_below, self.layers, self.policies, index, self.room))
+            yield
         shared = self._safely(lambda: shares(self.layers, self.policies, self.backend))
         for index, kept in shared:
             self._safely(partial(take_share, self.layers, self.policies, index, kept, self.room))
         return self._safely(self.logits)
 
-    def compressed(self, index: int) -> LayerCache:
+    def compressed(self, index: int) -> Slices[LayerCache]:
         """One layer read, and what its policy keeps of it; all of it, if it is to be merged."""
-        layer_prefill = self.read_layer(index)
+        layer_prefill = yield from self.read_layer(index)
         view = self._safely(lambda: layer_prefill.view(index, self.backend))
         self.remember(index, layer_prefill)
         self._safely(lambda: self._prune_tokens(view))
@@ -292,14 +293,8 @@ class Prefill:
         if self.store is not None:
             self.store.rewind()
         for index, marks in self.marks.items():
-            policy = self.policies[index]
             layer = self.cache.layers[index] = rewound(self.cache.layers[index], marks)
-            try:
-                sizes, rows = self.capacities[index], policy.method.decoding.rows
-                self.cache.layers[index] = layer.resized(sizes, rows, policy.quantize_now)
-            except Exception as error:
-                if not is_oom(error):
-                    raise
+            self.cache.layers[index] = shrunk(layer, self.capacities[index], self.policies[index])
 
     def _safely(self, work: Callable[[], T]) -> T:
         """Do a part of the reading that can be done again."""
@@ -329,7 +324,7 @@ class Prefill:
 
 
 @torch.inference_mode()
-def prefill(
+def prefill_in_slices(
     model: LoadedModel,
     cache: KVCache,
     token_ids: Tensor,
@@ -342,8 +337,9 @@ def prefill(
     reserve: int = 0,
     chunk: int = CHUNK,
     callbacks: Callbacks = NO_CALLBACKS,
-) -> Tensor:
-    """Read `token_ids` into `cache`, compressing each layer as soon as it is done.
+) -> Slices[Tensor]:
+    """Read `token_ids` into `cache`, compressing each layer as soon as it is done; may wait after
+    every chunk of a layer. Closed before its end it leaves the cache as it was.
 
     Args:
         token_ids: `(batch, n)` int64, n >= 1, the tokens that follow what the cache has seen; or,
@@ -387,7 +383,7 @@ def prefill(
     )
     run = begin() if oom_policy is None else oom_policy.run(begin, beginning)
     try:
-        logits = run.read()
+        logits = yield from run.read()
         if store is not None:
             store.carry(run.states)
     except BaseException:
@@ -399,3 +395,6 @@ def prefill(
         store.read(run.end)
     cache.reconstructed = run.reconstructed
     return logits
+
+
+prefill = whole(prefill_in_slices)

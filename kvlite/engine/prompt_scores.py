@@ -7,6 +7,7 @@ from torch import Tensor
 
 from kvlite.engine.callbacks import NO_CALLBACKS, Callbacks
 from kvlite.engine.prefill import Prefill
+from kvlite.engine.slices import in_one_go
 from kvlite.methods import METHODS
 from kvlite.methods.layer_policy import layer_policies
 from kvlite.model.load import LoadedModel
@@ -34,6 +35,6 @@ def prompt_logits(
     ids = torch.tensor([[*token_ids]], device=model.device)
     reading = Prefill(model, model.empty_cache(), ids, policies, callbacks=callbacks, whole=True)
     for index in range(model.shape.layers):
-        reading.read_layer(index)
+        in_one_go(reading.read_layer(index))
     for start in range(0, count, _ROWS):
         yield model.logits(reading.hidden[0, start : start + _ROWS])

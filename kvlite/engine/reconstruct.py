@@ -6,7 +6,7 @@ the model repeats the text after the whole cache was read. Here each layer is sc
 repetition as soon as it was read, and cut before the next, so the whole cache never exists.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -174,17 +174,18 @@ class ReconstructionPass:
         read: LayerPrefill,
         *,
         answers: bool,
-        passed: Callable[[int], None],
         safely: Safely = at_once,
-    ) -> None:
+    ) -> Iterator[int]:
         """Take every passage through a layer that holds all that was read.
 
         Args:
             read: what read it. The row of its head groups gets, where its method asks for it, the
                 most attention that any query paid to an entry of its own passage.
             answers: whether a layer follows.
-            passed: told how many rows went through, chunk by chunk.
             safely: does each chunk.
+
+        Yields:
+            After every chunk, how many rows have gone through.
         """
         layer, policy, states = read.layer, read.policy, read.states
         rates, rows = policy.method.prefilling.reconstruction is not None, 0
@@ -201,7 +202,7 @@ class ReconstructionPass:
             while at < count:
                 to = safely(partial(self._take, index, passage, telling, at, answers))
                 rows, at = rows + to - at, to
-                passed(rows)
+                yield rows
 
     def _take(
         self,

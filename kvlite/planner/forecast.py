@@ -17,6 +17,7 @@ from kvlite.cache.recurrent import States
 from kvlite.cache.segment import bytes_held
 from kvlite.engine.layer_prefill import LayerPrefill
 from kvlite.engine.prefill import CHUNK, Prefill
+from kvlite.engine.slices import Slices, in_one_go
 from kvlite.engine.step import StepRows, through_layer
 from kvlite.errors import ForecastError, KvliteError, reason
 from kvlite.methods.layer_policy import LayerPolicy, merge_below, share_out
@@ -83,7 +84,7 @@ class _Foresight(Prefill):
         """Read and cut one layer."""
         live, host, self.meter.peak = self.meter.live, self.meter.host, self.meter.live
         before = self._index(index)
-        layer = self.compressed(index)
+        layer = in_one_go(self.compressed(index))
         return _Took(
             reading=self.passed - live,
             choosing=self.meter.peak - live,
@@ -100,9 +101,9 @@ class _Foresight(Prefill):
         made = None if self.store is None else self.store.layers[index].index
         return None if made is None else made.signs
 
-    def read_layer(self, index: int) -> LayerPrefill:
+    def read_layer(self, index: int) -> Slices[LayerPrefill]:
         """As `Prefill`; then the meter's peak begins anew."""
-        layer_prefill = super().read_layer(index)
+        layer_prefill = yield from super().read_layer(index)
         self.passed, self.meter.peak = self.meter.peak, self.meter.live
         return layer_prefill
 

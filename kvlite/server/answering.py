@@ -1,4 +1,5 @@
-"""Requests that are answered together: one reads at a time, all decode in the same steps.
+"""Requests that are answered together: one reads at a time, in slices, and between two of them all
+others decode in the same steps.
 
 A request may join, and leave, between any two tokens. Its answer is the one that it would get
 alone, to rounding (`engine.step`).
@@ -14,9 +15,23 @@ from kvlite.errors import KvliteError, OutOfMemory
 from kvlite.web.engine_thread import Engine
 from kvlite.web.work import Shown, Work
 
-Answer = Callable[[Work], Generator[Turn | None]]
-"""Begins an answer, which sends its own tokens. After each it yields the turn that goes on from
-there, if one does."""
+
+@dataclass(frozen=True)
+class Pause:
+    """Where an answer lets others go on: after a token, or between two slices of reading.
+
+    Attributes:
+        turn: that made the token, if the answer goes on from there.
+        reads: whether it is reading.
+    """
+
+    turn: Turn | None = None
+    reads: bool = False
+
+
+READING = Pause(reads=True)
+Answer = Callable[[Work], Generator[Pause]]
+"""Begins an answer, which sends its own tokens."""
 
 # Answers that come together, at most: beyond it a step takes as long as one more of them saves.
 MOST = 16
@@ -30,14 +45,14 @@ class Request:
         may_begin: whether nothing that it needs is in use; asked when that may have changed.
         steps: its answer, once it has begun.
         came: whether any of it has come.
-        turn: that made the last token, if the answer goes on from there.
+        pause: where it waits now.
     """
 
     work: Work
     answer: Answer
     may_begin: Callable[[], bool]
-    steps: Generator[Turn | None] | None = None
-    turn: Turn | None = None
+    steps: Generator[Pause] | None = None
+    pause: Pause = READING
     came: bool = False
 
 
@@ -108,21 +123,32 @@ class Answering:
             if not self.going and self._engine.is_wanted:
                 self._queue()
                 return
-            turns = [each.turn for each in self.going if each.turn is not None]
-            self._steps.take(turns)
+            self._steps.take(self._turns)
+            reading = self._reading
             for each in [*self.going]:
-                self._go_on(each)
+                if each is reading or not each.pause.reads or each.work.cancel.is_set():
+                    self._go_on(each)
             self.between()
+
+    @property
+    def _turns(self) -> list[Turn]:
+        """Turns that go on with a step."""
+        return [each.pause.turn for each in self.going if each.pause.turn is not None]
+
+    @property
+    def _reading(self) -> Request | None:
+        """The one that reads; others that read again wait for it."""
+        return next((each for each in self.going if each.pause.reads), None)
 
     def _next(self) -> Request | None:
         """Take the first request that may begin now, or that nobody waits for any more."""
         cancelled = any(each.work.cancel.is_set() for each in self.waiting)
-        if not (self._changed or cancelled or not self.going):
+        reads = self._reading is not None
+        if not cancelled and (reads or (self.going and not self._changed)):
             return None
         self._changed = False
-        turns = [each.turn for each in self.going if each.turn is not None]
-        room = len(self.going) < MOST and not self._engine.is_wanted
-        room = room and (not self.going or self.has_room(turns))
+        room = len(self.going) < MOST and not reads and not self._engine.is_wanted
+        room = room and (not self.going or self.has_room(self._turns))
         for request in [*self.waiting]:
             if request.work.cancel.is_set() or (room and _may_begin(request)):
                 with self._lock:
@@ -132,35 +158,36 @@ class Answering:
         return None
 
     def _begin(self, request: Request) -> None:
-        request.work.show(before=0)
+        request.work.show(before=0, done=0, total=0)
         request.steps, request.came = request.answer(request.work), False
+        request.pause = READING
         self.going.append(request)
         with self._lock:
             self._count()
-        self._go_on(request)
 
     def _go_on(self, request: Request) -> None:
-        """One more token of an answer, or its end."""
+        """One more token of an answer, or a slice of reading, or its end."""
         assert request.steps is not None
         steps, more, short = request.steps, False, False
 
         def advance(work: Work) -> None:
             nonlocal more, short
-            request.turn = None
             try:
-                for request.turn in steps:
-                    more = request.came = True
+                for request.pause in steps:
+                    more, request.came = True, request.came or not request.pause.reads
                     return
             except OutOfMemory:
                 short = not request.came and len(self.going) > 1
                 if not short:
                     raise
 
-        ended = not request.work.prepare(advance)
+        ended = not request.work.go_on(advance)
         if more and not ended:
+            if not request.pause.reads:
+                request.work.begin("Reading")
             return
         steps.close()
-        request.steps = request.turn = None
+        request.steps, request.pause = None, READING
         self.going.remove(request)
         if short:  # it waits until one of the others ends
             with self._lock:

@@ -6,8 +6,8 @@ requests for a title, have places of their own and never take one of these.
 
 import logging
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,12 +17,13 @@ from kvlite.config.paths import SUFFIX
 from kvlite.config.settings import Settings
 from kvlite.conversation.conversation import Conversation
 from kvlite.conversation.metrics import Piece
-from kvlite.conversation.prefix import answer_prompt, common, known_ids
+from kvlite.conversation.prefix import common, known_ids
 from kvlite.conversation.runner import Runner
 from kvlite.conversation.snapshot import Snapshot
 from kvlite.engine.callbacks import Callbacks
 from kvlite.engine.sampling import DRAWING
 from kvlite.errors import ContextError, KvliteError, OutOfMemory, SettingError, Stopped
+from kvlite.server.half_read import Prompt
 
 _LOG = logging.getLogger("kvlite.server")
 # Tokens up to which a conversation is short, and how many of those are kept.
@@ -47,6 +48,7 @@ class Kept:
         used: when, as a number that grows.
         busy: whether an answer is coming in it.
         lent: whether its file is the library's.
+        half_read: a prompt that is, since nobody waits for its answer any more.
         device_bytes, host_bytes: of memory that it takes; 0 while it is on disk alone.
         file_bytes: of its file.
     """
@@ -60,6 +62,7 @@ class Kept:
     used: int = 0
     busy: bool = False
     lent: bool = False
+    half_read: Prompt | None = None
     device_bytes: int = 0
     host_bytes: int = 0
     file_bytes: int = 0
@@ -68,6 +71,11 @@ class Kept:
     def memory_bytes(self) -> int:
         """Bytes of memory that it takes, on the device and on the host."""
         return self.device_bytes + self.host_bytes
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether it may be written to disk, or leave memory."""
+        return not self.busy and self.half_read is None
 
     @property
     def is_short(self) -> bool:
@@ -110,34 +118,62 @@ class Conversations:
         callbacks: Callbacks,
         *,
         ignore_eos: bool = False,
-    ) -> Iterator[tuple[Piece, Conversation]]:
+    ) -> Generator[tuple[Piece | None, Conversation]]:
         """Answer a prompt, by the usual settings with these changed, in the conversation that has
-        read most of it. Errors are those of `answer_prompt`."""
+        read most of it. Pieces and errors are those of `answer_prompt`. A prompt that is left half
+        read goes on where it was if it is the next one that is asked, and memory was not planned
+        for one prompt alone."""
         chosen = self.runner.settings.after_load(settings)
-        lasting = self._lasting(chosen)
-        now = self._found(ids, lasting) or Kept([], lasting)
+        lasting, given = self._lasting(chosen), {**settings, "ignore_eos": ignore_eos}
+        now = self._left(ids, given) or self._found(ids, lasting) or Kept([], lasting)
         if now not in self.kept:
             self.kept.append(now)
         self._used += 1
         now.ids, now.used, now.busy, now.changed = [*ids], self._used, True, True
         now.prompt, broken = len(ids), True
+        prompt, now.half_read = now.half_read, None
         try:
             self._make_room(now, len(ids))
-            talk = self._opened(now)
-            for piece in answer_prompt(
-                talk, ids, ignore_eos=ignore_eos, callbacks=callbacks, **settings
-            ):
-                yield piece, talk
+            prompt = prompt or Prompt(self._opened(now), ids, given)
+            with closing(prompt.pieces(callbacks)) as pieces:
+                for piece in pieces:
+                    yield piece, prompt.talk
             broken = False
         except (*_HARMLESS, GeneratorExit):
             broken = False
             raise
         finally:
             now.busy = False
-            now.ids = [] if now.talk is None else known_ids(now.talk)
-            if broken or not now.ids:
-                self._drop(now)
+            planned_for_one = self.runner.planned_for_one or self.runner.settings.vram != "auto"
+            if prompt is not None and prompt.is_half_read and not planned_for_one:
+                now.half_read = prompt
+            else:
+                if prompt is not None:
+                    prompt.give_up()
+                self._settle(now, broken=broken)
             self._make_room(now, len(now.ids))
+
+    def _settle(self, kept: Kept, *, broken: bool = False) -> None:
+        """Know what a conversation has read; forget it if that is nothing, or it is broken."""
+        kept.ids = [] if kept.talk is None else known_ids(kept.talk)
+        if broken or not kept.ids:
+            self._drop(kept)
+
+    def _left(self, ids: Sequence[int], settings: Mapping[str, Any]) -> Kept | None:
+        """The conversation where this prompt was left half read. Any other prompt that was is given
+        up, as it takes memory."""
+        for each in [*self.kept]:
+            if each.half_read is not None and each.half_read.is_asked(ids, settings):
+                return each
+            self._give_up(each)
+        return None
+
+    def _give_up(self, kept: Kept) -> None:
+        """Leave a conversation as it was before the prompt that is half read."""
+        if kept.half_read is not None:
+            kept.half_read.give_up()
+            kept.half_read = None
+            self._settle(kept)
 
     def waits(self, ids: Sequence[int], settings: Mapping[str, Any]) -> bool:
         """Whether a prompt had better wait for an answer, as else much were read again."""
@@ -192,10 +228,10 @@ class Conversations:
     def _keep_within(self, now: Kept, count: int) -> None:
         if now.talk is not None:
             now.device_bytes, now.host_bytes = held_bytes(now.talk)
-        idle = (each for each in self.kept if each is not now and not each.busy)
+        idle = (each for each in self.kept if each is not now and each.is_idle)
         others = sorted(idle, key=lambda each: -each.used)
         short, places = SHORT_ONES - 1, len(others)
-        busy = (each for each in self.kept if each.busy and each is not now)
+        busy = (each for each in self.kept if each is not now and not each.is_idle)
         total = (now.memory_bytes or now.file_bytes) + sum(each.memory_bytes for each in busy)
         if self.runner.planned_for_one:
             short, places = 0, int(count <= SHORT)
@@ -284,7 +320,7 @@ class Conversations:
     def store_idle(self) -> bool:
         """Write the long conversation to disk that has been idle longest since it went on; whether
         there was one. So it outlives a server that is killed."""
-        idle = (each for each in self.kept if not each.busy and not each.is_short)
+        idle = (each for each in self.kept if each.is_idle and not each.is_short)
         changed = [each for each in idle if each.talk is not None and each.changed]
         if not changed or not self.keep_disk:
             return False
@@ -297,7 +333,7 @@ class Conversations:
     def lend(self, path: Path) -> None:
         """Let a prompt go on with a document of the library, unless it is here already."""
         try:
-            found = self._left(path)
+            found = self._on_disk(path)
         except (KvliteError, OSError, ValueError) as error:
             _LOG.warning("%s of the library is read anew: %s", path.name, error)
             return
@@ -313,7 +349,7 @@ class Conversations:
             sweep(self.folder)
         for path in sorted(self.folder.glob(f"*{SUFFIX}")):
             try:
-                used, found = int(path.stem), self._left(path)
+                used, found = int(path.stem), self._on_disk(path)
                 found.used = used
                 self.kept.append(found)
             except (KvliteError, OSError, ValueError) as error:
@@ -324,13 +360,15 @@ class Conversations:
     def set_aside(self) -> None:
         """Leave memory: what is long goes to disk, the last used first, as far as there is room."""
         for each in sorted(self.kept, key=lambda each: -each.used):
+            self._give_up(each)
+        for each in sorted(self.kept, key=lambda each: -each.used):
             if each.is_short:
                 self._drop(each)
             elif each.talk is not None:
                 self._put_away(each)
         self._keep_within_disk()
 
-    def _left(self, path: Path) -> Kept:
+    def _on_disk(self, path: Path) -> Kept:
         """A conversation in a file of an earlier server. Raises as `Snapshot`."""
         with Snapshot(path) as saved:
             ids = saved.known_ids(self.runner.model)

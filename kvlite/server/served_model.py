@@ -21,7 +21,7 @@ from kvlite.memory.device_budget import ERROR
 from kvlite.memory.free import free_bytes, return_memory, settle_heap
 from kvlite.model.source import lasting_name
 from kvlite.model.text_limit import too_long
-from kvlite.server.answering import Answering
+from kvlite.server.answering import READING, Answering, Pause
 from kvlite.server.chances import Chances, chances, prompt_chances
 from kvlite.server.conversations import Conversations
 from kvlite.server.refusals import Refusal, in_fields
@@ -231,9 +231,7 @@ class ServedModel:
         self.loading = None
         return_memory(devices)
 
-    def _answers(
-        self, ask: Ask, put: Callable[[Token], None], work: Work
-    ) -> Generator[Turn | None]:
+    def _answers(self, ask: Ask, put: Callable[[Token], None], work: Work) -> Generator[Pause]:
         if (runner := self.runner) is None or self.conversations is None:
             raise Stopped
         if self.state.make_way is not None and runner.planned_for_one:
@@ -241,7 +239,7 @@ class ServedModel:
         if ask.scored:
             scores = prompt_chances(runner.model, ask.ids, ask.top or 0, work.callbacks)
             put(Token(prompt=tuple(scores)))
-            yield None
+            yield Pause()
         for path in ask.lent:
             self.conversations.lend(path)
         for choice in range(ask.choices if ask.answers else 0):
@@ -251,14 +249,19 @@ class ServedModel:
             ids, counted = [*ask.ids], False
             piece: Piece | None = None
             try:
-                for piece, talk in self.conversations.answer(ids, settings, work.callbacks):
+                pieces = self.conversations.answer(ids, settings, work.callbacks)
+                for piece, talk in pieces:
+                    if piece is None:
+                        yield READING
+                        continue
                     if not counted:
                         counted = True
                         self.state.counters.read(len(ids), piece.metrics)
                     piece = _without_token(piece) if ask.empty else piece
                     self.state.counters.generated += piece.token_id is not None
                     put(Token(choice, piece, _chances(talk, piece, ask.top)))
-                    yield talk.context.turn if piece.metrics.finish_reason is None else None
+                    goes_on = piece.metrics.finish_reason is None
+                    yield Pause(talk.context.turn if goes_on else None)
             finally:
                 if piece is not None:  # an answer that nobody waits for any more took time, too
                     self.state.counters.end(piece.metrics)

@@ -170,9 +170,14 @@ class Work:
 
     def prepare(self, first: "Task") -> bool:
         """Do something before it; whether that went well. If not, the work has ended."""
-        title = self.shown.title
-        if self._went_well(first):
+        title, done = self.shown.title, self.go_on(first)
+        if done:
             self.begin(title)
+        return done
+
+    def go_on(self, part: "Task") -> bool:
+        """Do a part of it; whether that went well. If not, the work has ended."""
+        if self._went_well(part):
             return True
         self._task = None
         self._end()

@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -80,17 +81,17 @@ def test_reading_that_is_stopped_answers_nothing_more(
     """Ctrl-C while the second question is read."""
     from kvlite.conversation.context import Context
 
-    read, count = Context.read, list[int]()
+    read, count = Context.read_in_slices, list[int]()
 
-    def stopping(self: Context, turn: object, callbacks: object) -> None:
+    def stopping(self: Context, turn: object, callbacks: object) -> Iterator[None]:
         count.append(1)
         if len(count) == 3:
             import signal
 
             signal.raise_signal(signal.SIGINT)
-        read(self, turn, callbacks)  # type: ignore[arg-type]
+        yield from read(self, turn, callbacks)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(Context, "read", stopping)
+    monkeypatch.setattr(Context, "read_in_slices", stopping)
     done = kvlite("ask", text, *QUESTIONS, "--model", model, *FLAGS, "--json")
     made = json.loads(done.out)
     assert done.code == 130 and made[0]["finish_reason"] == "interrupted"

@@ -14,7 +14,7 @@ from kvlite.config.settings import Settings
 from kvlite.conversation.runner import Runner
 from kvlite.engine.callbacks import NO_CALLBACKS
 from kvlite.errors import ContextError, SettingError
-from kvlite.server import conversations
+from kvlite.server import conversations, half_read
 from kvlite.server.conversations import Conversations
 from tests.conftest import Tiny
 
@@ -41,7 +41,8 @@ class Asked:
     """One request's answer, and what it read."""
 
     def __init__(self, pool: Conversations, ids: list[int], **given: Any) -> None:
-        pieces = [piece for piece, _ in pool.answer(ids, given, NO_CALLBACKS, ignore_eos=True)]
+        heard = pool.answer(ids, given, NO_CALLBACKS, ignore_eos=True)
+        pieces = [piece for piece, _ in heard if piece is not None]
         self.ids = [*ids, *(each.token_id for each in pieces if each.token_id is not None)]
         self.answer, self.read = self.ids[len(ids) :], pieces[-1].metrics.prompt_tokens
 
@@ -119,7 +120,7 @@ def test_after_an_error_it_goes_on(pool: Conversations, monkeypatch: pytest.Monk
         raise ValueError("a bug")
 
     with monkeypatch.context() as patch:
-        patch.setattr(conversations, "answer_prompt", broken)
+        patch.setattr(half_read, "answer_prompt", broken)
         with pytest.raises(ValueError, match="a bug"):
             Asked(pool, [*first.ids, *ids_of(80, 2)])
     assert not pool.kept  # nobody knows how it is

@@ -1,0 +1,230 @@
+"""A long prompt is read in slices, and answers that stream go on between them."""
+
+import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import count as count_from
+from itertools import groupby
+from typing import Any
+
+import openai
+import pytest
+import torch
+
+from kvlite.config.settings import Settings
+from kvlite.conversation import run_stats
+from kvlite.conversation.prefix import known_ids
+from kvlite.conversation.run_stats import RunStats
+from kvlite.engine.layer_prefill import LayerPrefill
+from kvlite.server import half_read
+from kvlite.server.config import ServerConfig
+from tests.cli.conftest import model_of
+from tests.server.conftest import Server, said, serving
+from tests.server.test_together import held, ledger
+
+LONG = "A stork stands on the roof of the old house, and nobody knows why. " * 400
+SHORT: dict[str, Any] = {"messages": said("Go on."), "max_tokens": 120}
+READ: dict[str, Any] = {"messages": said(LONG), "max_tokens": 8}
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    model = model_of(tmp_path_factory.mktemp("tiny"), 8192)
+    folder = tmp_path_factory.mktemp("server")
+    with serving(Settings(model=str(model)), ServerConfig(folder=folder)) as found:
+        yield found
+
+
+@pytest.fixture
+def alone(server: Server) -> list[str]:
+    """The answer of each request by itself."""
+    made = [text(both(server, [body])[0]) for body in (SHORT, READ)]
+    forget(server)
+    return made
+
+
+def both(server: Server, bodies: list[Any]) -> list[Any]:
+    """What comes of requests that are sent at once: answers, or errors."""
+
+    async def ask() -> list[Any]:
+        client = openai.AsyncOpenAI(base_url=f"{server.address}/v1", api_key="any", max_retries=0)
+        over, create = held(server), client.chat.completions.create
+        asked = list[asyncio.Future[Any]]()
+        for body in bodies:  # in this order
+            asked.append(asyncio.ensure_future(create(model=server.model.names[0], **body)))
+            while len(server.model.answering.waiting) < len(asked):
+                await asyncio.sleep(0.01)
+        over.set()
+        return await asyncio.gather(*asked, return_exceptions=True)
+
+    return asyncio.run(ask())
+
+
+def text(made: Any) -> str:
+    return str(made.choices[0].message.content)
+
+
+def forget(server: Server) -> None:
+    server.until_idle()
+    assert server.model.conversations is not None
+    server.model.conversations.kept.clear()
+
+
+Take = Callable[..., torch.Tensor]
+
+
+@contextmanager
+def chunks(patch: pytest.MonkeyPatch, seen: Callable[[LayerPrefill], None]) -> Iterator[None]:
+    """Every chunk of a long prompt is a slice, and `seen` before it is read."""
+    take: Take = LayerPrefill.take
+
+    def watched(self: LayerPrefill, *args: Any, **given: Any) -> torch.Tensor:
+        if self.end > 4000 and not self.positions.is_meta:  # not while it is planned
+            seen(self)
+        return take(self, *args, **given)
+
+    with patch.context() as patched:
+        patched.setattr(LayerPrefill, "take", watched)
+        patched.setattr(run_stats, "SLICE_S", 0.0)
+        yield
+
+
+def test_tokens_come_between_slices_and_are_those_of_each_alone(
+    server: Server, alone: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events, drawn = list[str](), RunStats.was_drawn
+
+    def token(self: RunStats) -> None:
+        events.append("token")
+        drawn(self)
+
+    with chunks(monkeypatch, lambda _: events.append("chunk")):
+        monkeypatch.setattr(RunStats, "was_drawn", token)
+        made = both(server, [SHORT, READ])
+    assert [text(each) for each in made] == alone
+    runs = [len([*same]) for name, same in groupby(events) if name == "chunk"]
+    assert sum(runs) > 20 and max(runs) <= 3
+    assert events[0] == "token" and events[-1] == "token"
+    read, short = ledger(made[1]), ledger(made[0])
+    assert (read["generated_tokens"], short["generated_tokens"]) == (8, 120)
+    # Seconds of others' tokens are not those of reading, but the first token came after them.
+    assert read["prompt_tokens"] / read["prefill_tokens_per_s"] < read["time_to_first_token_s"]
+    forget(server)
+
+
+def test_one_at_a_time_reads_while_others_wait(
+    server: Server, alone: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And they begin once it has been read, though none of the answers has ended."""
+    reads = list[int]()
+
+    def seen(_: LayerPrefill) -> None:
+        reads.append(sum(each.pause.reads for each in server.model.answering.going))
+
+    other: dict[str, Any] = {"messages": said("Something else."), "max_tokens": 100}
+    with chunks(monkeypatch, seen):
+        made = both(server, [SHORT, READ, other])
+    assert [text(each) for each in made[:2]] == alone and {*reads} == {1}
+    assert ledger(made[2])["together"] > 1
+    forget(server)
+
+
+@pytest.mark.parametrize("way", [{}, {"method": "full", "recall": "off"}], ids=["spans", "full"])
+def test_one_that_is_left_while_it_is_read_leaves_all_as_it_was(
+    server: Server, alone: list[str], monkeypatch: pytest.MonkeyPatch, way: dict[str, str]
+) -> None:
+    given = {"max_tokens": 8, "extra_body": {"kvlite": way}}
+    question = "Who stands in the water, and who on the roof? " * 20
+    begin = {"messages": said(question), **given}
+    answer = text(both(server, [begin])[0])
+    server.until_idle()
+    assert server.model.conversations is not None
+    (kept,) = server.model.conversations.kept
+    assert kept.talk is not None
+    talk, before, count = kept.talk, known_ids(kept.talk), list[int]()
+    cache = [each.lengths for each in talk.cache.layers]
+    goes_on: dict[str, Any] = {"messages": said(question, answer, LONG), **given}
+
+    def leave(_: LayerPrefill) -> None:
+        count.append(1)
+        if len(count) == 10:
+            for each in server.model.answering.going:
+                if each.pause.reads:
+                    each.work.abandon()
+
+    with chunks(monkeypatch, leave):
+        short, failed = both(server, [SHORT, goes_on])
+    server.until_idle()
+    assert len(count) == 10 and isinstance(failed, openai.APIError) and text(short) == alone[0]
+    forgotten = both(server, [{"messages": said("Another one."), "max_tokens": 2}])
+    assert forgotten and kept.talk is talk and known_ids(talk) == before
+    assert [each.lengths for each in talk.cache.layers] == cache and not kept.busy
+    body: dict[str, Any] = {"messages": said(question, answer, "Where?"), **given}
+    again = both(server, [body])[0]
+    assert ledger(again)["prompt_tokens"] < again.usage.prompt_tokens
+    forget(server)
+    assert text(both(server, [body])[0]) == text(again)
+    forget(server)
+
+
+@pytest.mark.parametrize("way", [{}, {"method": "full", "recall": "off"}], ids=["spans", "full"])
+def test_one_that_was_left_goes_on_when_it_is_sent_again(
+    server: Server, alone: list[str], monkeypatch: pytest.MonkeyPatch, way: dict[str, str]
+) -> None:
+    """Unless something else is asked first, or it is to be answered otherwise."""
+    body: dict[str, Any] = {"messages": said(LONG), "extra_body": {"kvlite": way}, "max_tokens": 8}
+    count = list[int]()
+    with chunks(monkeypatch, lambda _: count.append(1)):
+        expected = text(both(server, [body])[0])
+    whole, at = len(count), len(count) * 57 // 100
+    forget(server)
+
+    def leave(_: LayerPrefill) -> None:
+        count.append(1)
+        if len(count) == at:
+            server.model.answering.going[0].work.abandon()
+
+    def cut() -> None:
+        count.clear()
+        assert isinstance(both(server, [body])[0], openai.APIError) and len(count) == at
+        server.until_idle()
+        assert not server.model.conversations.store_idle()  # type: ignore[union-attr]
+
+    clock = count_from(0, 1000)
+    with chunks(monkeypatch, leave):
+        monkeypatch.setattr(half_read, "perf_counter", lambda: next(clock))
+        cut()
+        again = both(server, [body])[0]
+        assert text(again) == expected and len(count) == whole and whole - at < whole / 2
+        # 1,000 seconds by that clock, in which nobody waited for it, are left out.
+        assert -1000 < ledger(again)["time_to_first_token_s"] < 0
+        forget(server)
+        for first, second in (
+            ([{"messages": said("Another one."), "max_tokens": 2}], body),
+            ([], {**body, "max_tokens": 7}),
+        ):
+            cut()
+            both(server, first)
+            assert expected.startswith(text(both(server, [second])[0]))
+            assert len(count) == at + whole
+            forget(server)
+
+
+def test_an_error_while_reading_fails_that_request_alone(
+    server: Server, alone: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Memory runs out in the middle: it waits until the other answer has ended, and then fails."""
+    going = list[int]()
+
+    def runs_out(reader: LayerPrefill) -> None:
+        if reader.done > 3000:
+            going.append(len(server.model.answering.going))
+            raise torch.OutOfMemoryError("there is no more")
+
+    with chunks(monkeypatch, runs_out):
+        short, failed = both(server, [SHORT, READ])
+    assert isinstance(failed, openai.APIStatusError) and "out of memory" in str(failed)
+    assert text(short) == alone[0] and {*going} == {1, 2}
+    forget(server)  # what it gave up for lack of memory
+    assert text(both(server, [READ])[0]) == alone[1]
+    forget(server)
