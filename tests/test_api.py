@@ -464,7 +464,8 @@ def assert_remembered(
 def test_an_interrupted_step_is_not_answered_from(
     runner: kvlite.Runner, prompt: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    talk = runner.conversation(recall="off")
+    """Where tokens are written over others, which are lost then."""
+    talk = runner.conversation(recall="off", method="h2o", budget="20")
     talk.generate(prompt, max_new_tokens=2)
     step_layer, calls = runner.model.step_layer, 0
 

@@ -206,7 +206,7 @@ def test_an_expert_that_does_not_come_may_come_later(
         assert ours.equal(theirs)
 
 
-@pytest.mark.parametrize(("gives", "slots", "stays"), [("900KiB", 10, False), ("6MiB", 16, True)])
+@pytest.mark.parametrize(("gives", "slots", "stays"), [("900KiB", 8, False), ("6MiB", 16, True)])
 def test_what_is_left_is_for_experts(gives: str, slots: int, stays: bool, tmp_path: Path) -> None:
     """What stays is planned, and takes what was planned."""
     tiny = make_tiny("qwen3-moe")

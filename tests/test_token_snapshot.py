@@ -263,11 +263,11 @@ def test_what_was_interrupted_can_be_saved_light(
         next(going)
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
 
-        def interrupted(rows: StepRows, _: Any) -> None:
-            rows.cache.writing = True
+        def interrupted(*_: Any) -> None:
             raise KeyboardInterrupt
 
         patched.setattr(StepRows, "came_through", interrupted)
+        patched.setattr(StepRows, "rewind", interrupted)
         next(going)
     with pytest.raises(InterruptedCacheError):
         talk.save(tmp_path / "talk.kv")

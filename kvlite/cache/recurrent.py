@@ -1,7 +1,8 @@
 """The states of recurrent layers, of a fixed size however much was read.
 
-A state is never changed in place: a step computes new states, which take effect when it has ended.
-So states can be shared with checkpoints, and a failed step can be repeated from the same ones.
+A step computes new states, which take effect when it has ended, so a failed one can be repeated
+from the same. Only a program (`engine.step_program`) changes its own states in place: what keeps
+states copies them.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence

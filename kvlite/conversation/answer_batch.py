@@ -170,8 +170,11 @@ class AnswerBatch:
 
     def answers(self) -> Iterator[Heard]:
         """Answer all that waits and goes on."""
-        while self.waiting or self.going:
-            yield from self.advance()
+        try:
+            while self.waiting or self.going:
+                yield from self.advance()
+        finally:
+            self._steps.release()
 
     def advance(self) -> Iterator[Heard]:
         """Begin what fits, with a token of each answer after every slice of reading; then one token

@@ -27,22 +27,23 @@ class StepsTogether:
         rows = [turn.next_rows() for turn in turns]
         with ExitStack() as stack:
             for turn in turns:
-                stack.enter_context(turn.run_stats.work(turn.model))
+                stack.enter_context(turn.stepping())
             logits = self._replayed(turns, rows)
             made = step(turns[0].model, rows) if logits is None else [*logits.split(1)]
-        for turn, own, result in zip(turns, rows, made, strict=True):
-            turn.together = max(turn.together, len(turns))
-            if turn.speculation is not None:
-                turn.speculation.stepped()
-            if isinstance(result, OutOfMemory):
-                turn.rows = own
-            else:
-                turn.entered(result)
+            for turn, own, result in zip(turns, rows, made, strict=True):
+                turn.together = max(turn.together, len(turns))
+                if turn.speculation is not None:
+                    turn.speculation.stepped()
+                if isinstance(result, OutOfMemory):
+                    turn.rows = own
+                else:
+                    turn.entered(result)
 
     def release(self) -> None:
         """Give back the memory of what was recorded."""
         if self._graphs is not None:
             self._graphs.release()
+        self._graphs = None
 
     def _replayed(self, turns: Sequence[Turn], rows: Sequence[StepRows]) -> Tensor | None:
         """The logits of a replay, if there can be one."""

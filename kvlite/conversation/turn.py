@@ -1,6 +1,7 @@
 """One turn: read tokens, generate an answer, account for both."""
 
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
 from threading import Event
@@ -307,16 +308,16 @@ class Turn:
 
     def _enter(self, token: int, speculation: Speculation) -> None:
         most = self.turn_config.limit - self.run_stats.generated
-        with self.run_stats.work(self.model):
+        with self.stepping():
             logits = speculation.enter(token, most)
             if logits is None and self.graphs is not None:
                 ahead = speculation.resting and most > 1
                 logits = self.graphs.step([self.next_rows()], self.token_ids, ahead=ahead)
-        if logits is None:
-            self.rows = self.next_rows()
-            self.finish_step()
-        else:
-            self.entered(logits)
+            if logits is not None:
+                self.entered(logits)
+                return
+        self.rows = self.next_rows()
+        self.finish_step()
 
     def next_rows(self) -> StepRows:
         """The pending token as the row of a decode step."""
@@ -332,15 +333,25 @@ class Turn:
         """
         if self.rows is None:
             return
+        with self.stepping():
+            (made,) = step(self.model, [self.rows])
+            if not isinstance(made, OutOfMemory):
+                self.entered(made)
+                return
+        raise made
+
+    @contextmanager
+    def stepping(self) -> Iterator[None]:
+        """Count what a step takes; an interrupt may come once its token is in the cache."""
+        seen, known, pending = self.cache.seen, len(self.token_ids), self.pending_ids
         try:
             with self.run_stats.work(self.model):
-                (logits,) = step(self.model, [self.rows])
+                yield
         except BaseException:
-            self.rows = None  # nobody knows where it was interrupted
+            self.rows = None
+            if self.cache.seen > seen:
+                self.token_ids[known:], self.pending_ids = pending, []
             raise
-        if isinstance(logits, OutOfMemory):
-            raise logits
-        self.entered(logits)
 
     def entered(self, logits: torch.Tensor) -> None:
         """Go on from `logits` of the next token: the pending one is in the cache."""

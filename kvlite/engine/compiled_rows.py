@@ -1,9 +1,8 @@
 """A layer's step for several conversations on a CPU, in one compiled call. Most of a small model's
 step is separate for each conversation, and would otherwise take a call for each."""
 
-from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain, starmap
+from collections.abc import Iterator, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -11,6 +10,7 @@ import torch
 from torch import Tensor
 
 from kvlite.cache import KVHeadGroup, KVSize, LayerCache
+from kvlite.cache.changes import Change, make_all
 from kvlite.cache.packed import Packed
 from kvlite.cache.quantized import Quantized, has_compiled
 from kvlite.methods.layer_policy import LayerPolicy
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
 # Channels of a layer's keys from which on torch's threads share the work of one conversation.
 MANY = 1 << 19
-# An attribute of something, and what it becomes.
-Change = tuple[object, str, object]
 # As `numba_rows.attend` takes it.
 RECALLING = INDEXED_AT_ONCE, CANDIDATES, SINKS, RECENT
 
@@ -64,7 +62,10 @@ def _compiles(q: Tensor, k: Tensor, v: Tensor) -> bool:
 def is_plain(step: "LayerStep") -> bool:
     """Whether a step through a layer in float32 does no more than is compiled."""
     layer, source = step.layer, _source(step)
-    if step.sparse_mask is not None or step.policy.method.across.resolves_at == "step":
+    method = step.policy.method
+    if step.sparse_mask is not None or method.across.resolves_at == "step":
+        return False
+    if step.again and method.decoding.evict is not None:  # the token may be there already
         return False
     if source is not None and not (
         source.room and _only_appends(source.cache) and is_ordered(source.head_group)
@@ -159,12 +160,7 @@ def count(
             heads = [len(row[each].layer.head_groups[0].heads) for row in rows]
             wanted = sum(own[each][-1] * some for own, some in zip(lines, heads, strict=True))
             made += first.recall.counted(wanted, sum(brought[each] for brought in came))
-    at_once(made)
-
-
-def at_once(changes: Iterable[Change]) -> None:
-    """Make changes between which no Python code runs, so that Ctrl-C makes all or none."""
-    deque(starmap(setattr, changes), maxlen=0)
+    make_all(made)
 
 
 def _counted(step: "LayerStep") -> Iterator[Change]:

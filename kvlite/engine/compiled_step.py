@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 def through_layers(
     model: LoadedModel, conversations: Sequence["StepRows"], start: int, hidden: Tensor
 ) -> tuple[int, Tensor]:
-    """Bring rows through layer `start` and all after it that one call can do; how many those are,
-    and what came out of them."""
+    """Bring rows through layer `start` and all after it that one call can do; the layer behind
+    those, and what goes into it."""
     rotations = [each.rotations[start] for each in conversations]
     layers: list[PackedTokenLayer] = []
     rows: list[list[LayerStep]] = []
@@ -38,7 +38,7 @@ def through_layers(
             layers.append(layer)
             rows.append(row)
     if not layers:
-        return 0, hidden
+        return start, hidden
     from kvlite.ops.numba_step import through
 
     cos, sin = (torch.cat(tables).numpy() for tables in zip(*rotations, strict=True))
@@ -53,7 +53,7 @@ def through_layers(
         compiled_rows.RECALLING,
     )
     compiled_rows.count(rows, lines, came.tolist())
-    return len(layers), torch.from_numpy(out)[:, None]
+    return start + len(layers), torch.from_numpy(out)[:, None]
 
 
 def _are_apart(conversations: Sequence["StepRows"]) -> bool:

@@ -33,7 +33,8 @@ class LayerStep:
         layer, policy: as they stand.
         positions: of the tokens, on the device, `(L,)` int32; `position` is the first one.
         again: whether an earlier attempt may have written the token over another entry already.
-        asked: what the method is to settle by, once the token counts.
+        attention: what head groups are to remember, once the token counts.
+        asked: what the method is to settle by, then.
         carrier: the states of the recurrent layers that run with it, before and after the tokens.
         lenders: layers of the step so far, by number, whose entries are attended to behind this
             one.
@@ -72,7 +73,7 @@ class LayerStep:
         carrier = StateCarrier if len(positions) == 1 else StatesAhead
         self.carrier = carrier(states or {})
         self.lenders = lenders or {}
-        self._attention: list[tuple[KVHeadGroup, Tensor]] = []
+        self.attention: list[tuple[KVHeadGroup, Tensor]] = []
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, softmax: Softmax) -> Tensor:
         """Write the tokens into every head group, then attend over all of it."""
@@ -131,7 +132,7 @@ class LayerStep:
         if not remembers:
             return softmax.with_sinks(*attend(q, keys, values, softmax, causal=False))[0]
         out, rows = attend_with_rows(q, keys, values, softmax)
-        self._attention.append((head_group, rows[:, :, 0]))
+        self.attention.append((head_group, rows[:, :, 0]))
         return out
 
     def _over_segment(
@@ -144,7 +145,7 @@ class LayerStep:
             out, row = attend_segment(each, head_group, softmax, remembers=remembers)
             outs.append(out)
             if remembers and row is not None:
-                self._attention.append((head_group, row))
+                self.attention.append((head_group, row))
         return outs[0] if len(outs) == 1 else torch.cat(outs, 2)
 
     def _write(self, head_group: KVHeadGroup, k: Tensor, v: Tensor) -> None:
@@ -172,9 +173,9 @@ class LayerStep:
     def remember(self) -> None:
         """Let head groups remember the token's attention."""
         cumulative = self.policy.method.decoding.cumulative
-        for head_group, row in self._attention:
+        for head_group, row in self.attention:
             (head_group.add if cumulative else head_group.record)(row)
-        self._attention = []
+        self.attention = []
 
     def trimmed(self) -> LayerCache:
         """The layer after the step: smaller, in storage of its own, if the method cuts it now."""

@@ -7,8 +7,9 @@ policies, at its own position, so conversations can join and leave between any t
 of several are those that each would get alone, up to rounding: a product over several rows adds up
 in another order.
 
-Nothing counts before the end. A step that memory or Ctrl-C stops is as if it had not begun, and is
-run again as a whole.
+Nothing counts before the end. A step that memory or an interrupt stops is as if it had not begun,
+and is run again as a whole. Entries that a token was written over, or that were recalled, are lost
+then, so the cache is of no use until it is.
 """
 
 from collections.abc import Callable, Iterator, MutableSequence, Sequence
@@ -18,9 +19,9 @@ import torch
 from torch import Tensor
 
 from kvlite.cache import KVCache, LayerCache
+from kvlite.cache.changes import Change, make_all
 from kvlite.engine import compiled_step
 from kvlite.engine.cache_growth import reserve
-from kvlite.engine.compiled_rows import Change, at_once
 from kvlite.engine.layer_step import LayerStep
 from kvlite.engine.oom_actions import cache_oom_actions
 from kvlite.engine.rows_attender import StepsAttender
@@ -39,7 +40,10 @@ class StepRows:
     """The rows of one conversation in a step.
 
     Attributes:
+        cache, policies, recall: as of `decode_step`.
         token_ids: `(batch, L)` int64; several tokens only of one sequence, where `room_ahead`.
+        oom_policy: what is given up where memory runs out; without it, that is an error.
+        start, count: the position of the first token, and L.
         hidden: what came out of the layers, `(batch, L, hidden size)`.
         entered: how many of the L are in the cache.
         layers: by number, the layers that the step has come through.
@@ -54,11 +58,7 @@ class StepRows:
         recall: Recall | None = None,
         oom_policy: OOMPolicy | None = None,
     ) -> None:
-        """Args are those of `decode_step`.
-
-        Args:
-            oom_policy: what is given up where memory runs out; without it, that is an error.
-        """
+        """Raises InterruptedCacheError if the cache is of no use."""
         cache.require_whole()
         self.model, self.cache, self.policies, self.recall = model, cache, policies, recall
         self.token_ids, self.oom_policy = token_ids, oom_policy
@@ -85,13 +85,16 @@ class StepRows:
         )
         self.sparse_masks = sparse_masks(model, self.policies)
         self.layers = {}
-        self._marks = [*_fills(cache, self.recall)]
         # Free slots that are written to count for nothing; entries that are written over do.
         full = any(not group.room for layer in cache.layers for group in layer.head_groups)
-        cache.writing = cache.writing or full or self.recall is not None
+        lost = cache.writing or full or self.recall is not None
+        self._marks = [*_fills(cache, self.recall), (cache, "writing", lost)]
+        cache.writing = True
 
     def layer(self, index: int) -> LayerStep:
         """What takes the rows through a layer."""
+        if index in self.layers:
+            return self.layers[index]
         cache = self.cache
         step = self.layers[index] = LayerStep(
             index,
@@ -111,7 +114,7 @@ class StepRows:
 
     def rewind(self) -> None:
         """Be as if the step had not begun, but for entries that were written over."""
-        at_once(self._marks)
+        make_all(self._marks)
         self.layers, self._again = {}, True
 
     def safely(self, work: Callable[[], T]) -> T:
@@ -124,8 +127,6 @@ class StepRows:
     def came_through(self, hidden: Tensor) -> None:
         """Let the first row count, once all came out of the layers."""
         self.hidden = hidden
-        if self.count > 1:
-            at_once(self._marks)
         self._enter()
         for index in self.layers:
             self._trim(index)
@@ -156,25 +157,23 @@ class StepRows:
             for index, step in self.layers.items()
             if (after := step.carrier.after_tokens(at + 1))
         }
+        remembering = [step for step in self.layers.values() if step.attention]
         changes: list[Change] = [
             (cache, "states", cache.states | states),
             (cache, "seen", self.start + at + 1),
             (self, "entered", at + 1),
-            (cache, "writing", False),
+            (cache, "writing", bool(remembering)),
         ]
-        if self.count > 1:
+        if self.count > 1:  # all of them were written
             groups = [group for layer in cache.layers for group in layer.head_groups]
-            changes += [(group, "used", group.used + 1) for group in groups]
-        try:
-            if cache.hidden is not None:
-                cache.hidden.write(self.start + at, self.hidden[:, at : at + 1])
-            at_once(changes)
-        except BaseException:
-            if not self.entered:
-                self.rewind()
-            raise
-        for step in self.layers.values():
+            written = 0 if at else self.count
+            changes += [(group, "used", group.used - written + 1) for group in groups]
+        if cache.hidden is not None:
+            cache.hidden.write(self.start + at, self.hidden[:, at : at + 1])
+        make_all(changes)
+        for step in remembering:
             step.remember()
+        cache.writing = False
 
     def _trim(self, index: int) -> None:
         """Cut a layer, if its method does that now; where memory is short, after the next step."""
@@ -188,7 +187,9 @@ class StepRows:
 
         try:
             made = self.safely(trimmed)
-        except OutOfMemory:
+        except Exception as error:
+            if not isinstance(error, OutOfMemory) and not is_oom(error):
+                raise
             return
         self.cache.layers[index], self.policies[index] = made, step.policy
 
@@ -229,16 +230,22 @@ def step(model: LoadedModel, conversations: Sequence[StepRows]) -> list[Tensor |
     together = None
     if len(going) > 1:
         together = _unless_short(model, partial(_through, model, [*going.values()]))
-    for row, (each, rows) in enumerate(going.items()):
-        try:
-            if together is None:
-                hidden, results[each] = rows.safely(partial(_through, model, [rows]))
-            else:
-                own = slice(row, row + 1)
-                hidden, results[each] = (made[own] for made in together)
-            rows.came_through(hidden)
-        except OutOfMemory as error:
-            results[each] = error.with_traceback(None)
+    try:
+        for row, (each, rows) in enumerate(going.items()):
+            try:
+                if together is None:
+                    hidden, results[each] = rows.safely(partial(_through, model, [rows]))
+                else:
+                    own = slice(row, row + 1)
+                    hidden, results[each] = (made[own] for made in together)
+                rows.came_through(hidden)
+            except OutOfMemory as error:
+                results[each] = error.with_traceback(None)
+    except BaseException:
+        for rows in going.values():
+            if not rows.entered:
+                rows.rewind()
+        raise
     return [results[each] for each in range(len(conversations))]
 
 
@@ -250,10 +257,10 @@ def _through(model: LoadedModel, conversations: Sequence[StepRows]) -> tuple[Ten
         token_ids = _joined([each.token_ids for each in conversations])
         hidden, index = model.embed(token_ids.to(model.device)), 0
         while index < len(model.layers):
-            done, hidden = compiled_step.through_layers(model, conversations, index, hidden)
-            if not done:
-                done, hidden = 1, through_layer(model, conversations, index, hidden)
-            index += done
+            after, hidden = compiled_step.through_layers(model, conversations, index, hidden)
+            if after == index:
+                after, hidden = index + 1, through_layer(model, conversations, index, hidden)
+            index = after
         hidden = hidden.to(model.device)
         return hidden, model.logits(hidden[:, 0])
     except BaseException:

@@ -2,7 +2,7 @@
 
 The token, its position and its slots are tensors, and the next token is drawn on the device. So the
 same launches serve every token, and a CUDA graph can replay them. The host's decisions happen
-between programs, in `decode.Step`: more room, quantizing entries once there are too many recent
+between programs, in `engine.step`: more room, quantizing entries once there are too many recent
 ones, methods that resolve or trim.
 """
 
@@ -156,8 +156,10 @@ class RowProgram:
                 state.take(self.cache.states[index][place])
         self.position.fill_(self.cache.seen)
 
-    def end(self) -> None:
-        """Count the token that went through."""
+    def end(self, hidden: Tensor) -> None:
+        """Count the token that went through, of which `(1, 1, hidden size)` came out."""
+        if self.cache.hidden is not None:
+            self.cache.hidden.write(self.cache.seen, hidden)
         for layer in self.layers:
             layer.advance(self.cache.seen)
         self.cache.states = self.states
@@ -173,7 +175,8 @@ class StepProgram:
         rows: of the conversations.
         token, position: `(rows,)` int64, of the tokens that go through; a run that draws leaves
             those of the next one.
-        sampler: draws it; None if that is done elsewhere.
+        hidden: what came out of all layers, `(rows, 1, hidden size)`.
+        sampler: draws the next token; None if that is done elsewhere.
         context: `(1, n)` int64, all tokens before it, if the sampler looks at them.
     """
 
@@ -188,7 +191,7 @@ class StepProgram:
         tokens `seen`."""
         self.model, self.modules, self.sampler = model, model.layers, sampler
         self.token = torch.zeros(len(conversations), dtype=torch.int64, device=model.device)
-        self.position = torch.zeros_like(self.token)
+        self.position, self.hidden = torch.zeros_like(self.token), torch.empty(0)
         places = self.position.split(1)
         self.rows = [
             RowProgram(model, each, place)
@@ -244,7 +247,7 @@ class StepProgram:
                 attender.hand_back()
             for layer in layers:
                 layer.keep_states()
-        logits = self.model.logits(hidden[:, -1])
+        self.hidden, logits = hidden, self.model.logits(hidden[:, -1])
         if self.sampler is None or not self.draws:
             return logits
         if self.sampler.penalized:
@@ -278,5 +281,5 @@ class StepProgram:
 
     def end(self) -> None:
         """Count the tokens that went through."""
-        for row in self.rows:
-            row.end()
+        for row, hidden in zip(self.rows, self.hidden.split(1), strict=True):
+            row.end(hidden)

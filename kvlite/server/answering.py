@@ -119,6 +119,7 @@ class Answering:
             with self._lock:
                 more = self._running = bool(self.waiting or self.going)
             if not more:
+                self._steps.release()
                 return
             if not self.going and self._engine.is_wanted:
                 self._queue()
