@@ -64,6 +64,11 @@ class Runner:
         return self.model.device.type == "cuda"
 
     @property
+    def plans_for_others(self) -> bool:
+        """Whether an answer leaves memory to others that are read or come beside it."""
+        return not self.planned_for_one and self.settings.vram == "auto"
+
+    @property
     def model_path(self) -> Path:
         """The folder of the safetensors in use."""
         return self.model.path

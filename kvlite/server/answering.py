@@ -116,15 +116,14 @@ class Answering:
                 self._changed = True
             if (request := self._next()) is not None:
                 self._begin(request)
+            self._steps.take(self._turns)
             with self._lock:
                 more = self._running = bool(self.waiting or self.going)
             if not more:
-                self._steps.release()
                 return
             if not self.going and self._engine.is_wanted:
                 self._queue()
                 return
-            self._steps.take(self._turns)
             reading = self._reading
             for each in [*self.going]:
                 if each is reading or not each.pause.reads or each.work.cancel.is_set():

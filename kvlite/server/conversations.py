@@ -144,8 +144,7 @@ class Conversations:
             raise
         finally:
             now.busy = False
-            planned_for_one = self.runner.planned_for_one or self.runner.settings.vram != "auto"
-            if prompt is not None and prompt.is_half_read and not planned_for_one:
+            if prompt is not None and prompt.is_half_read and self.runner.plans_for_others:
                 now.half_read = prompt
             else:
                 if prompt is not None:

@@ -273,7 +273,7 @@ class ServedModel:
     def _has_room(self, turns: Sequence[Turn]) -> bool:
         """Whether one more answer may begin beside those of these turns."""
         runner = self.ready()
-        if runner.planned_for_one or runner.settings.vram != "auto":
+        if not runner.plans_for_others:
             return False
         weights = bytes_held(runner.model.tensors())
         planned = max((each.run_stats.planned or 0 for each in turns), default=0)
