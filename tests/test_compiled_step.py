@@ -1,5 +1,6 @@
 """Steps through all layers of packed weights in one compiled call, against one layer at a time."""
 
+import random
 import sys
 from contextlib import suppress
 from copy import deepcopy
@@ -20,6 +21,7 @@ from kvlite.model.packing import pack_linears
 
 from .conftest import make_tiny
 from .test_batch import WAYS, Talk, Way, alone, one_step, read_all, same, together
+from .test_speculate import IDS, alike, opened, partly, proposing
 
 if find_spec("numba") is None:
     pytest.skip("numba is not installed", allow_module_level=True)
@@ -78,6 +80,43 @@ def test_as_one_layer_at_a_time(name: str, monkeypatch: pytest.MonkeyPatch) -> N
     plain, joins = ways[:3], [0, 2, 1]
     same(together(model, read_all(model, plain), joins), expected[:3])
     assert calls
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"method": "full"},
+        {"method": "full", "kv_bits": "4"},
+        {"budget": "36", "recall_entries": 8},
+        {"budget": "48", "recall_entries": 16, "kv_bits": "4"},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("name", ["llama", "qwen3"])
+def test_tokens_that_are_proposed_go_through_in_one_call(
+    name: str, given: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, given = packed(name), {"max_new_tokens": 50, **given}
+    monkeypatch.setattr(compiled_step.compiled_rows, "MANY", 1 << 30)
+    plain = opened(model, speculate="off", **given)
+    answer = plain.generate(IDS, ignore_eos=True)
+    calls: list[tuple[int, int]] = []
+    through = numba_step.through
+
+    def counted(layers: Any, *given: Any) -> Any:
+        calls.append((len(layers), given[-2]))
+        return through(layers, *given)
+
+    monkeypatch.setattr(numba_step, "through", counted)
+    for seed in range(2):
+        talk = opened(model, **given)
+        with proposing(partly([*IDS, *answer.token_ids], random.Random(seed))) as widths:
+            told = talk.generate(IDS, ignore_eos=True)
+        assert told.token_ids == answer.token_ids
+        alike(talk, plain)
+        wide = [tokens for layers, tokens in calls if tokens > 1 and layers == len(model.layers)]
+        assert widths and wide == widths
+        calls.clear()
 
 
 def test_threads_change_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:

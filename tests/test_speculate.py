@@ -48,6 +48,14 @@ APPENDING: dict[str, dict[str, Any]] = {
     "reconstructed": {"method": "kvzip", "budget": "30", "recall": "off"},
     "in 4 bits": {"method": "full", "kv_bits": "4"},
     "merged layers": {"method": "minicache", "recall": "off"},
+    "recalled": {"budget": "36", "recall_entries": 8},
+    "recalled by ragged heads": {
+        "method": "snapkv:per_head=true,window=8",
+        "budget": "36",
+        "recall_entries": 8,
+    },
+    "recalled into 4 bits": {"budget": "48", "recall_entries": 16, "kv_bits": "4"},
+    "kept for recall": {"budget": "30", "recall_entries": 0},
 }
 # Ways to draw.
 DRAWN: list[dict[str, Any]] = [
@@ -125,9 +133,13 @@ def partly(answer: list[int], draw: random.Random) -> Callable[[list[int], int],
 
 
 def state(talk: Conversation) -> Any:
-    """All that a conversation holds but for the numbers in its cache."""
+    """All that a conversation holds but for the numbers in its cache, and their order."""
     held = [
-        (head_group.heads, head_group.used, head_group.positions[..., : head_group.used].tolist())
+        (
+            head_group.heads,
+            head_group.used,
+            head_group.positions[..., : head_group.used].sort().values.tolist(),
+        )
         for layer in talk.cache.layers
         for head_group in layer.head_groups
     ]
@@ -136,10 +148,12 @@ def state(talk: Conversation) -> Any:
 
 
 def numbers(talk: Conversation) -> list[torch.Tensor]:
+    """Keys and values in the order of their positions."""
     return [
-        each[:, :, : head_group.used]
+        each.gather(2, order[..., None].expand(-1, -1, -1, each.shape[3]))
         for layer in talk.cache.layers
         for head_group in layer.head_groups
+        for order in [head_group.positions[..., : head_group.used].argsort()]
         for each in (head_group.keys, head_group.values)
     ]
 
@@ -155,10 +169,13 @@ def states_of(cache: KVCache) -> list[torch.Tensor]:
 
 
 def alike(talk: Conversation, plain: Conversation) -> None:
-    """Both stand alike, but for rounding."""
+    """Both stand alike, but for rounding; with recall, which rounds queries to find entries, a last
+    digit may decide between two of them for a token."""
+    least = 1.0 if talk.store is None else 0.95
     assert state(talk) == state(plain)
     for mine, theirs in zip(numbers(talk), numbers(plain), strict=True):
-        torch.testing.assert_close(mine, theirs, atol=1e-5, rtol=1e-5)
+        near = torch.isclose(mine, theirs, atol=1e-5, rtol=1e-5)
+        assert near.sum() >= least * near.numel()
     torch.testing.assert_close(*map(states_of, (talk.cache, plain.cache)), atol=1e-4, rtol=1e-4)
 
 
@@ -184,6 +201,22 @@ def test_the_same_answer_in_fewer_steps(llama: Tiny, name: str, drawn: dict[str,
         assert not metrics.no_speculation
     more = {"ignore_eos": True, "max_new_tokens": 12, "speculate": "off"}
     assert talk.generate(IDS[:9], **more).token_ids == plain.generate(IDS[:9], **more).token_ids
+
+
+@pytest.mark.cases(7)
+@pytest.mark.parametrize("name", sorted(ARCHITECTURES))
+def test_each_architecture_recalls_the_same_in_fewer_steps(name: str) -> None:
+    """Where no layer has a window, which evicts with every token."""
+    model = make_tiny(name).model
+    base: dict[str, Any] = {"max_new_tokens": 24, "budget": "36", "recall_entries": 8}
+    plain = opened(model, speculate="off", **base)
+    answer = plain.generate(IDS, ignore_eos=True)
+    talk = opened(model, **base)
+    with proposing(partly([*IDS, *answer.token_ids], random.Random(0))) as widths:
+        told = talk.generate(IDS, ignore_eos=True)
+    assert told.token_ids == answer.token_ids
+    assert widths or any(model.shape.windows)
+    alike(talk, plain)
 
 
 @pytest.mark.long
@@ -341,23 +374,18 @@ def policies_of(model: LoadedModel, spec: str, budget: int, seen: int) -> list[L
         ({"method": "streaming", "budget": "30"}, False),
         ({"budget": "150", "kv_bits": "4"}, True),
         ({"method": "kvx", "budget": "30"}, False),
+        ({"budget": "36", "recall": "auto", "recall_entries": 8}, True),
+        ({"budget": "36", "recall": "auto", "recall_entries": 8, "recall_bits": "4"}, False),
     ],
     ids=str,
 )
 def test_only_where_nothing_but_appending_is_done(
     llama: Tiny, settings: dict[str, Any], some: bool
 ) -> None:
-    talk = opened(llama.model, recall="off", max_new_tokens=20, **settings)
+    talk = opened(llama.model, **{"recall": "off", "max_new_tokens": 20, **settings})
     with proposing(lambda tokens, n: [9] * n) as widths:
         talk.generate(3 * IDS, ignore_eos=True)
     assert bool(widths) == some
-
-
-def test_with_recall_while_answering_there_is_none(llama: Tiny) -> None:
-    talk = opened(llama.model, budget="30", recall_entries=0, max_new_tokens=20)
-    with proposing(lambda tokens, n: [9] * n) as widths:
-        metrics = talk.generate(IDS, ignore_eos=True).metrics
-    assert not widths and "recall" in metrics.no_speculation and metrics.decode_steps == 19
 
 
 def test_what_a_pass_costs_is_measured() -> None:
@@ -384,7 +412,7 @@ def test_as_many_are_proposed_as_pays(
     cache, ids = llama.model.empty_cache(), [*IDS[:20], *IDS[:4]]
     policies = policies_of(llama.model, "full", 1000, 23)
     prefill(llama.model, cache, torch.tensor([ids[:-1]]), policies, reserve=40)
-    made = Speculation(llama.model, cache, policies, [PromptLookup(ids[:-1])], ends=())
+    made = Speculation(llama.model, cache, policies, None, [PromptLookup(ids[:-1])], ends=())
     made.enter(ids[-1], 100)
     assert least <= made.proposed + 1 <= most <= WIDEST
     assert made.steps == 1
@@ -395,7 +423,7 @@ def test_nothing_is_proposed_after_the_end(llama: Tiny) -> None:
     cache, ids = llama.model.empty_cache(), [5, 6, 7, 8, 2, 9, 10, 11, 5, 6]
     policies = policies_of(llama.model, "full", 1000, 9)
     prefill(llama.model, cache, torch.tensor([ids[:-1]]), policies, reserve=40)
-    made = Speculation(llama.model, cache, policies, [PromptLookup(ids[:-1])], ends={2})
+    made = Speculation(llama.model, cache, policies, None, [PromptLookup(ids[:-1])], ends={2})
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Pace, "factor", 0.0)
         made.enter(ids[-1], 100)

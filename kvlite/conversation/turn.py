@@ -207,7 +207,7 @@ class Turn:
         return (yield from self._prefilled(callbacks))
 
     def _prefilled(self, callbacks: Callbacks) -> Slices[torch.Tensor]:
-        if self.model.mtp is None or self.settings.speculate == "off" or self.recall is not None:
+        if self.model.mtp is None or self.settings.speculate == "off":
             self.cache.hidden = None
         elif self.cache.hidden is None:
             self.cache.hidden = HiddenLog(self.model.device)
@@ -300,11 +300,16 @@ class Turn:
         return turn_grammar(self.model, self.settings, ids, self.begun) if self.answers else None
 
     def _speculation(self, ends: Collection[int]) -> Speculation:
-        off = "" if self.recall is None else "recall fetches anew for every token"
+        off = ""
         if self.settings.speculate == "off":
             off = "--speculate off"
+        elif self.recall is not None and self.recall.store.bits is not None:
+            off = "what a rejected token recalled would come back rounded"
+        elif self.recall is not None and self.model.shape.lenders:
+            off = "layers attend to what others recall"
         made = [] if off else proposers(self.model, self.cache, self.token_ids)
-        return Speculation(self.model, self.cache, self.policies, made, ends, off)
+        given = self.model, self.cache, self.policies, self.recall
+        return Speculation(*given, made, ends, off)
 
     def _enter(self, token: int, speculation: Speculation) -> None:
         most = self.turn_config.limit - self.run_stats.generated

@@ -29,7 +29,7 @@ def reserve(
         if any(head_group.room < count for head_group in cache.layers[index].head_groups):
             _grow_safely(cache, policies, index, safely)
         if recall is not None:
-            safely(partial(recall.store.make_room, index))
+            safely(partial(recall.store.make_room, index, count))
 
 
 def _grow_safely(

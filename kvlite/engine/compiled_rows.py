@@ -68,17 +68,21 @@ def is_plain(step: "LayerStep") -> bool:
     if step.again and method.decoding.evict is not None:  # the token may be there already
         return False
     if source is not None and not (
-        source.room and _only_appends(source.cache) and is_ordered(source.head_group)
+        source.room >= len(step.positions)
+        and _only_appends(source.cache, step)
+        and is_ordered(source.head_group)
     ):
         return False
-    return layer.uniform and _only_appends(layer)
+    return layer.uniform and _only_appends(layer, step)
 
 
-def _only_appends(layer: LayerCache) -> bool:
+def _only_appends(layer: LayerCache, step: "LayerStep") -> bool:
     head_group = layer.head_groups[0]
     segment, exact = head_group.segment, layer.keys.dtype == torch.float32
     by_entries = segment is None or (isinstance(segment, Packed) and not segment.bits.by_channel)
-    return exact and by_entries and head_group.rows is None and head_group.room > 0
+    return (
+        exact and by_entries and head_group.rows is None and head_group.room >= len(step.positions)
+    )
 
 
 def _source(step: "LayerStep") -> HostKVLayer | None:
@@ -112,22 +116,24 @@ def attend(
     return torch.from_numpy(out).view(q.shape)
 
 
-def line(step: "LayerStep") -> list[int]:
-    """Where a step's token goes, and what it fetches, as `ops.numba_rows` wants it."""
-    held, source = step.layer.head_groups[0], _source(step)
+def line(step: "LayerStep", token: int = 0) -> list[int]:
+    """Where one of a step's tokens goes, and what it fetches, as `ops.numba_rows` wants it."""
+    held, source, position = step.layer.head_groups[0], _source(step), step.position + token
+    own, used = _addresses(held, token), held.used + token
     if source is None or step.recall is None or source.index is None:
-        return [*_addresses(held), *_NO_STORE, step.position, 0]
-    index, wanted = source.index, step.recall.count(held.used + 1)
-    fetches = held.used < source.head_group.used and wanted > SINKS + RECENT
+        return [*own, *_NO_STORE, position, 0]
+    index, wanted, read = source.index, step.recall.count(used + 1), source.head_group.used + token
+    fetches = used < read and wanted > SINKS + RECENT
     addresses = [each.data_ptr() for each in index.tensors]
-    stored = *_addresses(source.head_group), *addresses, index.capacity, index.used
-    return [*_addresses(held), *stored, step.position, wanted if fetches else 0]
+    indexed = source.num_indexed(read, index.used)
+    stored = *_addresses(source.head_group, token), *addresses, index.capacity, indexed
+    return [*own, *stored, position, wanted if fetches else 0]
 
 
-def _addresses(head_group: KVHeadGroup) -> list[int]:
+def _addresses(head_group: KVHeadGroup, token: int) -> list[int]:
     own = head_group.residual_keys, head_group.residual_values, head_group.residual_positions
     addresses = [each.data_ptr() for each in own]
-    exact = [*addresses, own[0].shape[2], head_group.used + 1]
+    exact = [*addresses, own[0].shape[2], head_group.used + token + 1]
     segment = head_group.segment
     if segment is None:
         return exact + _NONE_PACKED
@@ -148,26 +154,29 @@ def count(
     lines: Sequence[Sequence[list[int]]],
     came: Sequence[Sequence[int]],
 ) -> None:
-    """Let a token of each conversation count in some layers.
+    """Let the tokens of each conversation count in some layers.
 
     Args:
-        rows, lines, came: of each layer and conversation the step, its line, and how many entries
-            came.
+        rows: of each layer and conversation the step.
+        lines, came: of each layer and token its line, and how many entries came.
     """
-    made = [*chain.from_iterable(map(_counted, chain.from_iterable(rows)))]
+    tokens = len(lines[0]) // len(rows[0])
+    made = [*chain.from_iterable(_counted(step, tokens) for step in chain.from_iterable(rows))]
     for each, first in enumerate(rows[0]):
         if first.recall is not None:
+            own = slice(each * tokens, (each + 1) * tokens)
             heads = [len(row[each].layer.head_groups[0].heads) for row in rows]
-            wanted = sum(own[each][-1] * some for own, some in zip(lines, heads, strict=True))
-            made += first.recall.counted(wanted, sum(brought[each] for brought in came))
+            wanted = sum(
+                sum(line[-1] for line in layer[own]) * some
+                for layer, some in zip(lines, heads, strict=True)
+            )
+            made += first.recall.counted(wanted, sum(sum(brought[own]) for brought in came))
     make_all(made)
 
 
-def _counted(step: "LayerStep") -> Iterator[Change]:
-    """What lets a step's token count."""
+def _counted(step: "LayerStep", tokens: int) -> Iterator[Change]:
+    """What lets a step's tokens count."""
     held, source = step.layer.head_groups[0], _source(step)
-    yield held, "used", held.used + 1
-    if source is not None:
-        read = source.head_group.used + 1
-        yield source.head_group, "used", read
-        yield source.index, "used", source.indexed(read)
+    yield held, "used", held.used + tokens
+    if source is not None and source.index is not None:
+        yield from source.filled_to(source.head_group.used + tokens, source.index.used)

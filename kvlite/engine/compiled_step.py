@@ -24,7 +24,7 @@ def through_layers(
     rotations = [each.rotations[start] for each in conversations]
     layers: list[PackedTokenLayer] = []
     rows: list[list[LayerStep]] = []
-    if model.layers.passing is None and hidden.shape[1] == 1 and _are_apart(conversations):
+    if model.layers.passing is None and _are_apart(conversations):
         for index in range(start, len(model.layers)):
             layer = model.step_layer(index)
             if not isinstance(layer, PackedTokenLayer):
@@ -41,19 +41,33 @@ def through_layers(
         return start, hidden
     from kvlite.ops.numba_step import through
 
-    cos, sin = (torch.cat(tables).numpy() for tables in zip(*rotations, strict=True))
-    lines = [[compiled_rows.line(each) for each in row] for row in rows]
-    out, came = through(
+    batch, tokens, width = hidden.shape
+    cos, sin = (
+        torch.cat([table.transpose(0, 1) for table in tables]).numpy()
+        for tables in zip(*rotations, strict=True)
+    )
+    lines = [
+        [compiled_rows.line(each, token) for each in row for token in range(tokens)] for row in rows
+    ]
+    recalls = tokens > 1 and rows[0][0].recall is not None
+    slots = max(row[0].layer.head_groups[0].used for row in rows) + tokens if recalls else 0
+    out, came, held = through(
         [layer.weights for layer in layers],
-        hidden.numpy()[:, 0],
+        hidden.numpy().reshape(-1, width),
         cos,
         sin,
         layers[0].softmax.scale,
         lines,
         compiled_rows.RECALLING,
+        tokens,
+        slots,
     )
+    if recalls:
+        for (step,), own in zip(rows, torch.from_numpy(held), strict=True):
+            used = range(step.layer.head_groups[0].used + 1, slots + 1)
+            step.held = [[each[None, :, :count]] for each, count in zip(own, used, strict=False)]
     compiled_rows.count(rows, lines, came.tolist())
-    return start + len(layers), torch.from_numpy(out)[:, None]
+    return start + len(layers), torch.from_numpy(out).view(batch, tokens, width)
 
 
 def _are_apart(conversations: Sequence["StepRows"]) -> bool:
@@ -63,9 +77,10 @@ def _are_apart(conversations: Sequence["StepRows"]) -> bool:
 
 def _are_plain(row: Sequence["LayerStep"]) -> bool:
     """Whether steps through a layer do no more than is compiled, and leave it as it is then."""
+    several = len(row) > 1 or len(row[0].positions) > 1
     return all(
         compiled_rows.is_plain(step)
         and step.policy.method.decoding.trim is None
-        and (len(row) > 1 or compiled_rows.is_small(step))
+        and (several or compiled_rows.is_small(step))
         for step in row
     )

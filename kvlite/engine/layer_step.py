@@ -34,6 +34,7 @@ class LayerStep:
         positions: of the tokens, on the device, `(L,)` int32; `position` is the first one.
         again: whether an earlier attempt may have written the token over another entry already.
         attention: what head groups are to remember, once the token counts.
+        held: with recall, after each of several tokens, the positions of what head groups held.
         asked: what the method is to settle by, then.
         carrier: the states of the recurrent layers that run with it, before and after the tokens.
         lenders: layers of the step so far, by number, whose entries are attended to behind this
@@ -74,9 +75,12 @@ class LayerStep:
         self.carrier = carrier(states or {})
         self.lenders = lenders or {}
         self.attention: list[tuple[KVHeadGroup, Tensor]] = []
+        self.held: list[list[Tensor]] = []
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, softmax: Softmax) -> Tensor:
         """Write the tokens into every head group, then attend over all of it."""
+        if self.recall is not None and q.shape[2] > 1:
+            return self._recalling(q, k, v, softmax)
         if compiled_rows.takes(self, q, k, v):
             return compiled_rows.attend([self], q, k, v, softmax)
         if self.queries is not None:
@@ -105,6 +109,34 @@ class LayerStep:
         if self.policy.method.across.resolves_at == "step":
             self.asked = Window(q, self.position, k.shape[1], softmax)
         return out
+
+    def _recalling(self, q: Tensor, k: Tensor, v: Tensor, softmax: Softmax) -> Tensor:
+        """One token after the other, as each recalls what it needs itself."""
+        outs = []
+        for place in range(q.shape[2]):
+            own = slice(place, place + 1)
+            one = LayerStep(
+                self.index,
+                self.layer,
+                self.policy,
+                self.position + place,
+                self.rotation,
+                recall=self.recall,
+                positions=self.positions[own],
+                queries=self.queries,
+            )
+            outs.append(one.attend(q[:, :, own], k[:, :, own], v[:, :, own], softmax))
+            groups = self.layer.head_groups
+            self.held.append([group.positions[:, :, : group.used].clone() for group in groups])
+        return torch.cat(outs, 2)
+
+    def return_recalled(self, count: int) -> None:
+        """Exchange what tokens behind the first `count` recalled for what was there before."""
+        if self.recall is None or not self.held:
+            return
+        for head_group, held in zip(self.layer.head_groups, self.held[count - 1], strict=True):
+            self.recall.return_to(self.index, head_group, held)
+        self.held = []
 
     def lender(self, index: int) -> Lender:
         """What attends to the entries of layer `index`."""

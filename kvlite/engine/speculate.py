@@ -22,6 +22,7 @@ from kvlite.engine.step import StepRows, step
 from kvlite.memory.free import is_oom, release_memory
 from kvlite.methods.layer_policy import LayerPolicy
 from kvlite.model.load import LoadedModel
+from kvlite.offload import Recall
 
 T = TypeVar("T")
 # The most tokens in one pass, and how much more tokens in the same time it has to promise.
@@ -34,12 +35,15 @@ REMEMBERED, FEWEST = 9, 3
 RESTS = 16
 
 
-def room_ahead(cache: KVCache, policies: Sequence[LayerPolicy]) -> int:
+def room_ahead(
+    cache: KVCache, policies: Sequence[LayerPolicy], recall: Recall | None = None
+) -> int:
     """How many tokens may go through all layers together with the same result as one by one, and
-    without more storage; 0 if none may, since a layer does more than append."""
+    without more storage; 0 if none may, since a layer does more than append, and recall."""
     if not all(map(_only_appends, cache.layers, policies)):
         return 0
-    return min(map(_room, cache.layers, policies))
+    stores = [] if recall is None else recall.store.filled()
+    return min([*map(_room, cache.layers, policies), *(layer.room for layer, _, _ in stores)])
 
 
 def _room(layer: LayerCache, policy: LayerPolicy) -> int:
@@ -129,14 +133,15 @@ class Speculation:
         model: LoadedModel,
         cache: KVCache,
         policies: MutableSequence[LayerPolicy],
+        recall: Recall | None,
         proposers: Sequence[Proposer],
         ends: Collection[int],
         off: str = "",
     ) -> None:
         """For one answer; after one of `ends` nothing is proposed. Of several proposers the one
         that promises most is asked. Cache and policies may change meanwhile."""
-        self.model, self.cache, self.policies, self.ends = model, cache, policies, ends
-        self.off = off
+        self.model, self.cache, self.policies, self.recall = model, cache, policies, recall
+        self.ends, self.off = ends, off
         self.proposers = proposers
         self.pace = Pace()
         self.steps = self.proposed = self.accepted = 0
@@ -167,18 +172,19 @@ class Speculation:
             if logits is not None:
                 self.accepted += 1
                 return logits
+        self._leave()
         if began:
             self.pace.took(self._width, self._spent)
         proposed = self._proposed(most)
         token_ids = [token, *takewhile(lambda each: each not in self.ends, proposed)]
-        self._ahead, self._width, self._spent = None, len(token_ids), 0.0
+        self._width, self._spent = len(token_ids), 0.0
         self.steps += 1
         self._single = self._single + 1 if self._width == 1 else 0
         return None if self._width == 1 else self._unless_short(partial(self._pass, token_ids))
 
     def release(self) -> None:
         """Let go of the layers that tokens went through; the answer has ended."""
-        self._ahead = None
+        self._leave()
         for proposer in self.proposers:
             proposer.release()
 
@@ -186,7 +192,14 @@ class Speculation:
         """Count a step with other conversations, which take one token each: nothing is proposed
         from here on."""
         self.steps += 1
-        self.off, self._ahead = self.off or "answers that come together take single steps", None
+        self.off = self.off or "answers that come together take single steps"
+        self._leave()
+
+    def _leave(self) -> None:
+        """Let go of tokens that went ahead and did not come."""
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None:
+            ahead.leave()
 
     def drawn(self) -> None:
         """A token was drawn, so that the device is done."""
@@ -205,13 +218,18 @@ class Speculation:
                 tokens += chance
                 if tokens / costs[ahead] > rate:
                     best, chosen, rate = ahead, proposer, tokens / costs[ahead]
-        if chosen is None or (count := min(best, room_ahead(self.cache, self.policies) - 1)) < 1:
+        if chosen is None or (count := min(best, self._room - 1)) < 1:
             return []
         return self._unless_short(partial(chosen.proposed, count)) or []
 
+    @property
+    def _room(self) -> int:
+        return room_ahead(self.cache, self.policies, self.recall)
+
     def _pass(self, token_ids: list[int]) -> Tensor:
         """Put the next token through with those proposed."""
-        ahead = StepRows(self.model, self.cache, torch.tensor([token_ids]), self.policies)
+        given = self.cache, torch.tensor([token_ids]), self.policies, self.recall
+        ahead = StepRows(self.model, *given)
         (logits,) = step(self.model, [ahead])
         assert isinstance(logits, Tensor), "without an OOM policy errors are raised"
         self._ahead, self.proposed = ahead, self.proposed + len(token_ids) - 1

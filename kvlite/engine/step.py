@@ -34,6 +34,7 @@ from kvlite.model.load import LoadedModel
 from kvlite.model.rotary import rotations_apart
 from kvlite.model.step_layers import StepLayer
 from kvlite.offload import Recall
+from kvlite.offload.kv.store import HostKVLayer
 
 
 class StepRows:
@@ -66,6 +67,7 @@ class StepRows:
         self.hidden = torch.empty(0)
         self.layers: dict[int, LayerStep] = {}
         self._marks: list[Change] = []
+        self._stores: list[tuple[HostKVLayer, int, int]] = []
         self._again = False
 
     def reserve(self) -> None:
@@ -85,6 +87,7 @@ class StepRows:
         )
         self.sparse_masks = sparse_masks(model, self.policies)
         self.layers = {}
+        self._stores = [] if self.recall is None else self.recall.store.filled()
         # Free slots that are written to count for nothing; entries that are written over do.
         full = any(not group.room for layer in cache.layers for group in layer.head_groups)
         lost = cache.writing or full or self.recall is not None
@@ -149,6 +152,15 @@ class StepRows:
         self._enter()
         return logits
 
+    @torch.inference_mode()
+    def leave(self) -> None:
+        """Take back what rows recalled that do not count, unless the cache has gone on."""
+        cache = self.cache
+        if self.entered < self.count and cache.seen == self.start + self.entered:
+            for index, step in self.layers.items():
+                if step.layer is cache.layers[index]:
+                    step.return_recalled(self.entered)
+
     def _enter(self) -> None:
         """Count the next row in all layers, in one go."""
         at, cache = self.entered, self.cache
@@ -168,6 +180,8 @@ class StepRows:
             groups = [group for layer in cache.layers for group in layer.head_groups]
             written = 0 if at else self.count
             changes += [(group, "used", group.used - written + 1) for group in groups]
+            for layer, used, known in self._stores:
+                changes += layer.filled_to(used + at + 1, known)
         if cache.hidden is not None:
             cache.hidden.write(self.start + at, self.hidden[:, at : at + 1])
         make_all(changes)
@@ -201,10 +215,8 @@ def _fills(cache: KVCache, recall: Recall | None) -> Iterator[Change]:
             yield group, "used", group.used
     if recall is not None:
         yield recall, "wanted", recall.wanted
-        for source in recall.store.layers:
-            if source.index is not None:
-                yield source.head_group, "used", source.head_group.used
-                yield source.index, "used", source.index.used
+        for source, used, known in recall.store.filled():
+            yield from source.filled_to(used, known)
 
 
 @torch.inference_mode()

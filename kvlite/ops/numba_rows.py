@@ -1,9 +1,9 @@
-"""One token of each of several conversations on a CPU, compiled by numba: its entry is written,
-what it wants is fetched, and it attends, in one call a layer for all of them. Threads share their
-KV heads, each of which is work of its own.
+"""Tokens of one or several conversations on a CPU, compiled by numba: an entry is written, what the
+token wants is fetched, and it attends, in one call a layer for all of them. Threads share the KV
+heads of the conversations: in each, tokens of one conversation come one after the other.
 
 What a conversation holds lies where it lies: loops are given addresses, a line of whole numbers for
-each, whose columns are named here.
+each token, whose columns are named here.
 """
 
 from functools import cache
@@ -48,22 +48,22 @@ def attend(
     held and of its host store. Nothing is counted, so that it can be done again.
 
     Args:
-        q: `(conversations, KV heads, rows, dim)` float32, scaled.
-        k, v: `(conversations, KV heads, dim)` float32.
-        lines: of each conversation all columns; where there is no host store, its columns and the
-            index's are 0.
+        q: `(tokens, KV heads, rows, dim)` float32, scaled.
+        k, v: `(tokens, KV heads, dim)` float32.
+        lines: of each token all columns; where there is no host store, its columns and the index's
+            are 0.
         softcap, sinks: as in `kvlite.ops.softmax`; sinks `(KV heads, rows)` float32.
         recalling: after how many keys the index takes them; how many candidates for one that is
             wanted; how many of the first and of the recent entries are always wanted.
 
     Returns:
-        output in the shape of q; and how many entries came, `(conversations,)` int64.
+        output in the shape of q; and how many entries came, `(tokens,)` int64.
     """
     out, came = np.empty_like(q), np.zeros(k.shape[:2], np.int64)
     if sinks is None:
         sinks = no_sinks(*q.shape[1:3])
     table, bent = np.array(lines, np.int64), float(softcap or 0)
-    given = q, k, v, table, bent, sinks, recalling, out, came
+    given = q, k, v, table, bent, sinks, recalling, out, came, np.empty((0, 0, 0), np.int32), 1
     share_heads(board(), attending(table), given)
     return out, came.sum(1)
 
@@ -84,12 +84,13 @@ def no_sinks(heads: int, rows: int) -> Array:
 
 _real, _count = types.float32, types.int64
 _rows, _vectors = _real[:, :, :, ::1], _real[:, :, ::1]
-# What `attend` has and returns: q, k, v, the lines, softcap, sinks, recalling, the output, and how
-# many entries came, `(conversations, KV heads)`.
+# What `attend` has and returns: q, k, v, the lines, softcap, sinks, recalling, the output, how many
+# entries came, `(tokens, KV heads)`, what each head holds after each token, by position, `(tokens,
+# KV heads, slots)`, or none; and how many tokens in a row are of one conversation.
 _GIVEN = types.Tuple(
     (
         *(_rows, _vectors, _vectors, _count[:, ::1], types.float64, _real[:, ::1]),
-        *(types.UniTuple(_count, 4), _rows, _count[:, ::1]),
+        *(types.UniTuple(_count, 4), _rows, _count[:, ::1], types.int32[:, :, ::1], _count),
     )
 )
 _address, _given = passing(_GIVEN)
@@ -98,11 +99,11 @@ _address, _given = passing(_GIVEN)
 @jitted
 def share_heads(board, attend_head, given):
     """Attend with all heads, by all threads of a board; `given` is as `_GIVEN`."""
-    k, most = given[1], 0
+    k, most, row = given[1], 0, given[10]
     for line in given[3]:
         most = max(most, line[USED], line[SOURCE + USED])
     shared = board if most * k.size >= WORTH else board[:0]
-    share(shared, attend_head, _address(given), k.shape[0] * k.shape[1])
+    share(shared, attend_head, _address(given), k.shape[0] // row * k.shape[1])
 
 
 @jitted
@@ -153,94 +154,120 @@ def attend_exact(address, part):
     """As `attend`, with one head of one conversation: all that is held is exact, nothing is
     fetched. What does more takes longer to compile."""
     given = _given(address)
-    _enter(given, part)
-    _weigh_exact(given, part, _multiply_exact(given, part))
+    for token, at in _tokens(given, part):
+        _enter(given, token, at)
+        _weigh_exact(given, token, at, _multiply_exact(given, token, at))
 
 
 @work
 def fetch_exact(address, part):
     """Likewise, and what is wanted is fetched, all of it exact."""
-    _fetch_exact(_given(address), part)
+    given = _given(address)
+    for token, at in _tokens(given, part):
+        _fetch_exact(given, token, at)
+        _remember(given, token, at)
 
 
 @work
 def attend_packed(address, part):
     """Likewise, nothing is fetched, and entries may be quantized."""
     given = _given(address)
-    _enter(given, part)
-    _attend_packed(given, part)
+    for token, at in _tokens(given, part):
+        _enter(given, token, at)
+        _attend_packed(given, token, at)
 
 
 @work
 def fetch_packed(address, part):
     """Likewise, what is wanted is fetched, and entries may be quantized."""
     given = _given(address)
-    q, k, _, table, _, _, recalling, _, came = given
-    each, at = part // k.shape[1], part % k.shape[1]
-    line = table[each]
-    if line[PACKED] + line[SOURCE + PACKED] == 0:
-        _fetch_exact(given, part)
-        return
-    _enter(given, part)
-    if line[COUNT]:
-        came[each, at] += _fetch_packed(line, at, q[each, at : at + 1], recalling)
-    _attend_packed(given, part)
+    q, _, _, table, _, _, recalling, _, came, _, _ = given
+    for token, at in _tokens(given, part):
+        line = table[token]
+        if line[PACKED] + line[SOURCE + PACKED] == 0:
+            _fetch_exact(given, token, at)
+        else:
+            _enter(given, token, at)
+            if line[COUNT]:
+                came[token, at] += _fetch_packed(line, at, q[token, at : at + 1], recalling)
+            _attend_packed(given, token, at)
+        _remember(given, token, at)
 
 
 @jitted
-def _enter(given, part):
+def _tokens(given, part):
+    """The tokens that a part of the work is, each with its KV head."""
+    heads, row = given[1].shape[1], given[10]
+    first = part // heads * row
+    return [(token, part % heads) for token in range(first, first + row)]
+
+
+@jitted
+def _remember(given, token, at):
+    """Write down the positions of what a head holds after a token."""
+    held = given[9]
+    if not held.size:
+        return
+    line, dim = given[3][token], given[1].shape[2]
+    used, packed, start = line[USED], line[PACKED], line[START]
+    _, _, own = _entries(line, 0, at, dim)
+    middle = carray(places_at(line[TENSORS + 6] + 4 * at * packed), (max(packed, 1),))
+    for slot in range(used):
+        if packed and start <= slot < start + packed:
+            held[token, at, slot] = middle[slot - start]
+        else:
+            held[token, at, slot] = own[0, slot - (packed if slot >= start else 0)]
+
+
+@jitted
+def _enter(given, token, at):
     """Write the token's entry into all that it goes to."""
-    _, k, v, table, _, _, recalling, _, _ = given
-    each, at = part // k.shape[1], part % k.shape[1]
-    line, key, value = table[each], k[each, at], v[each, at]
+    _, k, v, table, _, _, recalling, _, _, _, _ = given
+    line, key, value = table[token], k[token, at], v[token, at]
     _write(line, 0, at, key, value)
     if line[SOURCE]:
         _tell(line, at, key, value, recalling[0])
 
 
 @jitted
-def _fetch_exact(given, part):
-    q, k, _, table, _, _, recalling, _, came = given
-    each, at = part // k.shape[1], part % k.shape[1]
-    line = table[each]
-    _enter(given, part)
-    products = _multiply_exact(given, part)
+def _fetch_exact(given, token, at):
+    q, _, _, table, _, _, recalling, _, came, _, _ = given
+    line = table[token]
+    _enter(given, token, at)
+    products = _multiply_exact(given, token, at)
     if line[COUNT]:
-        came[each, at] += _fetch(line, at, q[each, at], products, recalling)
-    _weigh_exact(given, part, products)
+        came[token, at] += _fetch(line, at, q[token, at], products, recalling)
+    _weigh_exact(given, token, at, products)
 
 
 @jitted
-def _multiply_exact(given, part):
+def _multiply_exact(given, token, at):
     """Products `(rows, entries)` with all that is held."""
-    q, k, _, table, _, _, _, _, _ = given
-    each, at, dim = part // k.shape[1], part % k.shape[1], k.shape[2]
-    line = table[each]
-    keys, _, _ = _entries(line, 0, at, dim)
+    q, k, _, table, _, _, _, _, _, _, _ = given
+    line = table[token]
+    keys, _, _ = _entries(line, 0, at, k.shape[2])
     products = np.empty((q.shape[2], line[USED]), np.float32)
-    multiply(q[each, at], keys[0], np.arange(line[USED]), products, 0)
+    multiply(q[token, at], keys[0], np.arange(line[USED]), products, 0)
     return products
 
 
 @jitted
-def _weigh_exact(given, part, products):
+def _weigh_exact(given, token, at, products):
     """Attention by the products, which become probabilities."""
-    _, k, _, table, softcap, sinks, _, out, _ = given
-    each, at, dim = part // k.shape[1], part % k.shape[1], k.shape[2]
-    _, values, _ = _entries(table[each], 0, at, dim)
+    _, k, _, table, softcap, sinks, _, out, _, _, _ = given
+    _, values, _ = _entries(table[token], 0, at, k.shape[2])
     for row in range(len(products)):
         softmax(products[row], softcap, sinks[at, row])
-    made = out[each, at]
+    made = out[token, at]
     made[:] = 0
     weigh(products, 0, values[0], products.shape[1], made)
 
 
 @jitted
-def _attend_packed(given, part):
+def _attend_packed(given, token, at):
     """Attend to all that is held."""
-    q, k, _, table, softcap, sinks, _, out, _ = given
-    each, at = part // k.shape[1], part % k.shape[1]
-    line, queries, made = table[each], q[each, at : at + 1], out[each, at : at + 1]
+    q, k, _, table, softcap, sinks, _, out, _, _, _ = given
+    line, queries, made = table[token], q[token, at : at + 1], out[token, at : at + 1]
     entries, packed, sizes = _whole(line, 0, at, k.shape[2])
     products = products_of_held(queries, entries[:2], packed, sizes, line[USED])
     weighed(products, entries[:2], packed, sizes, softcap, sinks[at : at + 1], made)

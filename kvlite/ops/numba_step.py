@@ -1,5 +1,5 @@
-"""A token of each of some conversations on its way through decoder layers of packed weights, on a
-CPU, in one compiled call: from Python, a small model's layers would take twice as long."""
+"""Tokens of one or several conversations on their way through decoder layers of packed weights, on
+a CPU, in one compiled call: from Python, a small model's layers would take twice as long."""
 
 from functools import lru_cache
 
@@ -22,22 +22,29 @@ def through(
     scale: float,
     lines: list[list[list[int]]],
     recalling: tuple[int, int, int, int],
-) -> tuple[Array, Array]:
-    """The hidden states after some layers, `(conversations, hidden size)`, and how many entries
-    came, `(layers, conversations)`. Nothing is counted, so that it can be done again.
+    row: int,
+    slots: int,
+) -> tuple[Array, Array, Array]:
+    """The hidden states after some layers, `(tokens, hidden size)`, and how many entries came,
+    `(layers, tokens)`. Nothing is counted, so that it can be done again.
 
     Args:
-        x: hidden states before them, `(conversations, hidden size)` float32.
-        cos, sin: `(conversations, 1, turned)`, see `layer_ops.turned`.
+        x: hidden states before them, `(tokens, hidden size)` float32.
+        cos, sin: `(tokens, 1, turned)`, see `layer_ops.turned`.
         scale: of queries.
         lines: of each layer, and the rest, as `numba_rows.attend` takes it.
+        row: how many tokens in a row are of one conversation.
+        slots: of so many the positions after each token are returned, `(layers, tokens, KV heads,
+            slots)` int32; 0 for none.
     """
     table, heads = np.array(lines, np.int64), layers[0].heads
     came = np.zeros((*table.shape[:2], heads[1]), np.int64)
+    tokens = len(x) if slots else 0
+    held = np.empty((len(layers), tokens, heads[1], slots), np.int32)
     functions, sinks = (multiplying(), attending(table)), no_sinks(heads[1], heads[0] // heads[1])
-    given = x, cos, sin, np.float32(scale), table, sinks, recalling, came
+    given = x, cos, sin, np.float32(scale), table, sinks, recalling, came, held, row
     out: Array = _through(*_joined(tuple(layers)), heads, *given, *functions, board())
-    return out, came.sum(2)
+    return out, came.sum(2), held
 
 
 @lru_cache(maxsize=256)
@@ -59,6 +66,8 @@ def _through(
     sinks,
     recalling,
     came,
+    held,
+    row,
     multiplying,
     one,
     board,
@@ -73,14 +82,15 @@ def _through(
         _scale(parts, scale, q.reshape(count, every, dim))
         k, v = parts[:, every : every + own].copy(), parts[:, every + own :].copy()
         out = np.empty_like(q)
-        share_heads(board, one, (q, k, v, table[layer], 0.0, sinks, recalling, out, came[layer]))
+        what = (q, k, v, table[layer], 0.0, sinks, recalling, out, came[layer], held[layer], row)
+        share_heads(board, one, what)
         x = to_hidden(*weights, x, out.reshape(count, every * dim), multiplying, board)
     return x
 
 
 @jitted
 def _scale(heads, scale, out):
-    """Multiply the first heads of each conversation."""
+    """Multiply the first heads of each token."""
     for each in range(out.shape[0]):
         for head in range(out.shape[1]):
             for d in range(out.shape[2]):

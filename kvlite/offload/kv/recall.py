@@ -17,7 +17,16 @@ from kvlite.cache import KVHeadGroup
 from kvlite.cache.packed import Packed
 from kvlite.cache.quantized import has_compiled
 from kvlite.offload.kv.store import HostKVStore
-from kvlite.offload.kv.swap import CANDIDATES, RECENT, SINKS, swap_in, swap_in_place
+from kvlite.offload.kv.swap import (
+    CANDIDATES,
+    RECENT,
+    SINKS,
+    copy_in,
+    first,
+    places_in,
+    swap_in,
+    swap_in_place,
+)
 from kvlite.offload.kv.transfer import KVTransfer
 from kvlite.ops.heads import of_heads
 
@@ -112,6 +121,19 @@ class Recall:
             asked, own = queries.float() * scale, of_heads(scores, head_group.heads)
             self._known += swap_in(head_group, asked, own, source, count)
         self.wanted += count * len(head_group.heads) * queries.shape[0]
+
+    def return_to(self, layer: int, head_group: KVHeadGroup, positions: Tensor) -> None:
+        """Exchange entries of a head group for those that it held before, of these positions
+        `(batch, heads, slots)`."""
+        gone = head_group.positions[:, :, : positions.shape[2]] != positions
+        if not gone.any():
+            return
+        source = self.store.layers[layer].head_group
+        self.store.wait()
+        comes, slots = first(gone)
+        most = int(comes.sum(-1).max())
+        comes, slots = comes[:, :, :most], slots[:, :, :most]
+        copy_in(head_group, source, places_in(source, positions).gather(2, slots), slots, comes)
 
     def counted(self, wanted: int, brought: int) -> list[tuple[object, str, object]]:
         """The attributes after counting more entries that a token wanted, and fetched, over KV

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from kvlite.cache import KVBits, KVHeadGroup, LayerCache, Selection
+from kvlite.cache.changes import Change, make_all
 from kvlite.cache.recurrent import States, copies_of, state_tensors
 from kvlite.cache.segment import bytes_held
 from kvlite.errors import OutOfMemory, RecallError
@@ -59,13 +60,18 @@ class HostKVLayer:
     def count(self) -> None:
         """Let the answer's entries count in the index, a few at a time."""
         assert self.index is not None
-        self.index.used = self.indexed(self.head_group.used)
+        make_all(self.filled_to(self.head_group.used, self.index.used))
 
-    def indexed(self, entries: int) -> int:
-        """How many of so many entries count in the index."""
+    def filled_to(self, entries: int, known: int) -> list[Change]:
+        """What lets so many entries count, of which the index counted `known` before."""
         assert self.index is not None
-        known = self.index.used
-        return entries if entries - known == INDEXED_AT_ONCE else known
+        indexed = self.num_indexed(entries, known)
+        return [(self.head_group, "used", entries), (self.index, "used", indexed)]
+
+    @staticmethod
+    def num_indexed(entries: int, known: int) -> int:
+        """How many of so many entries the index counts, of which it counted `known` before."""
+        return entries - (entries - known) % INDEXED_AT_ONCE
 
     @property
     def room(self) -> int:
@@ -280,16 +286,21 @@ class HostKVStore:
             for each in found
         )
 
-    def make_room(self, index: int) -> None:
-        """Let a layer grow if it is full: an answer may get longer than was planned. After an error
-        it may be called again.
+    def filled(self) -> list[tuple[HostKVLayer, int, int]]:
+        """Layers that take an answer, and how many entries each holds and its index counts."""
+        layers = (layer for layer in self.layers if layer.index is not None)
+        return [(layer, layer.head_group.used, layer.index.used) for layer in layers if layer.index]
+
+    def make_room(self, index: int, count: int = 1) -> None:
+        """Let a layer grow if it has no room for `count` tokens: an answer may get longer than was
+        planned. After an error it may be called again.
 
         Raises:
             MemoryError: there is not enough memory.
             OutOfMemory: the disk is full or fails.
         """
         layer = self.layers[index]
-        if layer.index is None or layer.room:
+        if layer.index is None or layer.room >= count:
             return
         self.wait()
         more = max(GROWTH, layer.head_group.used // SPARE)

@@ -38,7 +38,7 @@ def swap_in(
         How many came, over all heads and sequences.
     """
     device, scores = scores.device, scores.nan_to_num()
-    slots = _slots(head_group, source)
+    slots = places_in(source, head_group.positions[:, :, : head_group.used])
     candidates = _candidates(scores, count)
     named = Selection(source, candidates.to(source.residual_keys.device), head_group.heads)
     keys = named.keys(slice(0, candidates.shape[2])).to(device)
@@ -51,15 +51,22 @@ def swap_in(
         return 0
     stays = torch.zeros_like(held).scatter_(2, wanted, True).gather(2, slots)
     worth = scores.gather(2, slots).masked_fill_(stays, torch.inf)
-    comes, which = (each[:, :, :most] for each in _first(missing))
+    comes, which = (each[:, :, :most] for each in first(missing))
     leaving = worth.topk(most, largest=False).indices
-    coming = wanted.gather(2, which)
-    new = Selection(source, coming.to(source.residual_keys.device), head_group.heads)
-    own = comes.nonzero(as_tuple=True)
+    return copy_in(head_group, source, wanted.gather(2, which), leaving, comes)
+
+
+def copy_in(
+    head_group: KVHeadGroup, source: KVHeadGroup, places: Tensor, slots: Tensor, comes: Tensor
+) -> int:
+    """Copy entries at `places` of a source of all KV heads into `slots` of a head group, `(batch,
+    heads of the group, n)`, where `comes`; how many those are."""
+    every, own = slice(0, places.shape[2]), comes.nonzero(as_tuple=True)
+    new = Selection(source, places.to(source.residual_keys.device), head_group.heads)
     keys, values, positions = (
-        each(slice(0, most)).to(device)[own] for each in (new.keys, new.values, new.positions)
+        each(every).to(slots.device)[own] for each in (new.keys, new.values, new.positions)
     )
-    head_group.replace((own[0], own[1], leaving[own]), keys, values, positions)
+    head_group.replace((own[0], own[1], slots[own]), keys, values, positions)
     return len(own[0])
 
 
@@ -104,7 +111,7 @@ def swap_in_place(
     stays.scatter_(2, held.masked_fill(missing, slots), True)
     worth = scores.gather(2, places).masked_fill_(stays[:, :, :slots], torch.inf)
     leaving = worth.topk(count, largest=False).indices
-    comes, order = _first(missing)
+    comes, order = first(missing)
     which = best.gather(2, order)
     along, chosen, from_ = wide(leaving, keys), comes[..., None], wide(which, keys)
     # Where none comes, what is there stays.
@@ -178,17 +185,17 @@ def _segment(head_group: KVHeadGroup) -> "Segment | None":
     return Segment(packed.start, packed.positions, *sides, turn)
 
 
-def _first(missing: Tensor) -> tuple[Tensor, Tensor]:
+def first(missing: Tensor) -> tuple[Tensor, Tensor]:
     """Of `(batch, heads, n)` bool, what is True in front; and which they were."""
     ordered = missing.byte().sort(dim=-1, descending=True, stable=True)
     return ordered.values.bool(), ordered.indices
 
 
-def _slots(head_group: KVHeadGroup, source: KVHeadGroup) -> Tensor:
-    """Where entries of a head group lie in the source, `(batch, heads, used)`: layers that were
+def places_in(source: KVHeadGroup, positions: Tensor) -> Tensor:
+    """Where entries of these positions `(batch, heads, n)` lie in the source: layers that were
     given only some of the tokens have gaps between positions."""
-    order = source.positions[0, 0, : source.used].to(head_group.residual_positions.device)
-    return torch.searchsorted(order, head_group.positions[:, :, : head_group.used].contiguous())
+    order = source.positions[0, 0, : source.used].to(positions.device)
+    return torch.searchsorted(order, positions.contiguous())
 
 
 def _candidates(scores: Tensor, count: int) -> Tensor:
