@@ -4,7 +4,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
-from pathlib import Path
 from statistics import fmean
 from typing import Any, ClassVar
 
@@ -56,11 +55,6 @@ class Attention(AttentionOptions, Task[AttentionRow]):
     title: ClassVar = "Attention by layer"
     row: ClassVar = AttentionRow
 
-    @property
-    def draws(self) -> bool:
-        """Always."""
-        return True
-
     def __post_init__(self) -> None:
         self.text = read_document(self.file).text if self.file else bundled_prose()
 
@@ -98,14 +92,6 @@ class Attention(AttentionOptions, Task[AttentionRow]):
             }
             for at, each in enumerate(found)
         ]
-
-    def draw(self, rows: Sequence[AttentionRow], folder: Path) -> None:
-        """Plot the rows; needs matplotlib."""
-        from kvlite.bench.plots import draw_attention
-
-        found = _by_layer(rows)
-        lines = lines_of([each.needed for each in found], self.tokens)
-        draw_attention(folder / f"{self.name}.png", self.title, found, self.tokens, lines)
 
 
 def lines_of(needed: Sequence[float], length: int) -> dict[str, list[int]]:

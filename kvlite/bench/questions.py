@@ -170,15 +170,13 @@ class QuestionTask(QuestionOptions, GridTask[QuestionRow]):
         ]
 
     def draw(self, rows: Sequence[QuestionRow], folder: Path) -> None:
-        """For each kind and question, quality against bytes, and heat maps if there are depths."""
-        from kvlite.bench.plots import draw_depths, draw_quality
+        """For each kind and question, quality against bytes."""
+        from kvlite.bench.plots import draw_quality
 
         for kind, question in dict.fromkeys((row.kind, row.question) for row in rows):
             own = [row for row in rows if (row.kind, row.question) == (kind, question)]
             title, name = f"{self.name} {kind}, question {question}", f"{kind}-{question}"
             draw_quality(folder / f"quality-{name}.png", title, tallies(own), self.curves)
-            if own[0].depth is not None:
-                draw_depths(folder, f"depths-{name}", title, tallies(own, "depth"))
 
 
 def _times(tally: Tally[QuestionRow]) -> Cells:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from kvlite.bench.rows import Cells
 
-TABLE, COMMAND = "table.md", "command.txt"
+TABLE = "table.md"
 NO_PLOTS = 'no plots: matplotlib is not installed (pip install "kvlite[bench]")'
 INTERVALS = (
     "In brackets 95% intervals: Wilson's score interval for shares of prompts, Student's t for "

@@ -8,7 +8,6 @@ import typer
 from kvlite.bench.options import COMMANDS, Options
 from kvlite.cli.bench.harness import lm_eval
 from kvlite.cli.bench.peers import install_peers
-from kvlite.cli.bench.report import report
 from kvlite.cli.bench.run import Json, Out, run
 from kvlite.cli.opening import require_files
 from kvlite.cli.options import Command, with_fields, with_model
@@ -41,6 +40,5 @@ def measures(options: type[Options]) -> Command:
 
 for each in COMMANDS:
     app.command(each.name)(measures(each))
-app.command()(report)
 app.command()(install_peers)
 app.command("lm-eval")(lm_eval)

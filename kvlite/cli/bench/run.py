@@ -50,7 +50,6 @@ def run(
     """
     begun = monotonic()
     from kvlite.bench.folder import machine, opened
-    from kvlite.bench.report import COMMAND
     from kvlite.bench.task import measure
     from kvlite.conversation.runner import open_runner
     from kvlite.model.devices import choose_devices
@@ -68,7 +67,6 @@ def run(
         work = list(work)
         total = sum(len(keys) for keys, _ in work)
     folder.begin()
-    (folder.path / COMMAND).write_text(f"kvlite {shlex.join(sys.argv[1:])}\n", encoding="utf-8")
     stopped = False
     with reading_bar(screen, task.title) as bar:
 
@@ -115,7 +113,7 @@ def _report(
     screen = console()
     lines = task.table(rows)
     write_table(folder.path, task.title, lines, machine, done=len(rows), total=total)
-    if rows and task.draws:
+    if rows and task.curves:
         if can_draw():
             task.draw(rows, folder.path)
         else:
