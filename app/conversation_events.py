@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -15,7 +14,6 @@ from kvlite.web.work import Work
 from .conversation_view import BEGUN, ENDED, ConversationView, Updates
 from .engine.read_ahead import keep_up, refusal
 from .engine.service import Service
-from .engine.tuning import tune
 from .layout import (
     ANSWER_TAB,
     DOCUMENT,
@@ -178,14 +176,6 @@ class ConversationEvents:
     def later(self, id: str, start: int, request: gr.Request) -> Updates:
         """Go to the branch after this one."""
         return self.switch(id, start, (self._view(request, id).branch() or 1) + 1, request)
-
-    def tune(
-        self, id: str, start: int, document: str | None, minutes: float, request: gr.Request
-    ) -> Updates:
-        """Tune settings on a document of the conversation."""
-        view = self._view(request, id, start)
-        begin = partial(tune, self.service, view.owner, id, document or "", minutes)
-        return self._do(view, begin)
 
     def follow(self, id: str, start: int, stage: str, request: gr.Request) -> Iterator[Updates]:
         """Show what is done for a conversation as it comes. Its outputs are few, as the page goes

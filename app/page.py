@@ -77,8 +77,7 @@ class _Wiring:
         parts.refused.change(None, [parts.refused, parts.box], [parts.box], js=script("refuse"))
         chosen_in = MODELS_TAB if models.here else SETTINGS_TAB
         parts.model.click(lambda: gr.Tabs(selected=chosen_in), None, [parts.side], **_AT_ONCE)
-        for button in (parts.model, parts.tune):
-            button.click(None, None, None, js=script("showSide"))
+        parts.model.click(None, None, None, js=script("showSide"))
         gr.on(
             [parts.here.change, parts.name.change],
             None,
@@ -229,18 +228,6 @@ class _Wiring:
         changes = [each.change for each in decided]
         gr.on(changes, events.preferred, ordered, [parts.priority], **_AT_ONCE)
         self.taken.then(**estimate)
-        tuning = parts.tuning
-        parts.tune.click(
-            lambda: (gr.Tabs(selected=SETTINGS_TAB), gr.Accordion(open=True)),
-            None,
-            [parts.side, parts.tunes],
-            **_AT_ONCE,
-        ).then(None, None, None, js=script("showTuning"))
-        self._begins(tuning.begin.click, self.events.tune, [here, parts.start, *tuning.asked])
-        # Where a panel hides the conversation, it goes: there the page shows how far it is.
-        tuning.begin.click(None, None, None, js=script("fit"))
-        tuned = tuning.use.click(events.use_tuned, [parts.here], [tuning.used], **_WORK)
-        tuned.then(events.profiles, None, [parts.profiles], **_AT_ONCE).then(**self.fill_controls)
 
     def _memory(self, live: Live) -> None:
         def look(here: str, request: gr.Request) -> tuple[str, str]:

@@ -5,8 +5,6 @@ from typing import Any
 
 import gradio as gr
 
-from kvlite.bench.advice import profile_of
-from kvlite.bench.options import TUNE_PROFILE
 from kvlite.config.paths import config_folder
 from kvlite.config.profiles import Profiles
 from kvlite.config.settings import LOADING, OPTIONS, Settings
@@ -15,7 +13,6 @@ from kvlite.methods.engine_config import require_meaning
 from kvlite.web.work import Work
 
 from .engine.service import Service
-from .engine.tuning import TUNED
 from .estimate import estimate, phases_html, verdict_html
 from .form import Models, changed, label_of, shown_value, shown_values, values_of
 from .priorities import DECIDES, about, named, priority_of
@@ -122,21 +119,6 @@ class SettingsEvents:
             told = f"In use in this conversation from its next message on: {names}."
         notes = [f"{note}." for work in works for note in work.shown.notes]
         yield sentence_html(" ".join([*notes, told])), [*shown]
-
-    def use_tuned(self, id: str, request: gr.Request) -> Iterator[str]:
-        """Use what tuning proposes from the next message on, and save it as a profile."""
-        owner = owner_of(request)
-        found = self.service.store(owner).account(id, TUNED)
-        if not found:
-            raise SettingError("nothing is proposed here: tune on a document first")
-        work = self.service.change(owner, id, found["values"])
-        for shown, _ in _followed(work):
-            yield shown
-        if work.failure is None:
-            values = profile_of(found["values"], found["model"])
-            self._profiles(request).save(TUNE_PROFILE, values, force=True, note=found["told"][0])
-            told = f"In use from the next message on, and saved as the profile {TUNE_PROFILE}."
-            yield sentence_html(told)
 
     def profiles(self, request: gr.Request) -> Any:
         """The user's profiles, to choose from."""

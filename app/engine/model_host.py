@@ -16,7 +16,6 @@ from kvlite.conversation.runner import Runner, open_runner
 from kvlite.conversation.session import Session
 from kvlite.errors import ContextError, SettingError
 from kvlite.memory.free import held_bytes, return_memory
-from kvlite.model.calibration import Calibration
 from kvlite.model.files import fingerprint
 from kvlite.model.making import load_transformers
 from kvlite.model.text_limit import require_fits
@@ -55,11 +54,6 @@ class ModelHost:
         self.runner: Runner | None = None
         self.holding = Holding(())
         self.active: ActiveConversation | None = None
-
-    @property
-    def calibration(self) -> Calibration | None:
-        """The model's calibration, if it has one."""
-        return None if self.runner is None else self.runner.model.calibration
 
     @property
     def pause(self) -> float:

@@ -27,7 +27,7 @@ _SAID = TypeAdapter(Said)
 class ServerHost:
     """Answers by a server: nothing of a conversation stays in memory."""
 
-    pause, beside, calibration = PAUSE, True, None
+    pause, beside = PAUSE, True
 
     def __init__(self, settings: Settings, upstream: Upstream) -> None:
         self.settings = settings

@@ -6,7 +6,6 @@ from functools import partial
 from itertools import chain
 from math import inf
 from statistics import fmean
-from threading import Event
 from typing import Any, ClassVar
 
 import torch
@@ -108,7 +107,6 @@ def fidelity(
     *,
     starts: Mapping[int, Sequence[int]],
     after: int,
-    cancel: Event | None = None,
 ) -> list[Work[FidelityRow]]:
     """Every part of a text, read once for all choices that one host store serves.
 
@@ -116,7 +114,6 @@ def fidelity(
         ids: the text.
         choices: what is compared; `full`, not quantized, is one of them.
         starts: of each length, where parts begin; `length + after` tokens follow each.
-        cancel: as in `read_turns`.
     """
     shared = parties(choices)
     work: list[Work[FidelityRow]] = []
@@ -125,7 +122,7 @@ def fidelity(
             about = {"length": length, "start": start}
             keys = [FidelityRow.key({**about, **each.columns}) for each in chain(*shared)]
             part = list(ids[start : start + length + after])
-            work.append((keys, partial(_rows, model, part, shared, about, cancel)))
+            work.append((keys, partial(_rows, model, part, shared, about)))
     return work
 
 
@@ -166,14 +163,13 @@ def _rows(
     part: list[int],
     shared: list[list[Choice]],
     about: dict[str, Any],
-    cancel: Event | None,
 ) -> Iterator[FidelityRow]:
     """A row for each choice, party by party."""
     length = about["length"]
     after = part[length:]
     whole: Branch | None = None
     for choices in shared:
-        branches = read_turns(model, [part[:length]], choices, reserve=len(after), cancel=cancel)
+        branches = read_turns(model, [part[:length]], choices, reserve=len(after))
         # What the full cache holds needs no recall, so it is in the first party.
         whole = whole or next(each for each in branches if each.choice.is_full)
         yield from _beside(model, whole, branches, after, about)

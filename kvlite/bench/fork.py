@@ -7,7 +7,6 @@ these, and each gets the cache it would have had alone.
 from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
-from threading import Event
 from typing import Any
 
 import torch
@@ -16,7 +15,6 @@ from torch import Tensor
 from kvlite.bench.options import NO_RECALL
 from kvlite.cache import KVBits, KVCache, LayerCache
 from kvlite.cache.bits import written
-from kvlite.engine.callbacks import Callbacks
 from kvlite.engine.prefill import Prefill, prefill
 from kvlite.engine.probe import Probe, probing
 from kvlite.engine.slices import in_one_go
@@ -115,7 +113,6 @@ class Branch:
         policies: one a layer.
         logits: of the next token, `(vocab,)` float32.
         store: everything that was read, if it recalls; shared with other branches.
-        cancel: ends what is done with it, once set.
     """
 
     choice: Choice
@@ -123,7 +120,6 @@ class Branch:
     policies: list[LayerPolicy]
     logits: Tensor
     store: HostKVStore | None = None
-    cancel: Event | None = None
 
     @property
     def recall(self) -> Recall | None:
@@ -191,20 +187,15 @@ def read_turns(
     choices: Sequence[Choice],
     *,
     reserve: int,
-    cancel: Event | None = None,
 ) -> list[Branch]:
     """Read tokens turn by turn; only the last turn will be answered.
 
     Args:
         choices: that need one host store at most (see `parties`).
         reserve: tokens that will be generated.
-        cancel: ends the reading, and what is done with the branches, once set.
 
     Returns:
         A branch for each choice, with the cache that a conversation would have.
-
-    Raises:
-        Stopped: `cancel` was set.
     """
     seen = sum(map(len, turns))
     # A choice that drops nothing has nothing to recall, as in a conversation.
@@ -223,7 +214,7 @@ def read_turns(
     branches: list[Branch] = []
     for at, turn in enumerate(turns, 1):
         room = reserve if at == len(turns) else 0
-        reading = _Reading(model, turn, before, room, store, cancel)
+        reading = _Reading(model, turn, before, room, store)
         if not before:
             branches = reading.branches(own)
         else:
@@ -251,14 +242,12 @@ class _Reading:
         before: Sequence[int],
         reserve: int,
         store: HostKVStore | None,
-        cancel: Event | None,
     ) -> None:
         self.model = model
         self.ids = torch.tensor([token_ids], device=model.device)
         self.before = torch.tensor([before], dtype=torch.int64, device=model.device)
         self.reserve = reserve
         self.store = store
-        self.cancel = cancel
 
     @torch.inference_mode()
     def branches(self, choices: Sequence[Choice]) -> list[Branch]:
@@ -316,9 +305,8 @@ class _Reading:
             context=self.before,
             store=self._store_of([choice]),
             reserve=self.reserve,
-            callbacks=Callbacks(cancel=self.cancel),
         )
-        return Branch(choice, cache, policies, logits[0], cancel=self.cancel)
+        return Branch(choice, cache, policies, logits[0])
 
     def _shared(self, choices: Sequence[Choice], probe: Probe) -> list[Branch]:
         """Read once: every layer is cut for each choice before the next is read."""
@@ -340,7 +328,6 @@ class _Reading:
             context=self.before,
             store=store,
             reserve=self.reserve,
-            callbacks=Callbacks(cancel=self.cancel),
         )
         room = min(self.reserve, ROOM)
         by_layer = []
@@ -361,7 +348,7 @@ class _Reading:
             for index in range(shape.layers):
                 merge_below(kept.layers, own, index, room)
             share_out(kept.layers, own, room)
-            branches.append(Branch(choice, kept, own, logits, cancel=self.cancel))
+            branches.append(Branch(choice, kept, own, logits))
         return branches
 
 

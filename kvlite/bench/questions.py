@@ -8,7 +8,6 @@ from itertools import product
 from math import inf
 from pathlib import Path
 from statistics import median
-from threading import Event
 from time import perf_counter
 from typing import Any, ClassVar
 
@@ -224,21 +223,15 @@ def ask(
     return work
 
 
-def read(
-    model: LoadedModel,
-    case: Case,
-    question: str,
-    choices: Sequence[Choice],
-    cancel: Event | None = None,
-) -> list[Branch]:
+def read(model: LoadedModel, case: Case, question: str, choices: Sequence[Choice]) -> list[Branch]:
     """Read a prompt as one turn, so that what is kept is chosen with the question in view; or, if
     the question is "unknown", the context first and then the question in a turn of its own.
 
     Args:
-        choices, cancel: as in `read_turns`.
+        choices: as in `read_turns`.
     """
     turns = [case.prompt] if question == KNOWN else [case.context, case.question]
-    return read_turns(model, turns, choices, reserve=case.new_tokens, cancel=cancel)
+    return read_turns(model, turns, choices, reserve=case.new_tokens)
 
 
 def _rows(

@@ -8,7 +8,6 @@ from itertools import chain
 from math import log
 from random import Random
 from statistics import median
-from threading import Event
 from time import perf_counter
 from typing import Any, ClassVar
 
@@ -60,8 +59,7 @@ class Tune(TuneOptions, Task[TuneRow]):
     """Choices measured on a user's document.
 
     Attributes:
-        text: the document's; read from `file` if empty.
-        cancel: ends what is measured, once set.
+        text: the document's.
         choices: what is compared in the first part, once the model is known.
     """
 
@@ -69,9 +67,6 @@ class Tune(TuneOptions, Task[TuneRow]):
     row: ClassVar = TuneRow
     curves: ClassVar = (Curve("lost", "lost, compared with the full cache (nats a token)"),)
     resumes: ClassVar = True
-
-    text: str = ""
-    cancel: Event | None = None
 
     def __post_init__(self) -> None:
         """Raises SettingError or DocumentError if an option or the document cannot be used."""
@@ -81,12 +76,12 @@ class Tune(TuneOptions, Task[TuneRow]):
         self._choices(1_000_000)
         self.choices: list[Choice] = []
         self.rows: Sequence[Mapping[str, Any]] = ()
-        self.text = self.text or read_document(self.file).text
+        self.text = read_document(self.file).text
 
     def options(self) -> dict[str, Any]:
         """What decides the rows."""
         given = super().options()
-        del given["most lost"], given["cancel"]
+        del given["most lost"]
         return {**given, "text": digest(self.text)}
 
     def resume(self, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -123,10 +118,8 @@ class Tune(TuneOptions, Task[TuneRow]):
         made = partial(fitted, prepare, length, "tuning")
         fact = Recipe(self.name, "fact", length, place, part, made)
         start = int(place * (len(ids) - length - AFTER))
-        ((_, passage),) = fidelity(
-            model, ids, choices, starts={length: [start]}, after=AFTER, cancel=self.cancel
-        )
-        runs = (partial(_fact, model, fact, shared, self.cancel), partial(_passage, part, passage))
+        ((_, passage),) = fidelity(model, ids, choices, starts={length: [start]}, after=AFTER)
+        runs = (partial(_fact, model, fact, shared), partial(_passage, part, passage))
         return [(_keys(kind, part, shared), run) for kind, run in zip(KINDS, runs, strict=True)]
 
     def doing(self, keys: Sequence[Key]) -> str:
@@ -194,15 +187,12 @@ def _hidden(tokenizer: Any, text: str, length: int, depth: float, seed: int) -> 
 
 
 def _fact(
-    model: LoadedModel,
-    recipe: Recipe,
-    shared: Sequence[Sequence[Choice]],
-    cancel: Event | None,
+    model: LoadedModel, recipe: Recipe, shared: Sequence[Sequence[Choice]]
 ) -> Iterator[TuneRow]:
     """How much of a surprise a fact's number is, asked for in a turn of its own."""
     case, whole = recipe.case(model.tokenizer), 0.0
     for group in shared:
-        branches = read(model, case, UNKNOWN, group, cancel)
+        branches = read(model, case, UNKNOWN, group)
         nats = surprise(model, branches, case.forced, case.at_keys)
         # What the full cache holds needs no recall, so it is in the first group.
         whole = next((n for n, b in zip(nats, branches, strict=True) if b.choice.is_full), whole)
