@@ -351,9 +351,10 @@ def _show(session: Session, terminal: "ChatTerminal", argument: str) -> None:
         terminal.say("All settings are the usual ones; /set lists them.")
 
 
-@_command("memory", "", "draws where every megabyte is")
+@_command("memory", "", "says where every megabyte is")
 def _memory(session: Session, terminal: "ChatTerminal", argument: str) -> None:
-    terminal.show(views.MemoryView(views.memory_now(session)))
+    for place in views.memory_now(session):
+        terminal.show(views.memory(place))
     if session.last is not None:
         terminal.say(f"The last answer's peak: {readable(session.last.peak_bytes)}.")
 
