@@ -164,19 +164,14 @@ def parties(choices: Sequence[Choice]) -> list[list[Choice]]:
     there should never be two at a time. Choices without recall are in the first group, beside
     recall with the same bits."""
     bits = next((each.recall.bits for each in choices if each.recall), None)
-    plain: tuple[Any, ...] = (bits, None, None, None)
+    plain: tuple[Any, ...] = (bits, None, None)
     groups: dict[tuple[Any, ...], list[Choice]] = {plain: []}
     for choice in choices:
         method, recall = choice.method, choice.recall
         key = plain
         if recall is not None:
             alone = None if method.prefilling.exact else choice.read
-            key = (
-                recall.bits,
-                method.prefilling.reconstruction,
-                method.needs.future_queries,
-                alone,
-            )
+            key = (recall.bits, method.prefilling.reconstruction, alone)
         groups.setdefault(key, []).append(choice)
     return [group for group in groups.values() if group]
 
@@ -253,21 +248,19 @@ class _Reading:
     def branches(self, choices: Sequence[Choice]) -> list[Branch]:
         """One for each choice: read once for all whose reading is exact, once more for each way of
         reconstruction, and again for each of the others. In later turns, all of them recall."""
-        wanted = (each.method.needs.future_queries for each in choices)
-        future_queries = next((each for each in wanted if each is not None), None)
         seen = self.before.shape[1] + self.ids.shape[1]
         groups: dict[Reconstruction | None, list[Choice]] = {}
         read: dict[Choice, Branch] = {}
         for choice in dict.fromkeys(each.read for each in choices):
             method = choice.method
             reconstruction = method.prefilling.reconstruction
-            if method.prefilling.exact and method.needs.future_queries in (None, future_queries):
+            if method.prefilling.exact:
                 cuts = choice.recall is not None or choice.budget < seen
                 groups.setdefault(reconstruction if cuts else None, []).append(choice)
             else:
                 read[choice] = self.alone(choice, self._empty(reconstruction))
         for reconstruction, group in groups.items():
-            probe = Probe(1, future_queries=future_queries, reconstruction=reconstruction)
+            probe = Probe(1, reconstruction=reconstruction)
             read |= zip(group, self._shared(group, probe), strict=True)
         own: list[Branch] = []
         for choice in choices:

@@ -59,6 +59,14 @@ def test_every_setting_can_be_saved_and_given_back_as_flags(kvlite: Run) -> None
     assert shown == {**values, "stop": ["-a", "b "], "logit_bias": ["5:-1.5"]}
 
 
+def test_a_profile_of_a_method_that_was_removed_is_refused(
+    refused: Refused, folder: Path, text: Path
+) -> None:
+    path = put(folder, "mine", 'method = "triattention"')
+    said = (path, "unknown method 'triattention': choose from full, spans,")
+    refused(["ask", text, "Who?", "--profile", "mine"], *said)
+
+
 def test_tables_for_people(kvlite: Run, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "300")
     none = kvlite("profile", "list")
