@@ -86,16 +86,6 @@ class Profiles:
             raise self._absent(name, called)
         return found
 
-    def read_all(self) -> tuple[list[Profile], dict[Path, str]]:
-        """All profiles in alphabetical order, and what is wrong with the broken ones."""
-        good, broken = list[Profile](), dict[Path, str]()
-        for name in self.names():
-            try:
-                good.append(self.read(name))
-            except SettingError as error:
-                broken[self.path(name)] = str(error)
-        return good, broken
-
     def chosen(self, named: str | None, environment: Mapping[str, str]) -> Profile | None:
         """The profile to use: `named`, else `KVLITE_PROFILE`, else `default` if it exists.
 
