@@ -283,7 +283,6 @@ class ConversationEvents:
     def _do(
         self, view: ConversationView, begin: Callable[[], Work], *, empty: bool = False
     ) -> Updates:
-        """Begin work to follow, with the box emptied if so asked."""
         self.tabs.go(view.tab, view.id)
         try:
             begin()
@@ -296,8 +295,7 @@ class ConversationEvents:
         return updates if self.tabs.shows(view.tab, view.id) else {self.parts.start: gr.skip()}
 
     def _refused(self, view: ConversationView, error: Exception) -> Updates:
-        """Why something cannot be done. If something else is being done, that stays shown, and so
-        does what was typed."""
+        # If something else is being done, that stays shown, and so does what was typed.
         if view.under_way is None:
             status = sentence_html(str(error), wrong=True)
             return self._if_shown(view, view.idle(status=status, refill=False))
@@ -312,7 +310,6 @@ def _nudge(view: ConversationView) -> None:
 
 
 def _number_at(shown: History, index: Any) -> int:
-    """The number of the user's message that the one shown at a place belongs to; 0 for none."""
     place = index[0] if isinstance(index, list | tuple) else index
     return shown.numbers[place] if 0 <= place < len(shown.numbers) else 0
 

@@ -185,7 +185,6 @@ class ConversationView:
         }
 
     def _goes_on(self, account: dict[str, Any]) -> bool:
-        """Whether the answer was cut, and there is room for more of it, or may be made."""
         ledger = account.get("ledger", {})
         if ledger.get("limit") == "context":
             settings = self.service.settings_of(self.owner, self.id)

@@ -203,7 +203,6 @@ class _Wiring:
         parts.delete_profile.click(events.remove, [profiles], [profiles], **_WORK)
 
     def _model_here(self, models: Models) -> None:
-        """What only a model on this machine can be asked."""
         parts, events, ordered = self.parts, self.settings_events, self.parts.ordered
         here, controls = parts.here, [parts.tokens, *ordered]
         used = ModelsEvents(self.service, models).wire(parts.models_tab, parts.models, _WORK)

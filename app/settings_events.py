@@ -151,7 +151,6 @@ class SettingsEvents:
         return self.profiles(request)
 
     def _require_listed(self, profile: str, values: Mapping[str, Any]) -> None:
-        """Raises SettingError if a profile has a model that may not be chosen here."""
         model = values.get("model", self._first.model)
         if not self.models.may_use(model, self._first.model):
             raise SettingError(
@@ -161,7 +160,6 @@ class SettingsEvents:
             )
 
     def _settings(self, shown: Sequence[Any]) -> Settings:
-        """The settings in the controls; raises SettingError if one cannot be."""
         settings = Settings().replace(values_of(list(OPTIONS), shown))
         self.models.require_own(settings, self._first)
         for name, value in vars(settings).items():
@@ -169,13 +167,11 @@ class SettingsEvents:
         return settings
 
     def _profiles(self, request: gr.Request) -> Profiles:
-        """The program's own profiles; those who log in have theirs."""
         owner = owner_of(request)
         return Profiles(self.service.store(owner).folder if owner else config_folder())
 
 
 def _touched(filled: Sequence[Any], shown: Sequence[Any]) -> list[str]:
-    """The settings whose controls have other values than they were filled with."""
     return [name for name, was, now in zip(OPTIONS, filled, shown, strict=True) if was != now]
 
 

@@ -129,7 +129,6 @@ class ModelHost:
             self.lent.current.use(runner)
 
     def _unload(self, settings: Settings, work: Work) -> str:
-        """Make way for another model; a sentence on the memory that is free now."""
         assert self.runner is not None
         self.set_aside(work)
         self._expect(settings, work)
@@ -150,7 +149,6 @@ class ModelHost:
     def _return_to(
         self, settings: Settings, was: tuple[ConversationStore, str] | None, work: Work
     ) -> None:
-        """Load the former model again, and open the conversation that was in memory."""
         name = Path(settings.model).name
         try:
             self._expect(settings, work)

@@ -181,7 +181,6 @@ def _checks(part: int) -> bool:
 
 
 def _measured(rows: Sequence[TuneRow], part: int, choices: Sequence[Choice]) -> bool:
-    """Whether all choices have both rows of a part."""
     found = {(row.kind, *_setting(row)) for row in rows if row.part == part}
     return all((kind, *_setting_of(choice)) in found for kind in KINDS for choice in choices)
 

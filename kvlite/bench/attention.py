@@ -59,12 +59,11 @@ class Attention(AttentionOptions, Task[AttentionRow]):
         self.text = read_document(self.file).text if self.file else bundled_prose()
 
     def options(self) -> dict[str, Any]:
-        """What decides the rows."""
         text = {"file": self.file or "bundled prose", "text": digest(self.text)}
         return {**super().options(), **text}
 
     def work(self, runner: Runner) -> list[Work[AttentionRow]]:
-        """Every part of the text; of models with sliding windows, the layers without."""
+        # Of models with sliding windows, the layers without.
         model = runner.model
         ids: list[int] = runner.tokenizer.encode(self.text)
         length = self.tokens
@@ -79,7 +78,6 @@ class Attention(AttentionOptions, Task[AttentionRow]):
         ]
 
     def table(self, rows: Sequence[AttentionRow]) -> list[Cells]:
-        """A line for each layer."""
         found = _by_layer(rows)
         lines = lines_of([each.needed for each in found], self.tokens)
         return [
@@ -104,7 +102,6 @@ def lines_of(needed: Sequence[float], length: int) -> dict[str, list[int]]:
 
 
 def _by_layer(rows: Sequence[AttentionRow]) -> list[AttentionRow]:
-    """Means over the parts."""
     ordered = sorted(rows, key=lambda row: row.layer)
     return [
         AttentionRow(

@@ -108,7 +108,6 @@ def _one_pass(model: LoadedModel, branch: Branch, ids: Sequence[int]) -> Tensor:
 
 
 def _only_grows(policy: LayerPolicy) -> bool:
-    """Whether later tokens change nothing of what a layer holds."""
     method = policy.method
     only_appends = method.decoding.append_only and method.across.resolving is None
     return policy.bits is None and (policy.window is not None or only_appends)

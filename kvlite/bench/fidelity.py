@@ -74,19 +74,16 @@ class Fidelity(FidelityOptions, GridTask[FidelityRow]):
         self.text = read_document(self.file).text if self.file else bundled_prose()
 
     def options(self) -> dict[str, Any]:
-        """What decides the rows."""
         text = {"file": self.file or "bundled prose", "text": digest(self.text)}
         return {**super().options(), **text}
 
     def work(self, runner: Runner) -> list[Work[FidelityRow]]:
-        """Every part of the text."""
         model, ids = runner.model, runner.tokenizer.encode(self.text)
         starts = parts(len(ids), self.tokens, self.after, self.repeats, model.shape.max_context)
         require_memory(self.choices, model, max(self.tokens) + self.after)
         return fidelity(model, ids, self.fitted(model), starts=starts, after=self.after)
 
     def table(self, rows: Sequence[FidelityRow]) -> list[Cells]:
-        """A line for each length and choice."""
         return [
             {
                 **tally.setting(),
@@ -164,7 +161,6 @@ def _rows(
     shared: list[list[Choice]],
     about: dict[str, Any],
 ) -> Iterator[FidelityRow]:
-    """A row for each choice, party by party."""
     length = about["length"]
     after = part[length:]
     whole: Branch | None = None
@@ -183,7 +179,6 @@ def _beside(
     after: list[int],
     about: dict[str, Any],
 ) -> list[FidelityRow]:
-    """Rows of branches that have read the same as the full cache."""
     truth, kept = _truth(model, whole, branches, after[:-1])
     sums = torch.zeros(len(branches), 3, dtype=torch.float64)
 

@@ -101,7 +101,6 @@ def _rows(path: Path) -> tuple[int, list[dict[str, Any]]]:
 
 
 def _parsed(path: Path, texts: Sequence[bytes]) -> list[Any]:
-    """JSON texts of a file."""
     try:
         return [from_json(text) for text in texts]
     except Damaged:
@@ -109,7 +108,6 @@ def _parsed(path: Path, texts: Sequence[bytes]) -> list[Any]:
 
 
 def _flat(values: Any, name: str = "") -> dict[str, Any]:
-    """Nested values by dotted names."""
     if not isinstance(values, dict):
         return {name: values}
     flat: dict[str, Any] = {}
@@ -163,7 +161,6 @@ def configuration(
 
 
 def _calibration(options: Mapping[str, Any], folder: Path) -> str:
-    """A digest of the model's calibration, if a method uses it."""
     specs = [*options.get("methods", ()), *filter(None, [options.get("method")])]
     if not any(parse_method(spec).needs_calibration for spec in specs):
         return "unused"

@@ -288,7 +288,6 @@ class _Reading:
         return layer_policies(choice.method, shape, choice.budget, seen, held, new, choice.bits)
 
     def alone(self, choice: Choice, cache: KVCache) -> Branch:
-        """Read by one method, into its cache."""
         policies = self._policies(choice, cache)
         logits = prefill(
             self.model,
@@ -346,7 +345,6 @@ class _Reading:
 
 
 def _cuts(view: LayerView, branches: list[list[LayerPolicy]], room: int) -> list[LayerCache]:
-    """What each branch keeps of one layer."""
     cuts = []
     for policies in branches:
         policy = policies[view.layer]
@@ -361,5 +359,4 @@ def _cuts(view: LayerView, branches: list[list[LayerPolicy]], room: int) -> list
 
 
 def _queries(policy: LayerPolicy) -> int:
-    """How many of the last queries a policy wants to see, at least one."""
     return max(1, policy.method.needs.num_queries(policy.budget), policy.method.decoding.rows)

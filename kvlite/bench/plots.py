@@ -102,7 +102,7 @@ def _quality(axis: Axes, curve: Curve, series: Series, looks: Mapping[str, dict[
 
 
 def _label_logarithms(axis: Axis) -> None:
-    """Few powers of ten lie in a grid of budgets: their halves and fifths are labeled too."""
+    # Few powers of ten lie in a grid of budgets: their halves and fifths are labeled too.
     axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axis.set_minor_formatter(NullFormatter())

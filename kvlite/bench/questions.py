@@ -97,13 +97,11 @@ class QuestionTask(QuestionOptions, GridTask[QuestionRow]):
         self.peer_versions = versions() if self.peer else {}
 
     def options(self) -> dict[str, Any]:
-        """What decides the rows."""
         options = super().options()
         peers = options.pop("peer")
         return {**options, "peer": peers, "versions": self.peer_versions} if peers else options
 
     def settings(self, given: Settings) -> Settings:
-        """As they are; on one card, where there are peers."""
         if self.peer:
             require_one_card(given, self.peer[0])
         return given
@@ -151,7 +149,6 @@ class QuestionTask(QuestionOptions, GridTask[QuestionRow]):
         return ask(model, prompts, own, asked, PeerProgram(model, runner.model_path, others))
 
     def table(self, rows: Sequence[QuestionRow]) -> list[Cells]:
-        """A line for each kind, question, length and choice."""
         timed = any(row.reading_s is not None for row in rows)
         return [
             {
@@ -179,7 +176,6 @@ class QuestionTask(QuestionOptions, GridTask[QuestionRow]):
 
 
 def _times(tally: Tally[QuestionRow]) -> Cells:
-    """Medians of what was measured."""
     reading, token = (
         [value for value in tally.values(name) if value is not None]
         for name in ("reading_s", "token_ms")

@@ -79,18 +79,15 @@ class Tune(TuneOptions, Task[TuneRow]):
         self.text = read_document(self.file).text
 
     def options(self) -> dict[str, Any]:
-        """What decides the rows."""
         given = super().options()
         del given["most lost"]
         return {**given, "text": digest(self.text)}
 
     def resume(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Who is in the race is read from them."""
         self.rows = rows
 
     def work(self, runner: Runner) -> Iterator[Work[TuneRow]]:
-        """A fact and a passage in turns, each read once for all choices that one store serves, by
-        those still in the race."""
+        # A fact and a passage in turns, by those still in the race.
         model = runner.model
         ids: list[int] = runner.tokenizer.encode(self.text)
         # A fifth is left, for passages to begin at several places.
@@ -111,7 +108,6 @@ class Tune(TuneOptions, Task[TuneRow]):
     def _part(
         self, model: LoadedModel, ids: list[int], length: int, part: int
     ) -> list[Work[TuneRow]]:
-        """A fact and a passage, at a place of their own."""
         choices = in_race([TuneRow(**row) for row in self.rows], self.choices)
         shared, place = parties(choices), part * _GOLDEN % 1
         prepare = partial(_hidden, model.tokenizer, self.text, length, place, part)
@@ -123,14 +119,12 @@ class Tune(TuneOptions, Task[TuneRow]):
         return [(_keys(kind, part, shared), run) for kind, run in zip(KINDS, runs, strict=True)]
 
     def doing(self, keys: Sequence[Key]) -> str:
-        """The part of the document, what is asked of it, and of how many settings."""
         kind, part = (keys[0][TuneRow.KEY.index(name)] for name in ("kind", "part"))
         what = "a hidden fact" if kind == "fact" else "a passage"
         return f"{self.title}: {what} in part {part + 1}, {len(keys)} settings"
 
     def table(self, rows: Sequence[TuneRow]) -> list[Cells]:
-        """A line for each choice in the race that no other beats both in bytes and in what it
-        loses."""
+        # Those in the race that no other beats both in bytes and in what they lose.
         best = frontier(tallies(comparable(rows, self.choices)))
         return [
             {
@@ -146,7 +140,6 @@ class Tune(TuneOptions, Task[TuneRow]):
         ]
 
     def summary(self, rows: Sequence[TuneRow]) -> dict[str, Any]:
-        """The recommended settings."""
         found = self.advice(rows)
         settings = None if found is None else {**found.values}
         return {"recommended": settings, "reason": "" if found is None else found.reason}
@@ -210,7 +203,6 @@ def _fact(
 
 
 def _step_ms(model: LoadedModel, branch: Branch) -> float:
-    """Median milliseconds of a decode step."""
     if branch.recall is not None:
         branch.recall.store.forget_answer()
     going, times = branch.copy(), []
@@ -222,7 +214,6 @@ def _step_ms(model: LoadedModel, branch: Branch) -> float:
 
 
 def _passage(part: int, run: Any) -> Iterator[TuneRow]:
-    """How far predictions of the text that follows are from the full cache's."""
     row: FidelityRow
     for row in run():
         yield TuneRow(

@@ -161,7 +161,6 @@ def batch(
 def _asked(
     place: str, questions: Sequence[str], settings: Settings, outs: Sequence[str | Path]
 ) -> tuple[list[Task], RowOf]:
-    """The tasks, and what makes rows of their answers."""
     if not is_batch_file(place):
         return tasks_in(place, questions_in(questions), outs), methodcaller("to_json")
     if questions:
@@ -197,7 +196,6 @@ def _engine(
     devices: "Sequence[torch.device]",
     screen: Console,
 ) -> Iterator[tuple[str, Answers]]:
-    """The model's fingerprint, and what answers with it: here, on devices, or on a cluster."""
     if ray:
         from kvlite.jobs.cluster import answered_on_cluster, connected
 
@@ -220,8 +218,6 @@ def _engine(
 
 
 class _Progress:
-    """Rows done, how many an hour, and the time left; nothing where nobody watches."""
-
     def __init__(self, screen: Console, total: int, done: int) -> None:
         columns = (
             TextColumn("Answering"),
@@ -238,13 +234,11 @@ class _Progress:
         self._told: set[str] = set()
 
     def advance(self) -> None:
-        """One more row is done."""
         self._came += 1
         rate = self._came / (perf_counter() - self._begun) * 3600
         self.bar.update(self._task, advance=1, rate=f"{rate:,.0f} an hour")
 
     def note(self, note: str) -> None:
-        """Print a note above the bar, once."""
         if note not in self._told:
             self._told.add(note)
             self.bar.console.print(f"Note: {note}", style="yellow")

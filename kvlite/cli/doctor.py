@@ -177,7 +177,6 @@ def _host_memory() -> Check:
 
 
 def _folders() -> Iterator[Check]:
-    """kvlite's own, the disk they are on, and whether they can be written."""
     folders = {
         "cache": cache_folder(),
         "data": data_folder(),
@@ -225,7 +224,6 @@ def _load() -> float:
 
 
 def _size(folder: Path) -> int:
-    """Bytes of the files in it; links are not followed."""
     total = 0
     for where, _, files in os.walk(folder):
         for file in files:
@@ -237,7 +235,6 @@ def _size(folder: Path) -> int:
 
 
 def _measured(device: str) -> "Speeds | str":
-    """A device's speeds, or in a sentence why there are none."""
     import torch
 
     from kvlite.memory.speeds import measure_speeds

@@ -181,12 +181,10 @@ def _once(values: list[Any]) -> list[Any]:
 
 
 def _listed(values: list[str]) -> list[str]:
-    """Values that were given apart or with commas between."""
     return _once([each.strip() for value in values for each in value.split(",")])
 
 
 def _contents(value: str) -> str:
-    """A text, or what the file of that name says."""
     if not os.path.isfile(value):
         if re.fullmatch(r'[^\s{}"]*\.[A-Za-z0-9]{1,5}', value):
             raise SettingError(f"--schema {value}: there is no such file")

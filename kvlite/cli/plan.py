@@ -115,7 +115,6 @@ def _show(made: "Plan", asked: int, most: int) -> None:
 
 
 def _show_fitting(rows: "list[MaxContext]") -> None:
-    """What the rows say, without what makes no difference."""
     lines: list[_Line] = [((row.weights, row.method, row.kv_bits), row.shown) for row in rows]
     for at in (2, 0, 1):
         lines = _joined(lines, at)

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from kvlite.bench.options import TUNE_MINUTES, TUNE_PROFILE, TuneOptions
-from kvlite.cli.bench.run import Json, Out
+from kvlite.cli.bench.run import Out
 from kvlite.cli.console import output, say
 from kvlite.cli.opening import require_files
-from kvlite.cli.options import as_flags, with_fields, with_model
+from kvlite.cli.options import AsJson, as_flags, with_fields, with_model
 from kvlite.cli.screen import console
 from kvlite.config.paths import config_folder, require_writable
 from kvlite.config.profiles import Profiles
@@ -34,7 +34,7 @@ def tune(
         typer.Option("--force", help=f"overwrite a profile of that name; {TUNE_PROFILE} always is"),
     ] = False,
     out: Out = None,
-    as_json: Json = False,
+    as_json: AsJson = False,
     **options: Any,
 ) -> None:
     """Measure methods, budgets and bits on a document, and save the settings that serve it.

@@ -164,7 +164,6 @@ def _is_name(text: str) -> bool:
 
 
 def _read(name: str, path: Path) -> Profile | None:
-    """The profile in a file; None if there is no such file."""
     try:
         if not S_ISREG(path.stat().st_mode) and not path.is_dir():  # reading a pipe would hang
             raise SettingError(f"{path} is not a file: remove it, or take another profile")
@@ -186,7 +185,6 @@ def _read(name: str, path: Path) -> Profile | None:
 
 
 def _written(values: Mapping[str, Any]) -> bytes:
-    """Values as TOML."""
     import tomli_w
 
     lines = []

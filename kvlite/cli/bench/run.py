@@ -34,7 +34,6 @@ Out = Annotated[
         "goes on [default: a new one in the user's data folder]"
     ),
 ]
-Json = Annotated[bool, typer.Option("--json", help="print one JSON object instead of a table")]
 
 
 def run(
@@ -127,7 +126,7 @@ def _report(
 
 
 def _print_table(lines: "Sequence[Cells]", machine: Mapping[str, str]) -> None:
-    """What is the same in all lines is said below them: terminals are narrow."""
+    # What is the same in all lines is said below them: terminals are narrow.
     alike = {
         name: value
         for name, value in lines[0].items()
@@ -139,7 +138,6 @@ def _print_table(lines: "Sequence[Cells]", machine: Mapping[str, str]) -> None:
     names = [name for name in lines[0] if name not in alike]
 
     def table(width: int) -> Table:
-        """The table, with methods broken at a width."""
         # What there is no room for is folded, and nothing left out.
         columns = [Column(name, overflow="fold", no_wrap=name == "method") for name in names]
         made = Table(*columns, caption="\n".join(caption).strip())

@@ -107,7 +107,6 @@ def chat(
 def _served(
     url: str, files: Sequence[str], resolved: Resolved, screen: Console, *, as_json: bool
 ) -> None:
-    """Let a server answer every line; documents go with the first."""
     documents = documents_to_send(files, screen, resolved.settings)
     talk, lines = talk_with(url, resolved, documents), lines_said(screen, _HINT)
     typed = partial(_entered, talk, screen) if at_terminal() else None
@@ -164,7 +163,6 @@ def _typed(
     terminal = ChatTerminal(screen, prompt, status, as_json=as_json, quiet=quiet)
 
     def tried(work: Callable[..., None], *args: object) -> None:
-        """Do something and say what went wrong, if anything did: the conversation goes on."""
         try:
             work(session, terminal, *args)
         except Stopped:
