@@ -132,7 +132,7 @@ def batch(
         written = Written.of(path)
         written.require(job, asked, path)  # before the model is loaded
         done = written.done.keys() - (written.failed if retry_errors else ())
-        answers: Answers = _nothing
+        answers: Answers | None = None  # where nothing is left
         if done >= {task.id for task in asked}:
             job["model"] = fingerprint(find_model(settings.model))
         else:
@@ -145,7 +145,7 @@ def batch(
         shown = _Progress(screen, summary.rows, summary.before)
         callbacks = Callbacks(notify=shown.note, cancel=cancel)
         with shown.bar:
-            for answer in answers([*left.values()], callbacks):
+            for answer in answers([*left.values()], callbacks) if answers else ():
                 writer.add(row_of(answer), left[answer.id])
                 summary.add(answer)
                 shown.advance()
@@ -181,11 +181,6 @@ def _devices(text: str, settings: Settings, ray: str) -> "Sequence[torch.device]
     from kvlite.model.devices import choose_devices
 
     return choose_devices(text, "--devices")
-
-
-def _nothing(tasks: Sequence[Task], callbacks: Callbacks) -> "Iterator[BatchAnswer]":
-    """What answers where nothing is left to answer."""
-    yield from ()
 
 
 @contextmanager

@@ -105,19 +105,17 @@ def doctor(
 def checks_of_this_machine() -> Iterator[Check]:
     """Everything but speeds, in the order in which it is shown."""
     found = nvml.cards()
-    yield _python()
+    system = "WSL" if nvml.in_wsl() else platform.system()
+    yield Check("Python", "ok", f"{platform.python_version()} on {system} {platform.machine()}")
     yield from _cards(found)
     yield _torch(found)
     yield from _packages(bool(found))
     yield _host_memory()
     yield from _folders()
-    yield from _leftovers()
+    if old := leftovers():
+        about = f"{readable(sum(map(bytes_of, old)))} of GGUF files, converted by an older kvlite"
+        yield Check("copies", "note", about, "kvlite models clean")
     yield _threads()
-
-
-def _python() -> Check:
-    system = "WSL" if nvml.in_wsl() else platform.system()
-    return Check("Python", "ok", f"{platform.python_version()} on {system} {platform.machine()}")
 
 
 def _cards(found: list[nvml.Card]) -> Iterator[Check]:
@@ -196,12 +194,6 @@ def _folders() -> Iterator[Check]:
         short = name == "cache" and free < DISK
         remedy = f"free some, or name a folder on another disk by {variable}" if short else ""
         yield Check(name, "note" if short else "ok", about, remedy)
-
-
-def _leftovers() -> Iterator[Check]:
-    if found := leftovers():
-        about = f"{readable(sum(map(bytes_of, found)))} of GGUF files, converted by an older kvlite"
-        yield Check("copies", "note", about, "kvlite models clean")
 
 
 def _threads() -> Check:

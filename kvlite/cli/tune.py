@@ -1,7 +1,7 @@
 """`kvlite tune`: measure settings on one's own document, and keep the best."""
 
 import shlex
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -13,10 +13,8 @@ from kvlite.cli.options import AsJson, as_flags, with_fields, with_model
 from kvlite.cli.screen import console
 from kvlite.config.paths import config_folder, require_writable
 from kvlite.config.profiles import Profiles
-from kvlite.config.settings import Settings
-
-if TYPE_CHECKING:
-    from kvlite.bench.advice import Advice
+from kvlite.config.settings import EMBEDDED_MODEL, Settings
+from kvlite.model.source import lasting_name
 
 
 @with_model
@@ -67,19 +65,10 @@ def tune(
     if found is None:
         console().print("Nothing was measured yet: give it more --minutes")
         raise typer.Exit(1)
-    _save(found, profiles, save, settings, as_json)
-
-
-def _save(
-    found: "Advice", profiles: Profiles, name: str, settings: Settings, as_json: bool
-) -> None:
-    from kvlite.bench.advice import profile_of
-
-    values = profile_of(found.values, settings.model)
-    saved = profiles.save(name, values, force=True, note=found.reason)
-    if as_json:
-        return
-    screen = output()
-    screen.print(found.reason)
-    screen.print(shlex.join(as_flags(found.values)))
-    say(f"Saved in {saved.path}\nUse it with --profile {name}")
+    model = {} if settings.model == EMBEDDED_MODEL else {"model": lasting_name(settings.model)}
+    saved = profiles.save(save, {**model, **found.values}, force=True, note=found.reason)
+    if not as_json:
+        screen = output()
+        screen.print(found.reason)
+        screen.print(shlex.join(as_flags(found.values)))
+        say(f"Saved in {saved.path}\nUse it with --profile {save}")

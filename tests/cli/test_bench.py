@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from kvlite.bench.folder import RunFolder
-from kvlite.bench.report import NO_PLOTS
+from kvlite.cli.bench.run import NO_PLOTS
 from kvlite.memory.device_budget import DeviceBudget
 from tests.cli.conftest import LIMIT, Refused, Run
 from tests.cli.test_interrupts import interrupted
@@ -137,7 +137,7 @@ def test_recall_that_does_not_fit_host_memory_is_refused(
 def test_without_matplotlib_there_is_a_table_and_a_word(
     kvlite: Run, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kvlite.bench.report.find_spec", lambda name: None)
+    monkeypatch.setattr("kvlite.cli.bench.run.find_spec", lambda name: None)
     done = kvlite(*words("niah", model), "--out", tmp_path / "run", "--json")
     assert done.err.splitlines()[0] == NO_PLOTS
     assert (tmp_path / "run" / "table.md").exists()

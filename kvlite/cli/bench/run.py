@@ -3,6 +3,7 @@
 import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from importlib.util import find_spec
 from math import inf
 from pathlib import Path
 from time import monotonic
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from kvlite.bench.rows import Cells
     from kvlite.bench.task import Task, Work
 
+NO_PLOTS = 'no plots: matplotlib is not installed (pip install "kvlite[bench]")'
 # Columns of a table that nothing is broken in, and of a method in one that is too wide.
 _WHOLE, _METHOD = 10_000, 12
 
@@ -107,13 +109,11 @@ def _report(
     total: int | None,
     as_json: bool,
 ) -> None:
-    from kvlite.bench.report import NO_PLOTS, can_draw, write_table
-
     screen = console()
     lines = task.table(rows)
-    write_table(folder.path, task.title, lines, machine, done=len(rows), total=total)
+    folder.write_table(task.title, lines, machine, total)
     if rows and task.curves:
-        if can_draw():
+        if find_spec("matplotlib") is not None:
             task.draw(rows, folder.path)
         else:
             screen.print(NO_PLOTS)
