@@ -85,13 +85,13 @@ def plan(
                 tokens, is_guess = counted or len(text) // 4 + 1, counted is None
             made = planner.best(min(tokens, max(1, most)))
         if not as_json:
-            from kvlite.cli.chat.views import PlanView
+            from kvlite.cli.chat.views import plan_view
 
             if tokens > made.tokens:
                 output().print(
                     f"The model was trained for {longest:,} tokens, and {tokens:,} were asked for."
                 )
-            output().print(PlanView(made))
+            output().print(plan_view(made, output().width))
             if is_guess:
                 output().print(
                     f"Its {tokens:,} tokens are a guess, one for 4 characters: the model's "

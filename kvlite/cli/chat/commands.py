@@ -363,7 +363,7 @@ def _memory(session: Session, terminal: "ChatTerminal", argument: str) -> None:
 def _plan(session: Session, terminal: "ChatTerminal", argument: str) -> None:
     if session.runner.plan is None:
         raise SettingError("no plan could be made of this model")
-    terminal.show(views.PlanView(session.runner.plan))
+    terminal.show(views.plan_view(session.runner.plan, terminal.width))
 
 
 @_command("metrics", "", "says what the last answer was made from")

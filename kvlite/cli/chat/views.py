@@ -1,9 +1,9 @@
 """What a chat shows: the status line, what takes memory, a plan, messages, differences."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.style import Style
 from rich.table import Table
@@ -61,35 +61,34 @@ def memory(place: Place) -> RenderableType:
     return Group(Text(used), grid(parts))
 
 
-class PlanView:
+def plan_view(plan: "Plan", width: int) -> RenderableType:
     """A plan phase by phase, whether it fits, and the reasons for its settings."""
+    return Group(*_plan_parts(plan, width))
 
-    def __init__(self, plan: "Plan") -> None:
-        self.plan = plan
 
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        made, room = self.plan, self.plan.room
-        what = f"{made.model}, {made.choice.weights.name}: read {made.tokens:,} tokens"
-        yield Text(f"{what}, answer {made.longest:,}, on {room.name}")
-        yield _all_phases(made) if options.max_width >= _ROOMY else _highest_phase(made)
-        verdict = "fits" if made.fits else "does not fit"
-        offered = readable(room.tensors)
-        beside = f"margin {readable(room.margin)}"
-        if room.context:
-            beside = f"CUDA context and allocator {readable(room.context)}, {beside}"
-        if made.cards:
-            yield _by_card(made)
-        yield Text(f"Peak {readable(made.peak_bytes)} of tensors, {offered} offered: {verdict}.")
-        yield Text(f"Besides tensors: {beside}.")
-        if made.forecast.host_bytes:
-            host = readable(made.forecast.host_bytes)
-            yield Text(f"Host memory for recall: {host}, {readable(room.host)} free.")
-        if made.tokens_per_s is not None:
-            yield Text(f"Answering: {made.tokens_per_s:,.0f} tokens/s at most, by its bandwidth.")
-        for reason in made.changes or made.reasons * (not made.fits):
-            yield Text(f"- {reason}")
-        if not made.fits:
-            yield Text("- what would: a smaller model, a shorter text, or more memory")
+def _plan_parts(made: "Plan", width: int) -> Iterator[RenderableType]:
+    room = made.room
+    what = f"{made.model}, {made.choice.weights.name}: read {made.tokens:,} tokens"
+    yield Text(f"{what}, answer {made.longest:,}, on {room.name}")
+    yield _all_phases(made) if width >= _ROOMY else _highest_phase(made)
+    verdict = "fits" if made.fits else "does not fit"
+    offered = readable(room.tensors)
+    beside = f"margin {readable(room.margin)}"
+    if room.context:
+        beside = f"CUDA context and allocator {readable(room.context)}, {beside}"
+    if made.cards:
+        yield _by_card(made)
+    yield Text(f"Peak {readable(made.peak_bytes)} of tensors, {offered} offered: {verdict}.")
+    yield Text(f"Besides tensors: {beside}.")
+    if made.forecast.host_bytes:
+        host = readable(made.forecast.host_bytes)
+        yield Text(f"Host memory for recall: {host}, {readable(room.host)} free.")
+    if made.tokens_per_s is not None:
+        yield Text(f"Answering: {made.tokens_per_s:,.0f} tokens/s at most, by its bandwidth.")
+    for reason in made.changes or made.reasons * (not made.fits):
+        yield Text(f"- {reason}")
+    if not made.fits:
+        yield Text("- what would: a smaller model, a shorter text, or more memory")
 
 
 def _all_phases(made: "Plan") -> Table:
