@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -15,7 +14,6 @@ from kvlite.web.work import Work
 from .conversation_view import BEGUN, ENDED, ConversationView, Updates
 from .engine.read_ahead import keep_up, refusal
 from .engine.service import Service
-from .engine.tuning import tune
 from .layout import (
     ANSWER_TAB,
     DOCUMENT,
@@ -179,14 +177,6 @@ class ConversationEvents:
         """Go to the branch after this one."""
         return self.switch(id, start, (self._view(request, id).branch() or 1) + 1, request)
 
-    def tune(
-        self, id: str, start: int, document: str | None, minutes: float, request: gr.Request
-    ) -> Updates:
-        """Tune settings on a document of the conversation."""
-        view = self._view(request, id, start)
-        begin = partial(tune, self.service, view.owner, id, document or "", minutes)
-        return self._do(view, begin)
-
     def follow(self, id: str, start: int, stage: str, request: gr.Request) -> Iterator[Updates]:
         """Show what is done for a conversation as it comes. Its outputs are few, as the page goes
         through all of them at every step."""
@@ -293,7 +283,6 @@ class ConversationEvents:
     def _do(
         self, view: ConversationView, begin: Callable[[], Work], *, empty: bool = False
     ) -> Updates:
-        """Begin work to follow, with the box emptied if so asked."""
         self.tabs.go(view.tab, view.id)
         try:
             begin()
@@ -306,8 +295,7 @@ class ConversationEvents:
         return updates if self.tabs.shows(view.tab, view.id) else {self.parts.start: gr.skip()}
 
     def _refused(self, view: ConversationView, error: Exception) -> Updates:
-        """Why something cannot be done. If something else is being done, that stays shown, and so
-        does what was typed."""
+        # If something else is being done, that stays shown, and so does what was typed.
         if view.under_way is None:
             status = sentence_html(str(error), wrong=True)
             return self._if_shown(view, view.idle(status=status, refill=False))
@@ -322,7 +310,6 @@ def _nudge(view: ConversationView) -> None:
 
 
 def _number_at(shown: History, index: Any) -> int:
-    """The number of the user's message that the one shown at a place belongs to; 0 for none."""
     place = index[0] if isinstance(index, list | tuple) else index
     return shown.numbers[place] if 0 <= place < len(shown.numbers) else 0
 

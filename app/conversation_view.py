@@ -9,7 +9,6 @@ import gradio as gr
 from kvlite.web.work import Work
 
 from .engine.service import Service
-from .engine.tuning import TUNED
 from .layout import Parts
 from .sidebar_events import listing_of
 from .storage.record import Record
@@ -123,7 +122,6 @@ class ConversationView:
             parts.box: gr.MultimodalTextbox(**box | (_EMPTY if empty else {})),
             parts.earlier: gr.Button(visible=False),
             parts.go_on: gr.Button(visible=False),
-            parts.tune: gr.Button(visible=False),
         }
 
     def unreadable(self, error: Exception) -> Updates:
@@ -145,7 +143,7 @@ class ConversationView:
     def account(self, key: str | None) -> tuple[dict[str, Any], str]:
         """The account of an answer, empty where there is none; and as HTML."""
         account = self.store.account(self.id, key) if key else {}
-        return account, answer_html(account, self.service.model_host.calibration)
+        return account, answer_html(account)
 
     def difference(self) -> str:
         """The result of a check of the last answer, if that is what was done last."""
@@ -182,14 +180,11 @@ class ConversationView:
             parts.chosen: record.questions,
             parts.model: self.service.model_name,
             parts.go_on: gr.Button(visible=self._goes_on(account)),
-            parts.tune: gr.Button(visible=parts.models_here and bool(record.documents)),
             parts.answer: html,
             parts.difference: self.difference(),
-            **parts.tuning.updates(record.documents, self.store.account(self.id, TUNED)),
         }
 
     def _goes_on(self, account: dict[str, Any]) -> bool:
-        """Whether the answer was cut, and there is room for more of it, or may be made."""
         ledger = account.get("ledger", {})
         if ledger.get("limit") == "context":
             settings = self.service.settings_of(self.owner, self.id)

@@ -12,7 +12,6 @@ from kvlite.config.settings import OPTIONS, Settings
 from .form import ANSWER, FIRST, FOLDED, Models, control, shown_values
 from .models_tab import MODELS_TAB, ModelsTab
 from .priorities import PRIORITIES, about, priority_of
-from .tuning_section import TuningSection
 from .views.listing import ACTIONS, MENU_HTML
 from .web.gradio_patches import script
 
@@ -49,7 +48,6 @@ class Parts:
     """The page's components, by what they are for; made inside a `gr.Blocks`."""
 
     def __init__(self, settings: Settings, models: Models) -> None:
-        self.models_here = models.here
         # The browser knows what it shows, and says so with each event. A gr.State would be what it
         # shows when the server hears of the event.
         self.here = gr.Textbox("", visible="hidden", elem_id="here")
@@ -99,8 +97,8 @@ class Parts:
         return [
             *(self.here, self.kept_here, self.start, self.stage, self.earlier, self.chat),
             *(self.status, self.box, self.refused, self.former, self.branches, self.later),
-            *(self.listed, self.name, self.model, self.go_on, self.tune, self.chosen),
-            *(self.answer, self.difference, *self.tuning.view),
+            *(self.listed, self.name, self.model, self.go_on, self.chosen),
+            *(self.answer, self.difference),
         ]
 
     def _conversations(self) -> None:
@@ -163,7 +161,6 @@ class Parts:
             )
             self.later = gr.Button("\u203a", elem_id="later", **small)
             self.go_on = gr.Button("Continue", elem_id="continue", **small)
-            self.tune = gr.Button("Tune for this document", elem_id="tune", **small)
         self.status = gr.HTML(elem_id="status", padding=False)
         self.unapplied = gr.HTML(elem_id="unapplied", padding=False)
         # What a script clicks when files come into the box, or are taken out of it.
@@ -208,8 +205,9 @@ class Parts:
             visible=models.here,
         )
         controls(*ANSWER)
-        folded: dict[str, Any] = {"open": False, "visible": models.here}
-        with gr.Accordion("What it takes", elem_id="takes", **folded) as self.takes:
+        with gr.Accordion(
+            "What it takes", elem_id="takes", open=False, visible=models.here
+        ) as self.takes:
             self.tokens = gr.Number(
                 4096,
                 label="Tokens to plan for",
@@ -219,8 +217,6 @@ class Parts:
                 elem_id="plan-tokens",
             )
             self.phases = gr.HTML(elem_id="phases", padding=False)
-        with gr.Accordion("Tune for a document", elem_id="tuning", **folded) as self.tunes:
-            self.tuning = TuningSection()
         for title, names in FOLDED.items():
             with gr.Accordion(title, open=False, visible=any(map(models.may_set, names))):
                 controls(*names)

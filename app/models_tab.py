@@ -159,7 +159,6 @@ class ModelsEvents:
             return Fit(None, sentence(error))
 
     def _proposed(self, here: set[str]) -> list[tuple[str, str]]:
-        """Models of the hub that fit and are not here, each with its label."""
         try:
             found = [*islice(proposals(self.service.model_host.settings), _PROPOSED)]
         except KvliteError:
@@ -171,7 +170,6 @@ class ModelsEvents:
         ]
 
     def _require_listed(self, name: str | None) -> None:
-        """Raises a KvliteError if a model is not one of the list."""
         found = next((each for each in models_here() if each.name == name), None)
         if not name or found is None or not self.models.may_use(found.name, self._first):
             raise SettingError("choose one of the models of the list first")
@@ -201,5 +199,4 @@ def _about(model: LocalModel, verdict: str) -> tuple[str, ...]:
 
 
 def _short(name: str) -> str:
-    """A file's or folder's name without the path to it."""
     return Path(name).name if name.startswith(("~", "/")) or "\\" in name else name

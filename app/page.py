@@ -77,8 +77,7 @@ class _Wiring:
         parts.refused.change(None, [parts.refused, parts.box], [parts.box], js=script("refuse"))
         chosen_in = MODELS_TAB if models.here else SETTINGS_TAB
         parts.model.click(lambda: gr.Tabs(selected=chosen_in), None, [parts.side], **_AT_ONCE)
-        for button in (parts.model, parts.tune):
-            button.click(None, None, None, js=script("showSide"))
+        parts.model.click(None, None, None, js=script("showSide"))
         gr.on(
             [parts.here.change, parts.name.change],
             None,
@@ -204,7 +203,6 @@ class _Wiring:
         parts.delete_profile.click(events.remove, [profiles], [profiles], **_WORK)
 
     def _model_here(self, models: Models) -> None:
-        """What only a model on this machine can be asked."""
         parts, events, ordered = self.parts, self.settings_events, self.parts.ordered
         here, controls = parts.here, [parts.tokens, *ordered]
         used = ModelsEvents(self.service, models).wire(parts.models_tab, parts.models, _WORK)
@@ -229,18 +227,6 @@ class _Wiring:
         changes = [each.change for each in decided]
         gr.on(changes, events.preferred, ordered, [parts.priority], **_AT_ONCE)
         self.taken.then(**estimate)
-        tuning = parts.tuning
-        parts.tune.click(
-            lambda: (gr.Tabs(selected=SETTINGS_TAB), gr.Accordion(open=True)),
-            None,
-            [parts.side, parts.tunes],
-            **_AT_ONCE,
-        ).then(None, None, None, js=script("showTuning"))
-        self._begins(tuning.begin.click, self.events.tune, [here, parts.start, *tuning.asked])
-        # Where a panel hides the conversation, it goes: there the page shows how far it is.
-        tuning.begin.click(None, None, None, js=script("fit"))
-        tuned = tuning.use.click(events.use_tuned, [parts.here], [tuning.used], **_WORK)
-        tuned.then(events.profiles, None, [parts.profiles], **_AT_ONCE).then(**self.fill_controls)
 
     def _memory(self, live: Live) -> None:
         def look(here: str, request: gr.Request) -> tuple[str, str]:

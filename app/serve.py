@@ -204,7 +204,6 @@ def _theme() -> Any:
 
 
 def _free_port(host: str, first: int) -> int:
-    """The first free port from there on; raises SettingError if there is none, or no such host."""
     import socket
 
     family = socket.AF_INET6 if ":" in host else socket.AF_INET

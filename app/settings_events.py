@@ -5,8 +5,6 @@ from typing import Any
 
 import gradio as gr
 
-from kvlite.bench.advice import profile_of
-from kvlite.bench.options import TUNE_PROFILE
 from kvlite.config.paths import config_folder
 from kvlite.config.profiles import Profiles
 from kvlite.config.settings import LOADING, OPTIONS, Settings
@@ -15,7 +13,6 @@ from kvlite.methods.engine_config import require_meaning
 from kvlite.web.work import Work
 
 from .engine.service import Service
-from .engine.tuning import TUNED
 from .estimate import estimate, phases_html, verdict_html
 from .form import Models, changed, label_of, shown_value, shown_values, values_of
 from .priorities import DECIDES, about, named, priority_of
@@ -123,21 +120,6 @@ class SettingsEvents:
         notes = [f"{note}." for work in works for note in work.shown.notes]
         yield sentence_html(" ".join([*notes, told])), [*shown]
 
-    def use_tuned(self, id: str, request: gr.Request) -> Iterator[str]:
-        """Use what tuning proposes from the next message on, and save it as a profile."""
-        owner = owner_of(request)
-        found = self.service.store(owner).account(id, TUNED)
-        if not found:
-            raise SettingError("nothing is proposed here: tune on a document first")
-        work = self.service.change(owner, id, found["values"])
-        for shown, _ in _followed(work):
-            yield shown
-        if work.failure is None:
-            values = profile_of(found["values"], found["model"])
-            self._profiles(request).save(TUNE_PROFILE, values, force=True, note=found["told"][0])
-            told = f"In use from the next message on, and saved as the profile {TUNE_PROFILE}."
-            yield sentence_html(told)
-
     def profiles(self, request: gr.Request) -> Any:
         """The user's profiles, to choose from."""
         return gr.Dropdown(choices=self._profiles(request).names(), value=None)
@@ -169,7 +151,6 @@ class SettingsEvents:
         return self.profiles(request)
 
     def _require_listed(self, profile: str, values: Mapping[str, Any]) -> None:
-        """Raises SettingError if a profile has a model that may not be chosen here."""
         model = values.get("model", self._first.model)
         if not self.models.may_use(model, self._first.model):
             raise SettingError(
@@ -179,7 +160,6 @@ class SettingsEvents:
             )
 
     def _settings(self, shown: Sequence[Any]) -> Settings:
-        """The settings in the controls; raises SettingError if one cannot be."""
         settings = Settings().replace(values_of(list(OPTIONS), shown))
         self.models.require_own(settings, self._first)
         for name, value in vars(settings).items():
@@ -187,13 +167,11 @@ class SettingsEvents:
         return settings
 
     def _profiles(self, request: gr.Request) -> Profiles:
-        """The program's own profiles; those who log in have theirs."""
         owner = owner_of(request)
         return Profiles(self.service.store(owner).folder if owner else config_folder())
 
 
 def _touched(filled: Sequence[Any], shown: Sequence[Any]) -> list[str]:
-    """The settings whose controls have other values than they were filled with."""
     return [name for name, was, now in zip(OPTIONS, filled, shown, strict=True) if was != now]
 
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from kvlite.bench.attention import BINS, MOST, QUERIES, Attention, _rows, lines_of
+from kvlite.bench.attention import BINS, MOST, QUERIES, _rows, lines_of
 
 from .conftest import Tiny
 
@@ -33,4 +33,3 @@ def test_lines_have_as_many_entries_in_all_as_attention_needs() -> None:
     assert set(lines) == {"pyramidkv", "kvx"}
     for line in lines.values():
         assert sum(line) == 460 and line == sorted(line, reverse=True)
-    assert Attention(file="", tokens=100, repeats=1).draws

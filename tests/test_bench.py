@@ -8,7 +8,6 @@ from kvlite.bench.speed import peak_over_weights
 from kvlite.engine.prefill import prefill
 from kvlite.methods import parse_method
 from kvlite.methods.layer_policy import layer_policies
-from kvlite.model.rotary import unturnable
 
 from .conftest import Tiny
 
@@ -27,8 +26,6 @@ CHOICES = [
     ("keydiff", 40),
     ("snapkv:layers=global", 60),
     ("uncomp", 40),
-    ("expectedattention", 40),
-    ("triattention:pool=3", 40),
     ("simlayerkv:threshold=0.5,recent=30+kvx:layers=entropy", 60),
     ("minicache:start=0", 60),
 ]
@@ -42,8 +39,6 @@ def test_reading_once_gives_every_method_the_cache_it_would_have_alone(kind: Tin
     narrowing = [("pyramidinfer:least=8", 40), ("uncomp:stage=true,least=80", 40)]
     alone = [("lminfinite:sinks=4,limit=false", 40)]
     specs = CHOICES + (alone if any(shape.windows) or shape.recurrent_layers else alone + narrowing)
-    if unturnable(model):
-        specs = [each for each in specs if not each[0].startswith(("expected", "triattention"))]
     if shape.kv_heads == 1:  # one head is no groups of heads
         specs = [each for each in specs if "uncomp" not in each[0]]
     choices = [

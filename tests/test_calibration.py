@@ -87,9 +87,7 @@ def test_the_threshold_is_the_lowest_that_harms_nothing(monkeypatch: pytest.Monk
     tiny = planted({0, 1})
     oom_policy: list[float] = []
 
-    def recall(
-        model: object, piece: object, methods: list[SimLayerKV], cancel: object
-    ) -> list[float]:
+    def recall(model: object, piece: object, methods: list[SimLayerKV]) -> list[float]:
         oom_policy[:] = [float(method.threshold) for method in methods]
         return [2.0 if method.threshold < 0.5 else 1.05 for method in methods[:-1]] + [1.0]
 

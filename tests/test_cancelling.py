@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 
-from kvlite.bench.calibrate import calibrate
 from kvlite.config.settings import Settings
 from kvlite.conversation.runner import open_runner
 from kvlite.errors import ModelError, Stopped
@@ -19,7 +18,6 @@ from kvlite.offload.weights.loader import load_streamed
 from kvlite.planner.candidates import open_planner
 from kvlite.planner.max_context import reaches
 from tests.configs import PUBLISHED
-from tests.conftest import Tiny
 from tests.hub import Hub
 
 FP32 = Weights("fp32", torch.float32)
@@ -83,25 +81,6 @@ def test_planning_ends_before_the_next_forecast(tmp_path: Path) -> None:
     with pytest.raises(Stopped):
         open_planner(settings, card="a card", cancel=cancel)
     assert len(planner.known) == known
-
-
-def test_calibrating_ends_before_the_next_layer(llama: Tiny) -> None:
-    torch.manual_seed(0)
-    pieces = [torch.randint(3, 199, (64,)).tolist() for _ in range(2)]
-    never, told = After(10**6), list[tuple[int, int]]()
-    whole = calibrate(llama.model, "tiny", "numbers", pieces, cancel=never)
-    assert never.asked >= 2 * 4
-    with pytest.raises(Stopped):
-        calibrate(
-            llama.model,
-            "tiny",
-            "numbers",
-            pieces,
-            lambda *at: told.append(at),
-            cancel=After(never.asked - 1),
-        )
-    assert told == [(1, 2)]
-    assert calibrate(llama.model, "tiny", "numbers", pieces) == whole
 
 
 # --- downloads -----------------------------------------------------------------------------------

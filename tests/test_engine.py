@@ -124,7 +124,6 @@ def test_any_chunk_gives_the_same_logits(name: str, chunk: int) -> None:
         "h2o",
         "tova",
         "keydiff",
-        "triattention",
     ],
 )
 def test_decoding_on_a_compressed_cache_equals_dense_attention_to_what_it_holds(

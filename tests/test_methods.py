@@ -21,7 +21,6 @@ from kvlite.methods.pyramidkv import PyramidKV
 from kvlite.methods.random import Random
 from kvlite.methods.scored import over_heads
 from kvlite.methods.scores import (
-    Expected,
     Pooling,
     Reduce,
     Window,
@@ -107,10 +106,7 @@ def make_case(
     for head_group in layer.head_groups:
         head_group.add(torch.rand(batch, len(head_group.heads), n, generator=generator))
     start = int(positions[0, 0, -1]) + 1 - rows
-    spread = torch.randn(batch, kv_heads * group, DIM, DIM, generator=generator)
-    lengths = spread[..., 0, : DIM // 2].abs()
-    expected = Expected(queries.mean(2), spread @ spread.transpose(-1, -2), lengths)
-    window = Window(queries, start, kv_heads, Softmax(DIM**-0.5, softcap), expected)
+    window = Window(queries, start, kv_heads, Softmax(DIM**-0.5, softcap))
     return Case(layer, keys, values, positions, window)
 
 

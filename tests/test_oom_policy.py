@@ -45,7 +45,6 @@ CASES: dict[str, dict[str, Any]] = {
     "kvzip": {"method": "kvzip"},
     "shared layers": {"method": "snapkv:window=8,layers=global"},
     "lambda mask": {"method": "lminfinite", "chunk": 16},
-    "expected queries": {"method": "expectedattention:future=16"},
     "tokens left behind": {"method": "pyramidinfer"},
     "recall": {"method": DEFAULT, "recall": "ram", "recall_entries": 8},
     "recall, h2o in 4 bits": {

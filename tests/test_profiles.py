@@ -99,10 +99,6 @@ def test_a_bad_file_is_named_with_what_is_wrong(
     assert str(error.value).startswith(str(path))
     assert said in str(error.value)
     assert "\n" not in str(error.value)
-    put(profiles, "good", "top_k = 1")
-    good, broken = profiles.read_all()
-    assert [each.name for each in good] == ["good"]
-    assert broken == {path: str(error.value)}
 
 
 def test_a_file_that_cannot_be_read(profiles: Profiles) -> None:

@@ -97,7 +97,6 @@ RECALLING = [
     ("h2o", 40),
     ("tova", 40),
     ("simlayerkv:threshold=0.5,recent=30,detect=decode", 60),
-    ("expectedattention", 40),
     ("kvzip:window=4", 40),
     ("minicache:start=0", 40),
     ("chai:start=0", 40),

@@ -103,6 +103,24 @@ def test_a_method_reads_and_answers_within_its_budget(llama: Tiny, name: str, mo
             runner(llama, method=name, budget=method.min_budget - 1).generate(prompt())
 
 
+@pytest.mark.parametrize("light", [False, True])
+@pytest.mark.parametrize("name", ["triattention", "expectedattention"])
+def test_a_conversation_of_a_method_that_was_removed_is_refused_until_another_is_named(
+    llama: Tiny, name: str, light: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there = runner(llama)
+    with monkeypatch.context() as before:
+        before.setitem(METHODS, name, type(name, (METHODS["keydiff"],), {"name": name}))
+        talk = there.conversation(method=name, budget=20)
+        talk.generate(prompt())
+        talk.save(tmp_path / "old.kv", light=light)
+    sentence = f"unknown method '{name}': choose from {', '.join(METHODS)}"
+    with pytest.raises(SettingError, match=f"^{sentence}$"):
+        there.open(tmp_path / "old.kv")
+    again = there.open(tmp_path / "old.kv", method="keydiff")
+    assert again.generate([7]).metrics.method == "keydiff"
+
+
 # --- adding one ----------------------------------------------------------------------------------
 
 

@@ -9,8 +9,6 @@ from torch import Tensor
 from kvlite.cache.recurrent import StateCarrier
 from kvlite.engine.layer_prefill import through
 from kvlite.errors import SettingError
-from kvlite.methods.expectedattention import ExpectedAttention
-from kvlite.methods.triattention import TriAttention
 from kvlite.model.architectures import ADMITTED
 from kvlite.model.load import LoadedModel
 from kvlite.model.rotary import Rotation, require_turnable, rotated, turned, unrotated
@@ -94,9 +92,6 @@ def test_rotations_that_cannot_be_undone_are_refused() -> None:
     model = make_tiny("hunyuan").model
     with pytest.raises(SettingError, match=r"this model .*set toy:limit=false"):
         require_turnable(model, "toy:limit=true")
-    for method in (ExpectedAttention(), TriAttention()):
-        with pytest.raises(SettingError, match=rf"{method.name} .*this model .*use snapkv"):
-            method.fitted(model.shape, None)
 
 
 def test_keys_of_layers_without_positions_are_not_turned() -> None:

@@ -9,9 +9,8 @@ from kvlite.cache import LayerCache
 from kvlite.engine.layer_prefill import LayerPrefill
 from kvlite.engine.quantized_attention import compiled, compiles, in_parts
 from kvlite.methods import parse_method
-from kvlite.methods.expectedattention import ExpectedAttention
 from kvlite.methods.layer_policy import LayerPolicy
-from kvlite.methods.scores import Expected, Window, window_rows
+from kvlite.methods.scores import Window, window_rows
 from kvlite.ops.attention import (
     attend,
     attend_band,
@@ -120,23 +119,6 @@ def test_methods_are_shown_what_the_model_pays(softcap: float | None) -> None:
         heads = list(head_group.heads)
         head_group.append(k[:, heads], v[:, heads], torch.arange(12))
         near(window_rows(head_group, window), expected[:, heads])
-
-
-def test_queries_to_come_are_expected_to_pay_the_sinks() -> None:
-    q, k, v, softmax = case(1, 12, None)
-    layer = LayerCache(
-        [((1,), 12), ((0,), 12)], batch=2, dim=DIM, dtype=torch.float32, device=torch.device("cpu")
-    )
-    _, probabilities, _ = naive(q, k, v, softmax, torch.ones(1, 12, dtype=torch.bool))
-    expected = probabilities.view(2, KV_HEADS, GROUP, 12).mean(2)
-    heads = KV_HEADS * GROUP
-    still = Expected(q[:, :, 0], torch.zeros(2, heads, DIM, DIM), torch.zeros(2, heads, DIM // 2))
-    method = ExpectedAttention(sinks=0, use_values=False)
-    for head_group in layer.head_groups:
-        heads = list(head_group.heads)
-        head_group.append(k[:, heads], v[:, heads], torch.arange(12))
-        votes = method.score(head_group, Window(q, 11, KV_HEADS, softmax, still))
-        near(votes, expected[:, heads])
 
 
 def test_quantized_entries_share_with_the_sinks() -> None:

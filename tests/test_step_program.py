@@ -32,7 +32,7 @@ GROWS = 2
 METHODS = (
     "full spans snapkv pyramidkv kvx kvx:recent=4 h2o h2o:norm=mean streaming "
     "streaming:roll=false tova tova:per_head=true lminfinite keydiff "
-    "expectedattention snapkv:per_head=true uncomp random"
+    "snapkv:per_head=true uncomp random"
 )
 GREEDY = Settings(temperature=0)
 CONVERSATIONS: list[dict[str, Any]] = [

@@ -1,10 +1,8 @@
 """Tuning measures what the benches measure, of the user's own document."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from threading import Event
 from typing import Any
 
 import pytest
@@ -17,7 +15,7 @@ from kvlite.bench.questions import ask
 from kvlite.bench.task import measure
 from kvlite.bench.tune import AFTER, LEAST_TOKENS, Tune
 from kvlite.conversation.runner import Runner, load
-from kvlite.errors import SettingError, Stopped
+from kvlite.errors import SettingError
 from tests.cli.conftest import model_of
 
 TOKENS = 260
@@ -90,17 +88,6 @@ def test_what_drops_out_is_not_measured_again(runner: Runner, tmp_path: Path) ->
         for row in measure(islice(again.work(runner), 4), done):
             begun.append(row.to_json())
         assert [{**row, "ms": 0} for row in begun] == [{**row, "ms": 0} for row in rows]
-
-
-def test_it_ends_at_once_when_cancelled(runner: Runner, tmp_path: Path) -> None:
-    tune = replace(task(tmp_path), cancel=Event())
-    fact, passage = (run for _, run in islice(tune.work(runner), 2))
-    rows = iter(fact())
-    next(rows)
-    tune.cancel.set()  # type: ignore[union-attr]
-    for rest in (rows, passage()):
-        with pytest.raises(Stopped):
-            next(iter(rest))
 
 
 def test_a_document_too_short_is_refused(runner: Runner, tmp_path: Path) -> None:

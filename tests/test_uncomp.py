@@ -247,7 +247,7 @@ def test_ranks_of_layers_with_sliding_windows_do_not_count(name: str) -> None:
     "spec",
     [
         *("snapkv:window=4,groups=2", "snapkv:window=4,groups=2,low=2", "uncomp:low=4"),
-        *("kvx:groups=2", "expectedattention:groups=2"),
+        *("kvx:groups=2", "h2o:groups=2"),
     ],
 )
 def test_groups_keep_to_the_budget(llama: Tiny, spec: str) -> None:

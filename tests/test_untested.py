@@ -12,6 +12,7 @@ from torch import Tensor
 import kvlite
 from kvlite.errors import KvliteError, ModelError, SettingError
 from kvlite.model.architectures import ADMITTED, REFUSED
+from kvlite.model.rotary import require_turnable
 from tests.conftest import SIZES
 from tests.test_engine import reference_tokens
 
@@ -65,7 +66,7 @@ def test_what_fits_says_what_transformers_says_and_that_it_was_not_tested(
         assert answer == reference_tokens(reference, ids, 12)
         ids += answer
     with pytest.raises(SettingError, match="its architecture was not tested"):
-        runner.conversation(method="expectedattention").generate(TURNS[0])
+        require_turnable(runner.model, "lminfinite:limit=true")
     with pytest.raises(SettingError, match="cannot check while weights are streamed"):
         kvlite.load(str(tmp_path), stream="disk")
 

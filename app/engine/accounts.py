@@ -59,7 +59,6 @@ def account_of(
 
 
 def _facts(metrics: GenerationMetrics) -> Iterator[tuple[str, str]]:
-    """The figures that people look for first, by what they are of."""
     seen, kept = metrics.seen_tokens, metrics.kept_entries_mean
     some = kept < seen
     share = f"{kept:,.0f} of {seen:,} tokens ({metrics.kept_shown})"
@@ -80,7 +79,6 @@ def _facts(metrics: GenerationMetrics) -> Iterator[tuple[str, str]]:
 
 
 def _with_context(source: Source) -> dict[str, Any]:
-    """A passage, and the document around it."""
     text, start, end = source.document.text, source.start, source.end
     around = {
         "before": text[max(0, start - AROUND) : start],

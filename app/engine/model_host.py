@@ -16,7 +16,6 @@ from kvlite.conversation.runner import Runner, open_runner
 from kvlite.conversation.session import Session
 from kvlite.errors import ContextError, SettingError
 from kvlite.memory.free import held_bytes, return_memory
-from kvlite.model.calibration import Calibration
 from kvlite.model.files import fingerprint
 from kvlite.model.making import load_transformers
 from kvlite.model.text_limit import require_fits
@@ -55,11 +54,6 @@ class ModelHost:
         self.runner: Runner | None = None
         self.holding = Holding(())
         self.active: ActiveConversation | None = None
-
-    @property
-    def calibration(self) -> Calibration | None:
-        """The model's calibration, if it has one."""
-        return None if self.runner is None else self.runner.model.calibration
 
     @property
     def pause(self) -> float:
@@ -135,7 +129,6 @@ class ModelHost:
             self.lent.current.use(runner)
 
     def _unload(self, settings: Settings, work: Work) -> str:
-        """Make way for another model; a sentence on the memory that is free now."""
         assert self.runner is not None
         self.set_aside(work)
         self._expect(settings, work)
@@ -156,7 +149,6 @@ class ModelHost:
     def _return_to(
         self, settings: Settings, was: tuple[ConversationStore, str] | None, work: Work
     ) -> None:
-        """Load the former model again, and open the conversation that was in memory."""
         name = Path(settings.model).name
         try:
             self._expect(settings, work)

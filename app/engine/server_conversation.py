@@ -27,7 +27,7 @@ _SAID = TypeAdapter(Said)
 class ServerHost:
     """Answers by a server: nothing of a conversation stays in memory."""
 
-    pause, beside, calibration = PAUSE, True, None
+    pause, beside = PAUSE, True
 
     def __init__(self, settings: Settings, upstream: Upstream) -> None:
         self.settings = settings
@@ -86,7 +86,6 @@ class ServerConversation(OpenConversation[ServerTalk]):
 
 
 def _said_before(store: ConversationStore, record: Record) -> Said:
-    """What was said before. Raises SnapshotError if it cannot be read, or not gone on with here."""
     path = store.served(record.id)
     if path.is_file():
         try:
@@ -103,7 +102,6 @@ def _said_before(store: ConversationStore, record: Record) -> Said:
 
 
 def _stored(turns: tuple[Turn, ...]) -> list[StoredMessage]:
-    """What was said, as people see it."""
     found = list[StoredMessage]()
     for turn in turns:
         names = tuple(document.name for document in turn.message.documents)
@@ -114,7 +112,6 @@ def _stored(turns: tuple[Turn, ...]) -> list[StoredMessage]:
 
 
 def _account(answer: ServerAnswer, first_s: float, question: str) -> dict[str, Any]:
-    """What a server tells of an answer, and how long its first token took from here."""
     brief = f"{answer.line()} · first token {first_s:.1f} s"
     if answer.finish_reason == "length":
         brief += " · cut at the longest answer or as the context is full: ask it to go on"

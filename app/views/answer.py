@@ -7,10 +7,8 @@ from typing import Any
 from kvlite.conversation.metrics import GenerationMetrics
 from kvlite.conversation.verify import difference
 from kvlite.errors import SnapshotError
-from kvlite.model.calibration import Calibration
 
 from ..engine.kept import KeptMap
-from .heads import draw_heads
 from .kept_map import draw_kept
 
 _KEPT = (
@@ -19,8 +17,8 @@ _KEPT = (
 )
 
 
-def answer_html(account: Mapping[str, Any], calibration: Calibration | None) -> str:
-    """The account of an answer, with a picture of the model's heads if it has a calibration."""
+def answer_html(account: Mapping[str, Any]) -> str:
+    """The account of an answer."""
     if not account:
         return '<p class="quiet">Click on an answer to see what it was made from.</p>'
     asked = account.get("question")  # which accounts of earlier versions lack
@@ -32,9 +30,6 @@ def answer_html(account: Mapping[str, Any], calibration: Calibration | None) -> 
     )
     told = f"<ul>{''.join(f'<li>{escape(each)}</li>' for each in account['told'])}</ul>"
     details = _kept(account["kept"]) if account.get("kept") else ""
-    if calibration is not None:
-        heads = draw_heads(calibration)
-        details += _figure("Effective rank of the model's heads (UNComp)", heads)
     if facts:
         told, details = f"<table>{rows}</table>", told + details
     if details:
@@ -63,11 +58,7 @@ def _kept(kept: Any) -> str:
         picture = draw_kept(KeptMap.from_json(kept))
     except SnapshotError as error:
         return f"<p>{escape(str(error))}</p>"
-    return f"<p>{_KEPT}</p>{_figure('What each layer holds', picture)}"
-
-
-def _figure(caption: str, svg: str) -> str:
-    return f"<figure><figcaption>{escape(caption)}</figcaption>{svg}</figure>"
+    return f"<p>{_KEPT}</p><figure><figcaption>What each layer holds</figcaption>{picture}</figure>"
 
 
 def difference_html(former: str, exact: str, metrics: GenerationMetrics) -> str:

@@ -119,7 +119,6 @@ def answered(text: str) -> Message:
 
 
 def _notice(title: str, content: str) -> Message:
-    """What kvlite says; it unfolds at a click."""
     return {
         "role": "assistant",
         "content": content,

@@ -121,7 +121,6 @@ def _rows(now: Figures) -> Iterator[tuple[str, str, float, str]]:
 
 
 def _plot(samples: Sequence[Sample]) -> str:
-    """What kvlite holds of the device, and all that is used, over the last five minutes."""
     now, total = samples[-1].at, samples[-1].places[0].total
     if not total:
         return ""
@@ -154,7 +153,6 @@ def _line(samples: Sequence[Sample], high: float, values: Sequence[int]) -> str:
 
 
 def _fallbacks(samples: Sequence[Sample]) -> Iterator[str]:
-    """Marks where memory was short, with what was given up."""
     for before, after in pairwise(samples):
         one, other = before.figures, after.figures
         if one is None or other is None or one.id != other.id:

@@ -87,7 +87,6 @@ class BodyFilter:
         return self._refusal(scope, plain) or _answering(self.app)
 
     def _refusal(self, scope: Scope, plain: Any) -> PlainTextResponse | None:
-        """Why a request is refused, if it is."""
         if isinstance(plain, NotPlain):
             return PlainTextResponse(f"{plain}.", 400)
         kind = Request(scope).headers.get("content-type", "").partition(";")[0].strip().lower()

@@ -160,7 +160,6 @@ def address_of(scope: Scope) -> str:
 
 
 async def _name(scope: Scope, body: bytes, receive: Receive) -> str:
-    """Whom someone says to be, as gradio reads it."""
     if not Headers(scope=scope).get("content-type"):
         return ""
     try:

@@ -144,10 +144,6 @@
       if (!isOpen("side")) toggle("side");
       return [];
     },
-    showTuning: () => {
-      requestAnimationFrame(() => document.getElementById("tuning")?.scrollIntoView());
-      return [];
-    },
     // It saves a text as a file without leaving the machine.
     save: (text, name) => {
       if (!text) return [text, name];

@@ -80,7 +80,6 @@ def user_of(scope: Scope) -> str | None:
 
 
 def _methods(path: str) -> tuple[str, ...]:
-    """What may be done at a path that is not open."""
     for start, methods in _OWN_UNDER.items():
         if path.startswith(start):
             return methods

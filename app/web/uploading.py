@@ -89,12 +89,10 @@ class Uploading:
             yield part
 
     async def _require_room(self, owner: str) -> None:
-        """Raises UploadsFull if there is none for a user."""
         if await asyncio.to_thread(self.uploads.room, owner) <= 0:
             raise UploadsFull
 
     def _kept(self, file: GradioUploadFile, owner: str) -> str:
-        """Where a file lies from now on that has come."""
         named = strip_invalid_filename_characters(Path(file.filename or "").name)
         path = self.uploads.new(owner) / ("file" if named.startswith(".") else named or "file")
         file.file.close()
@@ -105,7 +103,6 @@ class Uploading:
 async def _come(
     headers: Headers, parts: AsyncIterator[bytes], incoming: Path, upload_id: str | None
 ) -> list[GradioUploadFile]:
-    """The files of a form, once they have come whole."""
     parser = GradioMultiPartParser(
         headers,
         parts,  # type: ignore[arg-type]

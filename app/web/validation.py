@@ -95,7 +95,6 @@ def _of_kind(value: Any, name: str, kinds: tuple[Any, ...]) -> Any:
 
 
 def _require_event(kind: type[gr.EventData], event: gr.EventData | None) -> None:
-    """Raises gr.Error if what happened says nothing of where."""
     try:
         data: Any = getattr(event, "_data", None)
         check_all_files_in_cache(data)

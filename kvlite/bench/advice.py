@@ -10,10 +10,9 @@ from typing import Any, ClassVar
 
 from kvlite.bench.fork import Choice
 from kvlite.bench.rows import Key, QualityRow, Tally, tallies
-from kvlite.config.settings import EMBEDDED_MODEL, Settings
+from kvlite.config.settings import Settings
 from kvlite.config.units import readable
 from kvlite.methods import parse_method
-from kvlite.model.source import lasting_name
 
 KINDS = ("fact", "passage")
 # Every third part has no say in the choice: it checks it.
@@ -56,12 +55,6 @@ class Advice:
 
     values: Mapping[str, Any]
     reason: str
-
-
-def profile_of(values: Mapping[str, Any], model: str) -> dict[str, Any]:
-    """Recommended settings as a profile, with the model that they are for."""
-    own = {} if model == EMBEDDED_MODEL else {"model": lasting_name(model)}
-    return {**own, **values}
 
 
 def lost(rows: Sequence[TuneRow]) -> float:
@@ -181,7 +174,6 @@ def _checks(part: int) -> bool:
 
 
 def _measured(rows: Sequence[TuneRow], part: int, choices: Sequence[Choice]) -> bool:
-    """Whether all choices have both rows of a part."""
     found = {(row.kind, *_setting(row)) for row in rows if row.part == part}
     return all((kind, *_setting_of(choice)) in found for kind in KINDS for choice in choices)
 

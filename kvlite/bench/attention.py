@@ -4,7 +4,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
-from pathlib import Path
 from statistics import fmean
 from typing import Any, ClassVar
 
@@ -56,21 +55,15 @@ class Attention(AttentionOptions, Task[AttentionRow]):
     title: ClassVar = "Attention by layer"
     row: ClassVar = AttentionRow
 
-    @property
-    def draws(self) -> bool:
-        """Always."""
-        return True
-
     def __post_init__(self) -> None:
         self.text = read_document(self.file).text if self.file else bundled_prose()
 
     def options(self) -> dict[str, Any]:
-        """What decides the rows."""
         text = {"file": self.file or "bundled prose", "text": digest(self.text)}
         return {**super().options(), **text}
 
     def work(self, runner: Runner) -> list[Work[AttentionRow]]:
-        """Every part of the text; of models with sliding windows, the layers without."""
+        # Of models with sliding windows, the layers without.
         model = runner.model
         ids: list[int] = runner.tokenizer.encode(self.text)
         length = self.tokens
@@ -85,7 +78,6 @@ class Attention(AttentionOptions, Task[AttentionRow]):
         ]
 
     def table(self, rows: Sequence[AttentionRow]) -> list[Cells]:
-        """A line for each layer."""
         found = _by_layer(rows)
         lines = lines_of([each.needed for each in found], self.tokens)
         return [
@@ -99,14 +91,6 @@ class Attention(AttentionOptions, Task[AttentionRow]):
             for at, each in enumerate(found)
         ]
 
-    def draw(self, rows: Sequence[AttentionRow], folder: Path) -> None:
-        """Plot the rows; needs matplotlib."""
-        from kvlite.bench.plots import draw_attention
-
-        found = _by_layer(rows)
-        lines = lines_of([each.needed for each in found], self.tokens)
-        draw_attention(folder / f"{self.name}.png", self.title, found, self.tokens, lines)
-
 
 def lines_of(needed: Sequence[float], length: int) -> dict[str, list[int]]:
     """By method, what it would keep of each layer, with as many entries altogether as these."""
@@ -118,7 +102,6 @@ def lines_of(needed: Sequence[float], length: int) -> dict[str, list[int]]:
 
 
 def _by_layer(rows: Sequence[AttentionRow]) -> list[AttentionRow]:
-    """Means over the parts."""
     ordered = sorted(rows, key=lambda row: row.layer)
     return [
         AttentionRow(

@@ -15,7 +15,6 @@ from kvlite.cache import KVCache
 from kvlite.engine.prefill import Prefill
 from kvlite.engine.slices import in_one_go
 from kvlite.engine.step import StepRows, step
-from kvlite.errors import require_uncancelled
 from kvlite.methods.full import Full
 from kvlite.methods.layer_policy import LayerPolicy
 from kvlite.model.load import LoadedModel
@@ -25,9 +24,7 @@ _FULL = Full()
 
 def step_together(model: LoadedModel, branches: Sequence[Branch], tokens: Sequence[int]) -> None:
     """One decode step for each branch, which gets its next logits; if one recalls while answering,
-    it alone. Raises Stopped if one was cancelled."""
-    for each in branches:
-        require_uncancelled(each.cancel)
+    it alone."""
     rows = [
         StepRows(model, branch.cache, torch.tensor([[token]]), branch.policies, branch.recall)
         for branch, token in zip(branches, tokens, strict=True)
@@ -111,7 +108,6 @@ def _one_pass(model: LoadedModel, branch: Branch, ids: Sequence[int]) -> Tensor:
 
 
 def _only_grows(policy: LayerPolicy) -> bool:
-    """Whether later tokens change nothing of what a layer holds."""
     method = policy.method
     only_appends = method.decoding.append_only and method.across.resolving is None
     return policy.bits is None and (policy.window is not None or only_appends)

@@ -3,14 +3,13 @@
 from collections.abc import Iterator
 from dataclasses import replace
 from statistics import fmean
-from threading import Event
 
 import torch
 from torch import Tensor
 
 from kvlite.bench.batch_decode import surprise
 from kvlite.bench.fork import Choice, read_turns
-from kvlite.engine.callbacks import Callbacks, Progress
+from kvlite.engine.callbacks import Progress
 from kvlite.engine.prefill import Prefill
 from kvlite.engine.probe import Probe, probing
 from kvlite.engine.slices import in_one_go
@@ -55,7 +54,6 @@ def calibrate(
     pieces: list[list[int]],
     progress: Progress = lambda done, total: None,
     lazy: SimLayerKV = LAZY,
-    cancel: Event | None = None,
 ) -> Calibration:
     """Measure a model on pieces of text.
 
@@ -69,10 +67,6 @@ def calibrate(
         pieces: token ids of equal length, as `pieces_of` makes them.
         progress: called with pieces done, and of how many.
         lazy: what a lazy layer keeps, and how many queries are tested.
-        cancel: set to end it before the next chunk goes through a layer.
-
-    Raises:
-        Stopped: `cancel` was set.
     """
     shape = model.shape
     if len({*shape.kv_sizes}) > 1:
@@ -84,7 +78,7 @@ def calibrate(
     total = len(pieces) * (1 + searched)
     measured: list[list[tuple[Tensor, float]]] = []
     for done, piece in enumerate(pieces, 1):
-        measured.append(list(_layers(model, piece, lazy, cancel)))
+        measured.append(list(_layers(model, piece, lazy)))
         progress(done, total)
     shares = [fmean(share for _, share in layer) for layer in zip(*measured, strict=True)]
     spectra = torch.stack([torch.stack([each for each, _ in layers]) for layers in measured])
@@ -114,7 +108,7 @@ def calibrate(
     methods = [replace(lazy, threshold=each) for each in thresholds]
     nats: list[list[float]] = []
     for done, piece in enumerate(pieces, len(pieces) + 1):
-        nats.append(_recall(model, piece, methods, cancel))
+        nats.append(_recall(model, piece, methods))
         progress(done, total)
     means = [fmean(each) for each in zip(*nats, strict=True)]
     harmless = (
@@ -126,14 +120,13 @@ def calibrate(
 
 
 def _layers(
-    model: LoadedModel, piece: list[int], lazy: SimLayerKV, cancel: Event | None
+    model: LoadedModel, piece: list[int], lazy: SimLayerKV
 ) -> Iterator[tuple[Tensor, float]]:
     """Of each layer, the falling eigenvalues of every query head, `(heads, dim)` float64, and the
     share of attention to sinks and recent tokens."""
     shape = model.shape
     ids = torch.tensor([piece], device=model.device)
-    policies, callbacks = probing(shape, Probe(len(piece))), Callbacks(cancel=cancel)
-    run = Prefill(model, model.empty_cache(), ids, policies, callbacks=callbacks)
+    run = Prefill(model, model.empty_cache(), ids, probing(shape, Probe(len(piece))))
     for index in range(shape.layers):
         view = in_one_go(run.read_layer(index)).view(index)
         window, ends = view.window.last(lazy.last), lazy.sinks + lazy.recent
@@ -149,14 +142,12 @@ def _thresholds(shares: list[float]) -> list[float]:
     return [0.0, *(round((ordered[at - 1] + ordered[at]) / 2, 4) for at in places), 1.0]
 
 
-def _recall(
-    model: LoadedModel, piece: list[int], methods: list[SimLayerKV], cancel: Event | None = None
-) -> list[float]:
+def _recall(model: LoadedModel, piece: list[int], methods: list[SimLayerKV]) -> list[float]:
     """For each method, nats a token of a passage of a piece, when it is begun again after the
     piece."""
     at = len(piece) // 4
     prompt = [*piece, *piece[at : at + CUE]]
     passage = piece[at + CUE : at + CUE + RECALLED]
     choices = [Choice(method, len(piece)) for method in methods]
-    branches = read_turns(model, [prompt], choices, reserve=RECALLED, cancel=cancel)
+    branches = read_turns(model, [prompt], choices, reserve=RECALLED)
     return surprise(model, branches, passage, range(len(passage)))

@@ -6,7 +6,6 @@ from functools import partial
 from itertools import chain
 from math import inf
 from statistics import fmean
-from threading import Event
 from typing import Any, ClassVar
 
 import torch
@@ -75,19 +74,16 @@ class Fidelity(FidelityOptions, GridTask[FidelityRow]):
         self.text = read_document(self.file).text if self.file else bundled_prose()
 
     def options(self) -> dict[str, Any]:
-        """What decides the rows."""
         text = {"file": self.file or "bundled prose", "text": digest(self.text)}
         return {**super().options(), **text}
 
     def work(self, runner: Runner) -> list[Work[FidelityRow]]:
-        """Every part of the text."""
         model, ids = runner.model, runner.tokenizer.encode(self.text)
         starts = parts(len(ids), self.tokens, self.after, self.repeats, model.shape.max_context)
         require_memory(self.choices, model, max(self.tokens) + self.after)
         return fidelity(model, ids, self.fitted(model), starts=starts, after=self.after)
 
     def table(self, rows: Sequence[FidelityRow]) -> list[Cells]:
-        """A line for each length and choice."""
         return [
             {
                 **tally.setting(),
@@ -108,7 +104,6 @@ def fidelity(
     *,
     starts: Mapping[int, Sequence[int]],
     after: int,
-    cancel: Event | None = None,
 ) -> list[Work[FidelityRow]]:
     """Every part of a text, read once for all choices that one host store serves.
 
@@ -116,7 +111,6 @@ def fidelity(
         ids: the text.
         choices: what is compared; `full`, not quantized, is one of them.
         starts: of each length, where parts begin; `length + after` tokens follow each.
-        cancel: as in `read_turns`.
     """
     shared = parties(choices)
     work: list[Work[FidelityRow]] = []
@@ -125,7 +119,7 @@ def fidelity(
             about = {"length": length, "start": start}
             keys = [FidelityRow.key({**about, **each.columns}) for each in chain(*shared)]
             part = list(ids[start : start + length + after])
-            work.append((keys, partial(_rows, model, part, shared, about, cancel)))
+            work.append((keys, partial(_rows, model, part, shared, about)))
     return work
 
 
@@ -166,14 +160,12 @@ def _rows(
     part: list[int],
     shared: list[list[Choice]],
     about: dict[str, Any],
-    cancel: Event | None,
 ) -> Iterator[FidelityRow]:
-    """A row for each choice, party by party."""
     length = about["length"]
     after = part[length:]
     whole: Branch | None = None
     for choices in shared:
-        branches = read_turns(model, [part[:length]], choices, reserve=len(after), cancel=cancel)
+        branches = read_turns(model, [part[:length]], choices, reserve=len(after))
         # What the full cache holds needs no recall, so it is in the first party.
         whole = whole or next(each for each in branches if each.choice.is_full)
         yield from _beside(model, whole, branches, after, about)
@@ -187,7 +179,6 @@ def _beside(
     after: list[int],
     about: dict[str, Any],
 ) -> list[FidelityRow]:
-    """Rows of branches that have read the same as the full cache."""
     truth, kept = _truth(model, whole, branches, after[:-1])
     sums = torch.zeros(len(branches), 3, dtype=torch.float64)
 

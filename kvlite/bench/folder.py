@@ -14,7 +14,7 @@ import transformers
 
 import kvlite
 from kvlite.bench.prose import digest
-from kvlite.bench.rows import Key, Row
+from kvlite.bench.rows import Cells, Key, Row
 from kvlite.bench.task import Task
 from kvlite.config.checked_file import Damaged, from_json
 from kvlite.config.paths import data_folder
@@ -24,7 +24,11 @@ from kvlite.methods import parse_method
 from kvlite.model.calibration import find_calibration
 from kvlite.model.files import fingerprint
 
-CONFIG, ROWS = "config.json", "rows.jsonl"
+CONFIG, ROWS, TABLE = "config.json", "rows.jsonl", "table.md"
+_INTERVALS = (
+    "In brackets 95% intervals: Wilson's score interval for shares of prompts, Student's t for "
+    "means. Entries and KV are what the cache really held after reading, means over the prompts."
+)
 # Columns of older versions, by what they are called now.
 RENAMED = {"tier_bytes": "host_kv_bytes"}
 
@@ -81,6 +85,21 @@ class RunFolder:
             file.write(line + "\n")
         self.rows.append(from_json(line))
 
+    def write_table(
+        self, title: str, lines: Sequence[Cells], machine: Mapping[str, str], total: int | None
+    ) -> None:
+        """Write a Markdown table of the rows' figures, and what they were measured on.
+
+        Args:
+            total: of how many rows they are; None if there is no end but that of time.
+        """
+        parts = [f"# {title}"]
+        if total is not None and len(self.rows) < total:
+            parts.append(f"Stopped after {len(self.rows):,} of {total:,} rows.")
+        measured_on = ", ".join(f"{name} {value}" for name, value in machine.items())
+        parts += [_markdown(lines), _INTERVALS, measured_on]
+        (self.path / TABLE).write_text("\n\n".join(parts) + "\n", encoding="utf-8")
+
     def _require_same(self, before: Any) -> None:
         now, then = _flat(self._config), _flat(before)
         for name in sorted({*now, *then}):
@@ -89,6 +108,14 @@ class RunFolder:
                     f"--out {self.path} holds a run with {name} {then.get(name)!r}, not "
                     f"{now.get(name)!r}: give the same, or another folder"
                 )
+
+
+def _markdown(lines: Sequence[Cells]) -> str:
+    if not lines:
+        return "No rows yet."
+    rows = [[text.replace("|", "\\|") for text in line.values()] for line in lines]
+    head = list(lines[0])
+    return "\n".join(f"| {' | '.join(row)} |" for row in [head, ["---"] * len(head), *rows])
 
 
 def _rows(path: Path) -> tuple[int, list[dict[str, Any]]]:
@@ -101,7 +128,6 @@ def _rows(path: Path) -> tuple[int, list[dict[str, Any]]]:
 
 
 def _parsed(path: Path, texts: Sequence[bytes]) -> list[Any]:
-    """JSON texts of a file."""
     try:
         return [from_json(text) for text in texts]
     except Damaged:
@@ -109,7 +135,6 @@ def _parsed(path: Path, texts: Sequence[bytes]) -> list[Any]:
 
 
 def _flat(values: Any, name: str = "") -> dict[str, Any]:
-    """Nested values by dotted names."""
     if not isinstance(values, dict):
         return {name: values}
     flat: dict[str, Any] = {}
@@ -163,7 +188,6 @@ def configuration(
 
 
 def _calibration(options: Mapping[str, Any], folder: Path) -> str:
-    """A digest of the model's calibration, if a method uses it."""
     specs = [*options.get("methods", ()), *filter(None, [options.get("method")])]
     if not any(parse_method(spec).needs_calibration for spec in specs):
         return "unused"

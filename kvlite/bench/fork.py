@@ -7,7 +7,6 @@ these, and each gets the cache it would have had alone.
 from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
-from threading import Event
 from typing import Any
 
 import torch
@@ -16,7 +15,6 @@ from torch import Tensor
 from kvlite.bench.options import NO_RECALL
 from kvlite.cache import KVBits, KVCache, LayerCache
 from kvlite.cache.bits import written
-from kvlite.engine.callbacks import Callbacks
 from kvlite.engine.prefill import Prefill, prefill
 from kvlite.engine.probe import Probe, probing
 from kvlite.engine.slices import in_one_go
@@ -115,7 +113,6 @@ class Branch:
         policies: one a layer.
         logits: of the next token, `(vocab,)` float32.
         store: everything that was read, if it recalls; shared with other branches.
-        cancel: ends what is done with it, once set.
     """
 
     choice: Choice
@@ -123,7 +120,6 @@ class Branch:
     policies: list[LayerPolicy]
     logits: Tensor
     store: HostKVStore | None = None
-    cancel: Event | None = None
 
     @property
     def recall(self) -> Recall | None:
@@ -168,19 +164,14 @@ def parties(choices: Sequence[Choice]) -> list[list[Choice]]:
     there should never be two at a time. Choices without recall are in the first group, beside
     recall with the same bits."""
     bits = next((each.recall.bits for each in choices if each.recall), None)
-    plain: tuple[Any, ...] = (bits, None, None, None)
+    plain: tuple[Any, ...] = (bits, None, None)
     groups: dict[tuple[Any, ...], list[Choice]] = {plain: []}
     for choice in choices:
         method, recall = choice.method, choice.recall
         key = plain
         if recall is not None:
             alone = None if method.prefilling.exact else choice.read
-            key = (
-                recall.bits,
-                method.prefilling.reconstruction,
-                method.needs.future_queries,
-                alone,
-            )
+            key = (recall.bits, method.prefilling.reconstruction, alone)
         groups.setdefault(key, []).append(choice)
     return [group for group in groups.values() if group]
 
@@ -191,20 +182,15 @@ def read_turns(
     choices: Sequence[Choice],
     *,
     reserve: int,
-    cancel: Event | None = None,
 ) -> list[Branch]:
     """Read tokens turn by turn; only the last turn will be answered.
 
     Args:
         choices: that need one host store at most (see `parties`).
         reserve: tokens that will be generated.
-        cancel: ends the reading, and what is done with the branches, once set.
 
     Returns:
         A branch for each choice, with the cache that a conversation would have.
-
-    Raises:
-        Stopped: `cancel` was set.
     """
     seen = sum(map(len, turns))
     # A choice that drops nothing has nothing to recall, as in a conversation.
@@ -223,7 +209,7 @@ def read_turns(
     branches: list[Branch] = []
     for at, turn in enumerate(turns, 1):
         room = reserve if at == len(turns) else 0
-        reading = _Reading(model, turn, before, room, store, cancel)
+        reading = _Reading(model, turn, before, room, store)
         if not before:
             branches = reading.branches(own)
         else:
@@ -251,34 +237,30 @@ class _Reading:
         before: Sequence[int],
         reserve: int,
         store: HostKVStore | None,
-        cancel: Event | None,
     ) -> None:
         self.model = model
         self.ids = torch.tensor([token_ids], device=model.device)
         self.before = torch.tensor([before], dtype=torch.int64, device=model.device)
         self.reserve = reserve
         self.store = store
-        self.cancel = cancel
 
     @torch.inference_mode()
     def branches(self, choices: Sequence[Choice]) -> list[Branch]:
         """One for each choice: read once for all whose reading is exact, once more for each way of
         reconstruction, and again for each of the others. In later turns, all of them recall."""
-        wanted = (each.method.needs.future_queries for each in choices)
-        future_queries = next((each for each in wanted if each is not None), None)
         seen = self.before.shape[1] + self.ids.shape[1]
         groups: dict[Reconstruction | None, list[Choice]] = {}
         read: dict[Choice, Branch] = {}
         for choice in dict.fromkeys(each.read for each in choices):
             method = choice.method
             reconstruction = method.prefilling.reconstruction
-            if method.prefilling.exact and method.needs.future_queries in (None, future_queries):
+            if method.prefilling.exact:
                 cuts = choice.recall is not None or choice.budget < seen
                 groups.setdefault(reconstruction if cuts else None, []).append(choice)
             else:
                 read[choice] = self.alone(choice, self._empty(reconstruction))
         for reconstruction, group in groups.items():
-            probe = Probe(1, future_queries=future_queries, reconstruction=reconstruction)
+            probe = Probe(1, reconstruction=reconstruction)
             read |= zip(group, self._shared(group, probe), strict=True)
         own: list[Branch] = []
         for choice in choices:
@@ -306,7 +288,6 @@ class _Reading:
         return layer_policies(choice.method, shape, choice.budget, seen, held, new, choice.bits)
 
     def alone(self, choice: Choice, cache: KVCache) -> Branch:
-        """Read by one method, into its cache."""
         policies = self._policies(choice, cache)
         logits = prefill(
             self.model,
@@ -316,9 +297,8 @@ class _Reading:
             context=self.before,
             store=self._store_of([choice]),
             reserve=self.reserve,
-            callbacks=Callbacks(cancel=self.cancel),
         )
-        return Branch(choice, cache, policies, logits[0], cancel=self.cancel)
+        return Branch(choice, cache, policies, logits[0])
 
     def _shared(self, choices: Sequence[Choice], probe: Probe) -> list[Branch]:
         """Read once: every layer is cut for each choice before the next is read."""
@@ -340,7 +320,6 @@ class _Reading:
             context=self.before,
             store=store,
             reserve=self.reserve,
-            callbacks=Callbacks(cancel=self.cancel),
         )
         room = min(self.reserve, ROOM)
         by_layer = []
@@ -361,12 +340,11 @@ class _Reading:
             for index in range(shape.layers):
                 merge_below(kept.layers, own, index, room)
             share_out(kept.layers, own, room)
-            branches.append(Branch(choice, kept, own, logits, cancel=self.cancel))
+            branches.append(Branch(choice, kept, own, logits))
         return branches
 
 
 def _cuts(view: LayerView, branches: list[list[LayerPolicy]], room: int) -> list[LayerCache]:
-    """What each branch keeps of one layer."""
     cuts = []
     for policies in branches:
         policy = policies[view.layer]
@@ -381,5 +359,4 @@ def _cuts(view: LayerView, branches: list[list[LayerPolicy]], room: int) -> list
 
 
 def _queries(policy: LayerPolicy) -> int:
-    """How many of the last queries a policy wants to see, at least one."""
     return max(1, policy.method.needs.num_queries(policy.budget), policy.method.decoding.rows)

@@ -170,7 +170,6 @@ class KvliteLM(TemplateLM):  # type: ignore[misc]
         return [said[at] for at in range(len(requests))]
 
     def _read(self, context: Sequence[int], longest: int) -> Branch:
-        """A context, read and cut as a turn's prompt with so long an answer."""
         model = self.runner.model
         answer = dict.fromkeys(("max_new_tokens", "reserve_tokens"), max(1, longest))
         config = EngineConfig.from_settings(self.runner.settings.replace(answer))
@@ -184,7 +183,6 @@ class KvliteLM(TemplateLM):  # type: ignore[misc]
         return branch
 
     def _score(self, branch: Branch, ids: Sequence[int]) -> tuple[float, bool]:
-        """The log-likelihood of what follows, and whether it is the greedy answer."""
         total, greedy = 0.0, True
 
         def judge(_: int, begin: int, logits: Tensor) -> None:
@@ -199,11 +197,6 @@ class KvliteLM(TemplateLM):  # type: ignore[misc]
 
 
 def _settings(given: Mapping[str, Any]) -> dict[str, Any]:
-    """lm_eval's arguments of a generation, as settings.
-
-    Raises:
-        SettingError: one of them has no setting.
-    """
     draws = given.get("do_sample", False)
     settings = {
         "max_new_tokens": given["max_gen_toks"],

@@ -52,12 +52,10 @@ class Memory(MemoryOptions, GridTask[MemoryRow]):
     row: ClassVar = MemoryRow
 
     def work(self, runner: Runner) -> list[Work[MemoryRow]]:
-        """Every length and choice."""
         ids = fitting_prose(runner, max(self.tokens), 0)
         return memory(runner, ids, self.choices, lengths=self.tokens)
 
     def table(self, rows: Sequence[MemoryRow]) -> list[Cells]:
-        """Every row, beside `full`'s of the same length, where that is there."""
         full = {row.length: row for row in rows if (row.method, row.kv_bits) == ("full", UNCHANGED)}
         return [_line(row, full.get(row.length)) for row in rows]
 

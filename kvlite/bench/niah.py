@@ -33,14 +33,12 @@ class Niah(NiahOptions, QuestionTask):
 
     @property
     def places(self) -> Iterable[tuple[str, float | None]]:
-        """Every kind at every depth."""
         depths = [index / max(1, self.depths - 1) for index in range(self.depths)]
         return product(self.kinds, depths)
 
     def make(
         self, tokenizer: Any, prose: str, kind: str, length: int, depth: float | None, seed: int
     ) -> Made:
-        """A needle at a depth of the prose."""
         assert depth is not None
         needle, others = _needles(kind, depth, seed, length)
         return hidden(tokenizer, prose, length, seed, needle, [(depth, needle.context), *others])

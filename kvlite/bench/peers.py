@@ -145,7 +145,6 @@ def peer_choices(specs: Sequence[str], budgets: Sequence[int], longest: int) -> 
 
 
 def _unpacked(path: Path, model: LoadedModel, folder: Path) -> Path:
-    """A folder of safetensors of a model whose weights are in a GGUF file."""
     name = next(name for name in PLAIN if PLAIN[name] == model.dtype)
     weights = Weights(name, model.dtype)
     module, _ = open_whole(path, device=torch.device("cpu"), weights=weights)

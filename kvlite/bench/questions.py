@@ -8,7 +8,6 @@ from itertools import product
 from math import inf
 from pathlib import Path
 from statistics import median
-from threading import Event
 from time import perf_counter
 from typing import Any, ClassVar
 
@@ -98,13 +97,11 @@ class QuestionTask(QuestionOptions, GridTask[QuestionRow]):
         self.peer_versions = versions() if self.peer else {}
 
     def options(self) -> dict[str, Any]:
-        """What decides the rows."""
         options = super().options()
         peers = options.pop("peer")
         return {**options, "peer": peers, "versions": self.peer_versions} if peers else options
 
     def settings(self, given: Settings) -> Settings:
-        """As they are; on one card, where there are peers."""
         if self.peer:
             require_one_card(given, self.peer[0])
         return given
@@ -152,7 +149,6 @@ class QuestionTask(QuestionOptions, GridTask[QuestionRow]):
         return ask(model, prompts, own, asked, PeerProgram(model, runner.model_path, others))
 
     def table(self, rows: Sequence[QuestionRow]) -> list[Cells]:
-        """A line for each kind, question, length and choice."""
         timed = any(row.reading_s is not None for row in rows)
         return [
             {
@@ -170,19 +166,16 @@ class QuestionTask(QuestionOptions, GridTask[QuestionRow]):
         ]
 
     def draw(self, rows: Sequence[QuestionRow], folder: Path) -> None:
-        """For each kind and question, quality against bytes, and heat maps if there are depths."""
-        from kvlite.bench.plots import draw_depths, draw_quality
+        """For each kind and question, quality against bytes."""
+        from kvlite.bench.plots import draw_quality
 
         for kind, question in dict.fromkeys((row.kind, row.question) for row in rows):
             own = [row for row in rows if (row.kind, row.question) == (kind, question)]
             title, name = f"{self.name} {kind}, question {question}", f"{kind}-{question}"
             draw_quality(folder / f"quality-{name}.png", title, tallies(own), self.curves)
-            if own[0].depth is not None:
-                draw_depths(folder, f"depths-{name}", title, tallies(own, "depth"))
 
 
 def _times(tally: Tally[QuestionRow]) -> Cells:
-    """Medians of what was measured."""
     reading, token = (
         [value for value in tally.values(name) if value is not None]
         for name in ("reading_s", "token_ms")
@@ -226,21 +219,15 @@ def ask(
     return work
 
 
-def read(
-    model: LoadedModel,
-    case: Case,
-    question: str,
-    choices: Sequence[Choice],
-    cancel: Event | None = None,
-) -> list[Branch]:
+def read(model: LoadedModel, case: Case, question: str, choices: Sequence[Choice]) -> list[Branch]:
     """Read a prompt as one turn, so that what is kept is chosen with the question in view; or, if
     the question is "unknown", the context first and then the question in a turn of its own.
 
     Args:
-        choices, cancel: as in `read_turns`.
+        choices: as in `read_turns`.
     """
     turns = [case.prompt] if question == KNOWN else [case.context, case.question]
-    return read_turns(model, turns, choices, reserve=case.new_tokens, cancel=cancel)
+    return read_turns(model, turns, choices, reserve=case.new_tokens)
 
 
 def _rows(

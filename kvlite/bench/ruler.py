@@ -59,11 +59,9 @@ class Ruler(RulerOptions, QuestionTask):
 
     @property
     def places(self) -> Iterable[tuple[str, float | None]]:
-        """Every task; they have no depth."""
         return product(self.tasks, [None])
 
     def prompts(self, tokenizer: Any, prose: str) -> list[Recipe]:
-        """All prompts; RULER's own are lm_eval's first ones."""
         own, made = set(RULERS_OWN), super().prompts(tokenizer, prose)
         if own.isdisjoint(self.tasks):
             return made
@@ -78,7 +76,6 @@ class Ruler(RulerOptions, QuestionTask):
     def make(
         self, tokenizer: Any, prose: str, kind: str, length: int, depth: float | None, seed: int
     ) -> Made:
-        """One task."""
         return TASKS[kind](tokenizer, prose, seed, length)
 
 
@@ -171,7 +168,6 @@ def _common_words(tokenizer: Any, prose: str, seed: int, length: int) -> Made:
 
 
 def _prompts() -> Any:
-    """The module that needs lm_eval."""
     try:
         # It tells of data of other tasks that it looks for.
         with redirect_stdout(StringIO()), redirect_stderr(StringIO()):
@@ -185,7 +181,6 @@ def _prompts() -> Any:
 
 
 def _listed(words: Sequence[str]) -> str:
-    """`a, b and c`."""
     *first, last = words
     return f"{', '.join(first)} and {last}" if first else last
 

@@ -95,7 +95,6 @@ class Speed(SpeedOptions, Task[SpeedRow]):
         self.entries = entries
 
     def settings(self, given: Settings) -> Settings:
-        """Those of kvlite's side."""
         if LLAMA_CPP in self.peer and gguf_file(given.model) is None:
             raise SettingError(f"--peer llama.cpp needs a GGUF file, and --model is {given.model}")
         require_one_card(given, TRANSFORMERS)
@@ -104,7 +103,6 @@ class Speed(SpeedOptions, Task[SpeedRow]):
         return given.replace({**own, "recall": recall, "recall_entries": self.entries})
 
     def work(self, runner: Runner) -> list[Work[SpeedRow]]:
-        """Every length."""
         ids = fitting_prose(runner, max(self.tokens), self.new_tokens)
         reference = cache(partial(load_reference, runner))
         file = gguf_file(runner.settings.model) if LLAMA_CPP in self.peer else None
@@ -113,7 +111,6 @@ class Speed(SpeedOptions, Task[SpeedRow]):
         return [([(length,)], partial(one, ids[:length])) for length in self.tokens]
 
     def table(self, rows: Sequence[SpeedRow]) -> list[Cells]:
-        """Every row; beside each figure, how many times transformers'."""
         return [
             {
                 "tokens": f"{row.tokens:,}",

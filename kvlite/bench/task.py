@@ -57,11 +57,6 @@ class Task(Options, ABC, Generic[R]):
     curves: ClassVar[Sequence[Curve]] = ()
     resumes: ClassVar[bool] = False
 
-    @property
-    def draws(self) -> bool:
-        """Whether there is something to plot."""
-        return bool(self.curves)
-
     def options(self) -> dict[str, Any]:
         """What decides the rows, for the configuration of a run."""
         return {each.name.replace("_", " "): getattr(self, each.name) for each in fields(self)}

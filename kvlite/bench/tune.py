@@ -8,7 +8,6 @@ from itertools import chain
 from math import log
 from random import Random
 from statistics import median
-from threading import Event
 from time import perf_counter
 from typing import Any, ClassVar
 
@@ -60,8 +59,7 @@ class Tune(TuneOptions, Task[TuneRow]):
     """Choices measured on a user's document.
 
     Attributes:
-        text: the document's; read from `file` if empty.
-        cancel: ends what is measured, once set.
+        text: the document's.
         choices: what is compared in the first part, once the model is known.
     """
 
@@ -69,9 +67,6 @@ class Tune(TuneOptions, Task[TuneRow]):
     row: ClassVar = TuneRow
     curves: ClassVar = (Curve("lost", "lost, compared with the full cache (nats a token)"),)
     resumes: ClassVar = True
-
-    text: str = ""
-    cancel: Event | None = None
 
     def __post_init__(self) -> None:
         """Raises SettingError or DocumentError if an option or the document cannot be used."""
@@ -81,21 +76,18 @@ class Tune(TuneOptions, Task[TuneRow]):
         self._choices(1_000_000)
         self.choices: list[Choice] = []
         self.rows: Sequence[Mapping[str, Any]] = ()
-        self.text = self.text or read_document(self.file).text
+        self.text = read_document(self.file).text
 
     def options(self) -> dict[str, Any]:
-        """What decides the rows."""
         given = super().options()
-        del given["most lost"], given["cancel"]
+        del given["most lost"]
         return {**given, "text": digest(self.text)}
 
     def resume(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Who is in the race is read from them."""
         self.rows = rows
 
     def work(self, runner: Runner) -> Iterator[Work[TuneRow]]:
-        """A fact and a passage in turns, each read once for all choices that one store serves, by
-        those still in the race."""
+        # A fact and a passage in turns, by those still in the race.
         model = runner.model
         ids: list[int] = runner.tokenizer.encode(self.text)
         # A fifth is left, for passages to begin at several places.
@@ -116,28 +108,23 @@ class Tune(TuneOptions, Task[TuneRow]):
     def _part(
         self, model: LoadedModel, ids: list[int], length: int, part: int
     ) -> list[Work[TuneRow]]:
-        """A fact and a passage, at a place of their own."""
         choices = in_race([TuneRow(**row) for row in self.rows], self.choices)
         shared, place = parties(choices), part * _GOLDEN % 1
         prepare = partial(_hidden, model.tokenizer, self.text, length, place, part)
         made = partial(fitted, prepare, length, "tuning")
         fact = Recipe(self.name, "fact", length, place, part, made)
         start = int(place * (len(ids) - length - AFTER))
-        ((_, passage),) = fidelity(
-            model, ids, choices, starts={length: [start]}, after=AFTER, cancel=self.cancel
-        )
-        runs = (partial(_fact, model, fact, shared, self.cancel), partial(_passage, part, passage))
+        ((_, passage),) = fidelity(model, ids, choices, starts={length: [start]}, after=AFTER)
+        runs = (partial(_fact, model, fact, shared), partial(_passage, part, passage))
         return [(_keys(kind, part, shared), run) for kind, run in zip(KINDS, runs, strict=True)]
 
     def doing(self, keys: Sequence[Key]) -> str:
-        """The part of the document, what is asked of it, and of how many settings."""
         kind, part = (keys[0][TuneRow.KEY.index(name)] for name in ("kind", "part"))
         what = "a hidden fact" if kind == "fact" else "a passage"
         return f"{self.title}: {what} in part {part + 1}, {len(keys)} settings"
 
     def table(self, rows: Sequence[TuneRow]) -> list[Cells]:
-        """A line for each choice in the race that no other beats both in bytes and in what it
-        loses."""
+        # Those in the race that no other beats both in bytes and in what they lose.
         best = frontier(tallies(comparable(rows, self.choices)))
         return [
             {
@@ -153,7 +140,6 @@ class Tune(TuneOptions, Task[TuneRow]):
         ]
 
     def summary(self, rows: Sequence[TuneRow]) -> dict[str, Any]:
-        """The recommended settings."""
         found = self.advice(rows)
         settings = None if found is None else {**found.values}
         return {"recommended": settings, "reason": "" if found is None else found.reason}
@@ -194,15 +180,12 @@ def _hidden(tokenizer: Any, text: str, length: int, depth: float, seed: int) -> 
 
 
 def _fact(
-    model: LoadedModel,
-    recipe: Recipe,
-    shared: Sequence[Sequence[Choice]],
-    cancel: Event | None,
+    model: LoadedModel, recipe: Recipe, shared: Sequence[Sequence[Choice]]
 ) -> Iterator[TuneRow]:
     """How much of a surprise a fact's number is, asked for in a turn of its own."""
     case, whole = recipe.case(model.tokenizer), 0.0
     for group in shared:
-        branches = read(model, case, UNKNOWN, group, cancel)
+        branches = read(model, case, UNKNOWN, group)
         nats = surprise(model, branches, case.forced, case.at_keys)
         # What the full cache holds needs no recall, so it is in the first group.
         whole = next((n for n, b in zip(nats, branches, strict=True) if b.choice.is_full), whole)
@@ -220,7 +203,6 @@ def _fact(
 
 
 def _step_ms(model: LoadedModel, branch: Branch) -> float:
-    """Median milliseconds of a decode step."""
     if branch.recall is not None:
         branch.recall.store.forget_answer()
     going, times = branch.copy(), []
@@ -232,7 +214,6 @@ def _step_ms(model: LoadedModel, branch: Branch) -> float:
 
 
 def _passage(part: int, run: Any) -> Iterator[TuneRow]:
-    """How far predictions of the text that follows are from the full cache's."""
     row: FidelityRow
     for row in run():
         yield TuneRow(

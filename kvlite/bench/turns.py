@@ -140,7 +140,6 @@ class Turns(TurnsOptions, GridTask[TurnRow]):
         return options
 
     def work(self, runner: Runner) -> list[Work[TurnRow]]:
-        """Every conversation."""
         prose, tokenizer, tokens = bundled_prose(), runner.tokenizer, max(self.tokens)
         most = self.questions * TURN_TOKENS
         fitting_prose(runner, tokens, most)
@@ -153,7 +152,6 @@ class Turns(TurnsOptions, GridTask[TurnRow]):
         return turns(runner.model, interviews, choices, self.orders, self.question)
 
     def table(self, rows: Sequence[TurnRow]) -> list[Cells]:
-        """A line for each choice."""
         full = {
             row.asked
             for row in rows
@@ -181,7 +179,6 @@ def turns(
 def _rows(
     model: LoadedModel, interview: Interview, order: int, choice: Choice, question: str
 ) -> Iterator[TurnRow]:
-    """One conversation, question by question."""
     tokenizer, talk = model.tokenizer, Conversation(model, Settings().replace(choice.settings))
     if question == UNKNOWN:
         talk.read_ahead(interview.context)
@@ -214,18 +211,12 @@ def _rows(
 
 
 def _require_recall(choice: Choice, metrics: GenerationMetrics) -> None:
-    """Raises SettingError if a conversation that should recall cannot."""
     drops = metrics.budget < metrics.seen_tokens
     if choice.recall is not None and drops and not metrics.host_kv_bytes:
         raise SettingError("; ".join(metrics.notes))
 
 
 def _line(tally: Tally[TurnRow], full: set[Key]) -> Cells:
-    """A line of the table.
-
-    Args:
-        full: what the full cache answered.
-    """
     rows = tally.rows
     shared = [row for row in rows if row.asked in full]
     outcomes: dict[Key, set[bool]] = {}
@@ -244,7 +235,6 @@ def _line(tally: Tally[TurnRow], full: set[Key]) -> Cells:
 
 
 def _hits_by(rows: Sequence[TurnRow], column: str) -> str:
-    """How many questions were answered at each value of a column."""
     hits: Counter[int] = Counter()
     for row in rows:
         hits[getattr(row, column)] += row.hit

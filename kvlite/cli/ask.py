@@ -105,7 +105,6 @@ def _ask_server(server: str, files: Sequence[str], questions: Sequence[str], how
 def _ask_here(
     files: Sequence[str], questions: Sequence[str], how: Printing, *, library: bool
 ) -> int:
-    """Load the model, and answer by it. Returns the exit code."""
     require_files(files, how.resolved.settings)
     how = replace(how, resolved=with_first_model(how.resolved, how.screen, files))
     # One of several questions may be too long, and the others are answered.
@@ -133,7 +132,6 @@ def _ask_here(
 
 
 def _answer_all(talk: "Conversation", how: Printing) -> int:
-    """Answer questions until there are no more, and return the exit code."""
     asked, code = "", 0
     for asked in lines_said(how.screen, _HINT):
         try:
@@ -153,7 +151,6 @@ def _code(metrics: "GenerationMetrics") -> int:
 
 
 def _answer(talk: "Conversation", asked: str, how: Printing) -> "GenerationMetrics":
-    """Print the answer to a question, which goes with the documents the first time."""
     message = said_about(talk, asked)
 
     def begin(callbacks: Callbacks) -> "Iterator[Piece]":

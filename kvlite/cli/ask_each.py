@@ -73,8 +73,6 @@ class Printing:
 
 @dataclass
 class _Answer:
-    """A question, and what has come of its answer."""
-
     question: str
     text: str = ""
     reasoning: str = ""

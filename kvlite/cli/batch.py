@@ -132,7 +132,7 @@ def batch(
         written = Written.of(path)
         written.require(job, asked, path)  # before the model is loaded
         done = written.done.keys() - (written.failed if retry_errors else ())
-        answers: Answers = _nothing
+        answers: Answers | None = None  # where nothing is left
         if done >= {task.id for task in asked}:
             job["model"] = fingerprint(find_model(settings.model))
         else:
@@ -145,7 +145,7 @@ def batch(
         shown = _Progress(screen, summary.rows, summary.before)
         callbacks = Callbacks(notify=shown.note, cancel=cancel)
         with shown.bar:
-            for answer in answers([*left.values()], callbacks):
+            for answer in answers([*left.values()], callbacks) if answers else ():
                 writer.add(row_of(answer), left[answer.id])
                 summary.add(answer)
                 shown.advance()
@@ -161,7 +161,6 @@ def batch(
 def _asked(
     place: str, questions: Sequence[str], settings: Settings, outs: Sequence[str | Path]
 ) -> tuple[list[Task], RowOf]:
-    """The tasks, and what makes rows of their answers."""
     if not is_batch_file(place):
         return tasks_in(place, questions_in(questions), outs), methodcaller("to_json")
     if questions:
@@ -184,11 +183,6 @@ def _devices(text: str, settings: Settings, ray: str) -> "Sequence[torch.device]
     return choose_devices(text, "--devices")
 
 
-def _nothing(tasks: Sequence[Task], callbacks: Callbacks) -> "Iterator[BatchAnswer]":
-    """What answers where nothing is left to answer."""
-    yield from ()
-
-
 @contextmanager
 def _engine(
     settings: Settings,
@@ -197,7 +191,6 @@ def _engine(
     devices: "Sequence[torch.device]",
     screen: Console,
 ) -> Iterator[tuple[str, Answers]]:
-    """The model's fingerprint, and what answers with it: here, on devices, or on a cluster."""
     if ray:
         from kvlite.jobs.cluster import answered_on_cluster, connected
 
@@ -220,8 +213,6 @@ def _engine(
 
 
 class _Progress:
-    """Rows done, how many an hour, and the time left; nothing where nobody watches."""
-
     def __init__(self, screen: Console, total: int, done: int) -> None:
         columns = (
             TextColumn("Answering"),
@@ -238,13 +229,11 @@ class _Progress:
         self._told: set[str] = set()
 
     def advance(self) -> None:
-        """One more row is done."""
         self._came += 1
         rate = self._came / (perf_counter() - self._begun) * 3600
         self.bar.update(self._task, advance=1, rate=f"{rate:,.0f} an hour")
 
     def note(self, note: str) -> None:
-        """Print a note above the bar, once."""
         if note not in self._told:
             self._told.add(note)
             self.bar.console.print(f"Note: {note}", style="yellow")

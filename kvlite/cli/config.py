@@ -1,12 +1,13 @@
 """`kvlite config`: the settings in use, and where each comes from."""
 
+import json
 import os
 from typing import Any
 
 from rich.table import Column, Table
 
 from kvlite.cli.console import output, print_json
-from kvlite.cli.options import AsJson, as_text, with_resolved
+from kvlite.cli.options import AsJson, with_resolved
 from kvlite.config.environment import unknown_variables
 from kvlite.config.paths import cache_folder, config_folder, data_folder
 from kvlite.config.resolve import Resolved
@@ -46,7 +47,7 @@ def config(
         return
     table = Table("setting", Column("value", overflow="fold"), Column("from", overflow="fold"))
     for name, origin in resolved.origins.items():
-        value = as_text(getattr(resolved.settings, name))
+        value = _text(getattr(resolved.settings, name))
         style = "dim" if origin.kind == "default" else ""
         table.add_row(name, value, str(origin), style=style)
     places = Table("folder", Column("path", overflow="fold"))
@@ -57,3 +58,9 @@ def config(
     screen.print(places)
     if resolved.profile is not None:
         screen.print(f"Profile: {resolved.profile.name} ({resolved.profile.path})")
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return "not set"
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

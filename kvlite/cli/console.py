@@ -8,7 +8,6 @@ from typing import Any
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 from rich.status import Status
-from rich.style import StyleType
 from rich.text import Text
 
 from kvlite.printable import escaped, harmless
@@ -50,9 +49,9 @@ def output() -> Screen:
     return Screen(file=sys.stdout)
 
 
-def say(text: str, *, style: StyleType | None = None) -> None:
+def say(text: str) -> None:
     """Print lines on standard output, however long."""
-    output().print(text, style=style, soft_wrap=True)
+    output().print(text, soft_wrap=True)
 
 
 def write(text: str) -> None:

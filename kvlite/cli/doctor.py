@@ -105,19 +105,17 @@ def doctor(
 def checks_of_this_machine() -> Iterator[Check]:
     """Everything but speeds, in the order in which it is shown."""
     found = nvml.cards()
-    yield _python()
+    system = "WSL" if nvml.in_wsl() else platform.system()
+    yield Check("Python", "ok", f"{platform.python_version()} on {system} {platform.machine()}")
     yield from _cards(found)
     yield _torch(found)
     yield from _packages(bool(found))
     yield _host_memory()
     yield from _folders()
-    yield from _leftovers()
+    if old := leftovers():
+        about = f"{readable(sum(map(bytes_of, old)))} of GGUF files, converted by an older kvlite"
+        yield Check("copies", "note", about, "kvlite models clean")
     yield _threads()
-
-
-def _python() -> Check:
-    system = "WSL" if nvml.in_wsl() else platform.system()
-    return Check("Python", "ok", f"{platform.python_version()} on {system} {platform.machine()}")
 
 
 def _cards(found: list[nvml.Card]) -> Iterator[Check]:
@@ -177,7 +175,6 @@ def _host_memory() -> Check:
 
 
 def _folders() -> Iterator[Check]:
-    """kvlite's own, the disk they are on, and whether they can be written."""
     folders = {
         "cache": cache_folder(),
         "data": data_folder(),
@@ -197,12 +194,6 @@ def _folders() -> Iterator[Check]:
         short = name == "cache" and free < DISK
         remedy = f"free some, or name a folder on another disk by {variable}" if short else ""
         yield Check(name, "note" if short else "ok", about, remedy)
-
-
-def _leftovers() -> Iterator[Check]:
-    if found := leftovers():
-        about = f"{readable(sum(map(bytes_of, found)))} of GGUF files, converted by an older kvlite"
-        yield Check("copies", "note", about, "kvlite models clean")
 
 
 def _threads() -> Check:
@@ -225,7 +216,6 @@ def _load() -> float:
 
 
 def _size(folder: Path) -> int:
-    """Bytes of the files in it; links are not followed."""
     total = 0
     for where, _, files in os.walk(folder):
         for file in files:
@@ -237,7 +227,6 @@ def _size(folder: Path) -> int:
 
 
 def _measured(device: str) -> "Speeds | str":
-    """A device's speeds, or in a sentence why there are none."""
     import torch
 
     from kvlite.memory.speeds import measure_speeds

@@ -103,7 +103,6 @@ def _ending(error: BaseException | None) -> BaseException | None:
 
 
 def _unusable(error: OSError) -> str:
-    """An error of the system in one sentence, with the file or folder."""
     if error.filename is None:
         return error.strerror or str(error)
     return (

@@ -90,7 +90,6 @@ def _explained(method: "type[Method]") -> str:
 
 
 def _filled(item: str) -> str:
-    """A paragraph, point or option, wrapped for the terminal."""
     blank, lead = "\n" * item.startswith("\n"), "    " * item.startswith("    ")
     hanging = lead or "  " * item.strip().startswith("- ")
     return blank + textwrap.fill(

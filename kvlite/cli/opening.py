@@ -87,7 +87,6 @@ def _read(
 
 
 def _text_limit(files: Sequence[str], model: str) -> int | None:
-    """The most characters that could fit a model, if a file is large and the model here."""
     if all(file != "-" and Path(file).stat().st_size < _LARGE for file in files):
         return None
     folder = folder_here(model)
@@ -117,7 +116,6 @@ def load_by(opens: "Callable[..., Runner]", screen: Console) -> "Runner":
 
 
 def _named_file(files: Sequence[str]) -> Path | None:
-    """The .kv file that is named, if any; raises SettingError if others are named, too."""
     saved = [file for file in files if file.lower().endswith(SUFFIX)]
     if saved and len(files) > 1:
         raise SettingError(f"{saved[0]} is opened by itself: leave the other files out")
@@ -177,8 +175,6 @@ def _open_saved(
 def _from_library(
     runner: "Runner", documents: Sequence[Document], screen: Console
 ) -> "Conversation | None":
-    """The library's conversation about these documents; None if there is none, or if it cannot be
-    opened, which is printed."""
     from kvlite.conversation import library
     from kvlite.conversation.snapshot import Snapshot
 

@@ -1,7 +1,6 @@
 """Typer options made from `Settings`."""
 
 import inspect
-import json
 import os
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -40,41 +39,32 @@ ApiKey = Annotated[
 _keyword = partial(inspect.Parameter, kind=inspect.Parameter.KEYWORD_ONLY)
 
 
-def with_origins(command: Command, names: Collection[str] = OPTIONS) -> Command:
-    """Give a command --profile and flags for settings; its first parameter is `Resolved`. Variables
-    that look like a setting's and are none are named on standard error."""
+def with_resolved(command: Command, names: Collection[str] = OPTIONS) -> Command:
+    """Give a command --profile and flags for settings; its first parameter is `Resolved`. They are
+    checked together, and errors that end the command say where a value came from if it was not a
+    flag. Variables that look like a setting's and are none are named on standard error."""
 
     @wraps(command)
     def resolved(given: Mapping[str, Any], profile: str | None, **values: Any) -> None:
+        from kvlite.methods.engine_config import require_meanings
+
         for variable in unknown_variables(os.environ):
             screen = console(quiet=bool(values.get("quiet")))
             screen.print(f"Note: {about_unknown(variable)}", style="yellow")
         chosen = Profiles(config_folder()).chosen(profile, os.environ)
-        command(resolve(given, os.environ, chosen, names), **values)
-
-    return with_flags(resolved, names, _profile())
-
-
-def with_resolved(command: Command, names: Collection[str] = OPTIONS) -> Command:
-    """As `with_origins`, for a command that uses the settings: they are checked together, and
-    errors that end the command say where a value came from if it was not a flag."""
-
-    @wraps(command)
-    def checked(resolved: Resolved, **values: Any) -> None:
-        from kvlite.methods.engine_config import require_meanings
-
-        origins = resolved.origins
+        made = resolve(given, os.environ, chosen, names)
+        origins = made.origins
         try:
             require_meanings(
-                resolved.settings,
+                made.settings,
                 lambda name: origins[name].called(name) if name in origins else flag_of(name),
             )
-            command(resolved, **values)
+            command(made, **values)
         except KvliteError as error:
-            resolved.noted(error)
+            made.noted(error)
             raise
 
-    return with_origins(checked, names)
+    return with_flags(resolved, names, _profile())
 
 
 def with_settings(command: Command, names: Collection[str] = OPTIONS) -> Command:
@@ -107,13 +97,6 @@ def as_flags(values: Mapping[str, Any]) -> list[str]:
             for each in value if isinstance(value, tuple) else (value,):
                 words += [flag, str(each)]
     return words
-
-
-def as_text(value: Any) -> str:
-    """A setting's value for a table."""
-    if value is None:
-        return "not set"
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def with_flags(
@@ -181,12 +164,10 @@ def _once(values: list[Any]) -> list[Any]:
 
 
 def _listed(values: list[str]) -> list[str]:
-    """Values that were given apart or with commas between."""
     return _once([each.strip() for value in values for each in value.split(",")])
 
 
 def _contents(value: str) -> str:
-    """A text, or what the file of that name says."""
     if not os.path.isfile(value):
         if re.fullmatch(r'[^\s{}"]*\.[A-Za-z0-9]{1,5}', value):
             raise SettingError(f"--schema {value}: there is no such file")

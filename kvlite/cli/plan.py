@@ -17,7 +17,6 @@ from kvlite.model.source import config_here
 
 if TYPE_CHECKING:
     from kvlite.planner.max_context import MaxContext
-    from kvlite.planner.plan import Plan
 
 TOKENS = 32_768
 # An exit code.
@@ -86,7 +85,13 @@ def plan(
                 tokens, is_guess = counted or len(text) // 4 + 1, counted is None
             made = planner.best(min(tokens, max(1, most)))
         if not as_json:
-            _show(made, tokens, longest)
+            from kvlite.cli.chat.views import plan_view
+
+            if tokens > made.tokens:
+                output().print(
+                    f"The model was trained for {longest:,} tokens, and {tokens:,} were asked for."
+                )
+            output().print(plan_view(made, output().width))
             if is_guess:
                 output().print(
                     f"Its {tokens:,} tokens are a guess, one for 4 characters: the model's "
@@ -105,17 +110,7 @@ def plan(
         raise typer.Exit(DOES_NOT_FIT)
 
 
-def _show(made: "Plan", asked: int, most: int) -> None:
-    from kvlite.cli.chat.views import PlanView
-
-    out = output()
-    if asked > made.tokens:
-        out.print(f"The model was trained for {most:,} tokens, and {asked:,} were asked for.")
-    out.print(PlanView(made))
-
-
 def _show_fitting(rows: "list[MaxContext]") -> None:
-    """What the rows say, without what makes no difference."""
     lines: list[_Line] = [((row.weights, row.method, row.kv_bits), row.shown) for row in rows]
     for at in (2, 0, 1):
         lines = _joined(lines, at)

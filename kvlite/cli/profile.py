@@ -5,13 +5,12 @@ from collections.abc import Mapping
 from typing import Annotated, Any
 
 import typer
-from rich.table import Column, Table
 
-from kvlite.cli.console import output, print_json, say
-from kvlite.cli.options import AsJson, as_flags, as_text, with_flags
+from kvlite.cli.console import print_json, say
+from kvlite.cli.options import AsJson, as_flags, with_flags
 from kvlite.cli.screen import console
 from kvlite.config.paths import config_folder
-from kvlite.config.profiles import DEFAULT, Profiles
+from kvlite.config.profiles import DEFAULT, Profile, Profiles
 from kvlite.config.settings import Settings, flag_of
 from kvlite.errors import SettingError
 from kvlite.model.source import lasting_name
@@ -39,47 +38,25 @@ def listing(as_json: AsJson = False) -> None:
       kvlite profile list --json
     """
     profiles = Profiles(config_folder())
-    good, broken = profiles.read_all()
+    good, broken = list[Profile](), dict[str, str]()
+    for name in profiles.names():
+        try:
+            good.append(profiles.read(name))
+        except SettingError as error:
+            broken[str(profiles.path(name))] = str(error)
     if as_json:
         rows = [profile.to_json() for profile in good]
-        flaws = {str(path): flaw for path, flaw in broken.items()}
-        print_json({"folder": str(profiles.folder), "profiles": rows, "broken": flaws})
+        print_json({"folder": str(profiles.folder), "profiles": rows, "broken": broken})
         return
-    screen = output()
-    if good:
-        table = Table("profile", Column("settings", overflow="fold"))
-        for profile in good:
-            table.add_row(profile.name, shlex.join(as_flags(profile.values)))
-        screen.print(table)
-    elif not broken:
-        screen.print(
+    if not good and not broken:
+        say(
             f"There is no profile in {profiles.folder} yet: kvlite profile save NAME --kv-bits 8 "
-            "makes one",
+            "makes one"
         )
+    for profile in good:
+        say(f"{profile.name}: {shlex.join(as_flags(profile.values))}")
     for flaw in broken.values():
         console().print(f"Note: {flaw}", style="yellow")
-
-
-@app.command()
-def show(name: _Name, as_json: AsJson = False) -> None:
-    """Show what a profile sets.
-
-    Examples:
-
-      kvlite profile show mine
-
-      kvlite profile show mine --json
-    """
-    found = Profiles(config_folder()).read(name)
-    if as_json:
-        print_json(found.to_json())
-        return
-    table = Table("setting", Column("value", overflow="fold"))
-    for each, value in found.values.items():
-        table.add_row(each, as_text(value))
-    screen = output()
-    screen.print(table)
-    screen.print(str(found.path))
 
 
 @app.command()

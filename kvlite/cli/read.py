@@ -108,8 +108,6 @@ def read(
 
 
 def _read(talk: "Conversation", said: str, screen: Console) -> None:
-    """Read documents so that nothing of them is lost. Raises SettingError if the settings would
-    drop something."""
     try:
         with reading(screen) as (_, callbacks):
             whole = talk.read_ahead(said, callbacks=callbacks)
@@ -146,7 +144,6 @@ def _require_replaceable(path: Path, called: str, names: Sequence[str] = ()) -> 
 
 
 def _target(out: str, name: str) -> Path | None:
-    """The file to write; None for the library."""
     if not out:
         return None
     if name:

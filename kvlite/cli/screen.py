@@ -39,8 +39,6 @@ def console(quiet: bool = False) -> Console:
 
 
 class _Notes(logging.Handler):
-    """Prints what is logged as notes, above what is drawn."""
-
     def __init__(self, screen: Console) -> None:
         super().__init__()
         self._screen = screen

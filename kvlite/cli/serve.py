@@ -1,6 +1,5 @@
 """`kvlite serve`: other programs ask the model, by OpenAI's API."""
 
-from dataclasses import replace
 from typing import Annotated
 
 import typer
@@ -68,9 +67,16 @@ def serve(
     settings = resolved.settings if name is None else resolved.settings.replace({"model": name})
     if resolved.origins["reserve_tokens"].kind == "default":
         settings = settings.replace({"reserve_tokens": _RESERVED})
-    config = ServerConfig(plain_host(host), port, keys_of(api_key), requests=requests)
-    config = replace(config, one_model=one_model, unload_after=60 * unload_after)
-    config = replace(config, keep=_size("--keep", keep), keep_disk=_size("--keep-disk", keep_disk))
+    config = ServerConfig(
+        plain_host(host),
+        port,
+        keys_of(api_key),
+        keep=_size("--keep", keep),
+        keep_disk=_size("--keep-disk", keep_disk),
+        requests=requests,
+        one_model=one_model,
+        unload_after=60 * unload_after,
+    )
     config.require_key()
     require_model(settings.model)
     screen = console()

@@ -1,22 +1,20 @@
 """`kvlite tune`: measure settings on one's own document, and keep the best."""
 
 import shlex
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from kvlite.bench.options import TUNE_MINUTES, TUNE_PROFILE, TuneOptions
-from kvlite.cli.bench.run import Json, Out
+from kvlite.cli.bench.run import Out
 from kvlite.cli.console import output, say
 from kvlite.cli.opening import require_files
-from kvlite.cli.options import as_flags, with_fields, with_model
+from kvlite.cli.options import AsJson, as_flags, with_fields, with_model
 from kvlite.cli.screen import console
 from kvlite.config.paths import config_folder, require_writable
 from kvlite.config.profiles import Profiles
-from kvlite.config.settings import Settings
-
-if TYPE_CHECKING:
-    from kvlite.bench.advice import Advice
+from kvlite.config.settings import EMBEDDED_MODEL, Settings
+from kvlite.model.source import lasting_name
 
 
 @with_model
@@ -34,7 +32,7 @@ def tune(
         typer.Option("--force", help=f"overwrite a profile of that name; {TUNE_PROFILE} always is"),
     ] = False,
     out: Out = None,
-    as_json: Json = False,
+    as_json: AsJson = False,
     **options: Any,
 ) -> None:
     """Measure methods, budgets and bits on a document, and save the settings that serve it.
@@ -67,19 +65,10 @@ def tune(
     if found is None:
         console().print("Nothing was measured yet: give it more --minutes")
         raise typer.Exit(1)
-    _save(found, profiles, save, settings, as_json)
-
-
-def _save(
-    found: "Advice", profiles: Profiles, name: str, settings: Settings, as_json: bool
-) -> None:
-    from kvlite.bench.advice import profile_of
-
-    values = profile_of(found.values, settings.model)
-    saved = profiles.save(name, values, force=True, note=found.reason)
-    if as_json:
-        return
-    screen = output()
-    screen.print(found.reason)
-    screen.print(shlex.join(as_flags(found.values)))
-    say(f"Saved in {saved.path}\nUse it with --profile {name}")
+    model = {} if settings.model == EMBEDDED_MODEL else {"model": lasting_name(settings.model)}
+    saved = profiles.save(save, {**model, **found.values}, force=True, note=found.reason)
+    if not as_json:
+        screen = output()
+        screen.print(found.reason)
+        screen.print(shlex.join(as_flags(found.values)))
+        say(f"Saved in {saved.path}\nUse it with --profile {save}")

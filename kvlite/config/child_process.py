@@ -193,7 +193,6 @@ def _kill(process: "subprocess.Popen[bytes]") -> None:
 
 
 def _ended(code: int) -> Exception:
-    """Why a child ended before its work was done."""
     if code == _KILLED:
         return MemoryError("a child process was killed, as for its memory")
     if code == _OUT_OF_TIME:
@@ -205,7 +204,6 @@ def _ended(code: int) -> Exception:
 
 
 def _main() -> None:
-    """Do the work that standard input describes, and write messages to standard output."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
     out = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # libraries print
@@ -230,7 +228,6 @@ def _work(
     memory: int | None,
     seconds: int | None,
 ) -> T:
-    """What `run_in_child` has a child do."""
     last = -BEAT
 
     def report(*values: Any) -> None:

@@ -101,7 +101,6 @@ def _require_plain(whole: dict[str, Any], tokens: Collection[str], *, halves: bo
 
 
 def _at(where: str, key: str | int) -> str:
-    """The place of a member; a long one is cut in its midst."""
     if isinstance(key, int):
         return f"{where}[{key}]"
     key = key[:60].encode("utf-8", "replace").decode()

@@ -86,16 +86,6 @@ class Profiles:
             raise self._absent(name, called)
         return found
 
-    def read_all(self) -> tuple[list[Profile], dict[Path, str]]:
-        """All profiles in alphabetical order, and what is wrong with the broken ones."""
-        good, broken = list[Profile](), dict[Path, str]()
-        for name in self.names():
-            try:
-                good.append(self.read(name))
-            except SettingError as error:
-                broken[self.path(name)] = str(error)
-        return good, broken
-
     def chosen(self, named: str | None, environment: Mapping[str, str]) -> Profile | None:
         """The profile to use: `named`, else `KVLITE_PROFILE`, else `default` if it exists.
 
@@ -174,7 +164,6 @@ def _is_name(text: str) -> bool:
 
 
 def _read(name: str, path: Path) -> Profile | None:
-    """The profile in a file; None if there is no such file."""
     try:
         if not S_ISREG(path.stat().st_mode) and not path.is_dir():  # reading a pipe would hang
             raise SettingError(f"{path} is not a file: remove it, or take another profile")
@@ -196,7 +185,6 @@ def _read(name: str, path: Path) -> Profile | None:
 
 
 def _written(values: Mapping[str, Any]) -> bytes:
-    """Values as TOML."""
     import tomli_w
 
     lines = []

@@ -13,7 +13,6 @@ from kvlite.cache import KVHeadGroup, LayerCache
 from kvlite.cache.query_log import QueryLog
 from kvlite.cache.recurrent import StateCarrier, States
 from kvlite.engine.heads import over_head_groups, over_what_is_held
-from kvlite.engine.query_stats import QueryStatistics
 from kvlite.engine.sparse_attention import SparseAttentionMask, make_room
 from kvlite.engine.vertical_slash import attend_vertical_slash
 from kvlite.methods.base import LayerView
@@ -78,7 +77,7 @@ class Found:
         length: of the chunk.
         queries: its last, where they are among the last that are observed.
         opening: its first, where they are among the first that are observed.
-        query_sq_sum, statistics: as the reader's, this chunk's queries counted too.
+        query_sq_sum: as the reader's, this chunk's queries counted too.
         sums: attention that entries of a head group got, where it is added up.
     """
 
@@ -86,7 +85,6 @@ class Found:
     queries: Tensor | None
     opening: Tensor | None
     query_sq_sum: Tensor | None
-    statistics: QueryStatistics
     sums: list[tuple[KVHeadGroup, Tensor]] = field(default_factory=list)
 
 
@@ -111,7 +109,6 @@ class LayerPrefill:
         end: int,
         rotation: Rotation,
         sparse_mask: SparseAttentionMask | None = None,
-        coming: Rotation | None = None,
         measures: bool = False,
         states: States | None = None,
         log: QueryLog | None = None,
@@ -125,7 +122,6 @@ class LayerPrefill:
             end: the position after the last.
             rotation: of these positions.
             sparse_mask: how the layer sees, if not everything that it holds.
-            coming: mean rotation of the positions to come, if queries there are to be expected.
             measures: whether `query_sq_sum` is asked for.
             states: before these tokens.
             log: takes the queries, where somebody watches the layer.
@@ -139,8 +135,6 @@ class LayerPrefill:
         self.end = end
         self.rotation = rotation
         self.sparse_mask = sparse_mask
-        self.coming = coming
-        self.statistics = QueryStatistics()
         self.done = 0
         self.observed = max(method.needs.num_queries(policy.budget), method.decoding.rows)
         self.queries: list[Tensor] = []
@@ -187,7 +181,7 @@ class LayerPrefill:
             self.opening.append(found.opening)
         for head_group, sums in found.sums:
             head_group.add(sums)
-        self.query_sq_sum, self.statistics = found.query_sq_sum, found.statistics
+        self.query_sq_sum = found.query_sq_sum
         self.states = self.carrier.after
         self.carrier = StateCarrier(self.states)
         self.done += found.length
@@ -204,7 +198,7 @@ class LayerPrefill:
     def _found(self, q: Tensor) -> Found:
         """What a chunk's queries tell."""
         length, queries, opening = q.shape[2], None, None
-        query_sq_sum, statistics = self.query_sq_sum, self.statistics
+        query_sq_sum = self.query_sq_sum
         if query_sq_sum is not None:
             query_sq_sum = query_sq_sum + grouped(q, self.kv_heads).float().square().sum(3).mean(2)
         after = self.positions.shape[0] - self.done - length
@@ -214,13 +208,7 @@ class LayerPrefill:
         missing = self.policy.method.needs.first - sum(each.shape[2] for each in self.opening)
         if missing > 0:
             opening = q[:, :, :missing].clone()
-        future = self.policy.method.needs.future_queries
-        if future is not None:
-            first = self.end - self.positions.shape[0] + self.done
-            early = min(length, max(0, future.skipped - first))
-            rotation = self._rotation(self.done + early, length - early)
-            statistics = statistics.joined(q[:, :, early:], rotation, covariance=future.covariance)
-        return Found(length, queries, opening, query_sq_sum, statistics)
+        return Found(length, queries, opening, query_sq_sum)
 
     def _over_head_group(
         self, head_group: KVHeadGroup, q: Tensor, k: Tensor, v: Tensor, softmax: Softmax
@@ -317,10 +305,7 @@ class LayerPrefill:
         """
         queries = torch.cat(self.queries, 2)
         start = self.end - queries.shape[2]
-        expected = None
-        if self.coming is not None:
-            expected = self.statistics.expected(self.coming, self._rotation(0, 1))
-        window = Window(queries, start, self.kv_heads, self.softmax, expected, backend)
+        window = Window(queries, start, self.kv_heads, self.softmax, backend)
         begin, opening = self.end - self.positions.shape[0], None
         if self.opening:
             first = torch.cat(self.opening, 2)

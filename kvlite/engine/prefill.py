@@ -21,7 +21,6 @@ from kvlite.engine.callbacks import NO_CALLBACKS, Callbacks, ReadingBytes
 from kvlite.engine.layer_prefill import LayerPrefill
 from kvlite.engine.oom_actions import cache_oom_actions
 from kvlite.engine.prefill_oom import embedded, may_wait, prefill_oom_actions, reserve_for
-from kvlite.engine.query_stats import rotations_to_come
 from kvlite.engine.reconstruct import reconstruction_pass
 from kvlite.engine.slices import Slices, whole
 from kvlite.engine.sparse_attention import require_served, sparse_masks
@@ -103,7 +102,6 @@ class Prefill:
         self.rows: Tensor | None = None
         self.rotations = model.rotations(self.start, self.new)
         self.sparse_masks = sparse_masks(model, policies)
-        self.coming = rotations_to_come(model, policies, self.end)
         positions = torch.arange(self.start, self.end, dtype=torch.int32, device=model.device)
         self.positions = model.by_layer(positions)
         self.marks: dict[int, list[Mark]] = {}
@@ -173,7 +171,6 @@ class Prefill:
             self.end,
             (cos, sin),
             self.sparse_masks[index],
-            self.coming[index],
             measures=self.store is not None,
             states=self._before.get(index),
             log=self.cache.queries.get(index),

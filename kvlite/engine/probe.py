@@ -7,7 +7,7 @@ from typing import ClassVar
 from kvlite.cache import Selection
 from kvlite.methods import Method
 from kvlite.methods.base import LayerView
-from kvlite.methods.capabilities import Decoding, FutureQueries, Needs, Prefilling, Reconstruction
+from kvlite.methods.capabilities import Decoding, Needs, Prefilling, Reconstruction
 from kvlite.methods.layer_policy import LayerPolicy
 from kvlite.model.shape import ModelShape
 
@@ -24,7 +24,6 @@ class Probe(Method):
     first: int = 0
     text: bool = False
     sums: bool = False
-    future_queries: FutureQueries | None = None
     reconstruction: Reconstruction | None = None
 
     @property
@@ -51,7 +50,7 @@ class Probe(Method):
     @cached_property
     def needs(self) -> Needs:
         """What was asked for."""
-        return Needs(self.queries, self.first, future_queries=self.future_queries)
+        return Needs(self.queries, self.first)
 
     def select(self, view: LayerView) -> list[Selection]:
         """Never called: the branches cut."""

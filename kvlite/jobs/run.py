@@ -178,15 +178,12 @@ def said_of(documents: Sequence[Document], task: Task) -> str:
 
 @dataclass
 class _Asked:
-    """A question, and what has come of its answer; `document_tokens` as of `BatchAnswer`."""
-
     task: Task
     said: str = ""
     reasoning: str = ""
     document_tokens: int = 0
 
     def hear(self, heard: Piece | KvliteError) -> BatchAnswer | None:
-        """The answer, once it has ended by itself."""
         if isinstance(heard, KvliteError):
             return failed(self.task, heard)
         self.said += heard.text

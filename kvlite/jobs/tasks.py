@@ -175,7 +175,6 @@ def _crossed(
 
 
 def _field(row: Mapping[str, Any], name: str, where: str) -> str:
-    """A column as text; "" if there is none."""
     value = row.get(name)
     if value is None:
         return ""
@@ -185,7 +184,6 @@ def _field(row: Mapping[str, Any], name: str, where: str) -> str:
 
 
 def _settings(row: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Settings of a row's answer: an object, or its JSON."""
     given = row.get("settings") or {}
     try:
         values = read_json(given) if isinstance(given, str) else given

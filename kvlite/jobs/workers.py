@@ -85,7 +85,6 @@ class _Queue:
 
     @property
     def waiting(self) -> bool:
-        """Whether there is anything to do."""
         return bool(self.fresh or self.again)
 
     def take_back(self, tasks: Sequence[Task]) -> Iterator[BatchAnswer]:
@@ -140,7 +139,6 @@ class _Worker:
             self._give(queue)
 
     def hear(self, kind: str, value: Any, queue: _Queue, callbacks: Callbacks) -> None:
-        """Take a message of the process."""
         if kind == "wants":
             self._give(queue)
         elif kind == "idle":
@@ -154,7 +152,6 @@ class _Worker:
             raise error
 
     def ended(self, code: int) -> list[Task]:
-        """The process has ended; returns what it has not answered."""
         self._ends += 1
         if self._ends == TRIES:
             raise ModelError(
@@ -217,7 +214,6 @@ def answered_on_devices(
 
 
 def _shared(settings: Settings, count: int) -> Settings:
-    """Settings of one of so many engines, which share host memory."""
     auto = {"recall_limit": ram_limit("auto", held=0), "checkpoint_limit": checkpoint_limit("auto")}
     shares = {name: f"{limit // count}B" for name, limit in auto.items()}
     return settings.replace(
@@ -226,7 +222,6 @@ def _shared(settings: Settings, count: int) -> Settings:
 
 
 def _environment(device: torch.device, devices: Sequence[torch.device]) -> dict[str, str]:
-    """What an engine's process sees: its own card, or its share of the processors."""
     if device.type == "cuda":
         visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
         number = device.index or 0

@@ -95,7 +95,6 @@ class TensorMeter(TorchDispatchMode):
         return False
 
     def _run(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-        """What an operator returns."""
         return func(*args, **kwargs)
 
     def _takes_memory(self, tensor: Tensor) -> bool:

@@ -127,7 +127,6 @@ def spill_note(devices: "Iterable[torch.device]") -> str:
 
 @contextmanager
 def _driver() -> Iterator[Any]:
-    """NVML, None where there is none."""
     try:
         import pynvml
 

@@ -57,7 +57,6 @@ def measure_speeds(device: "torch.device", seconds: float = SECONDS) -> Speeds:
 
 
 def _time(work: Callable[[], object], wait: Callable[[], None], seconds: float) -> float:
-    """Seconds that the work takes: the shortest of as many times as there is time for."""
     work()
     wait()
     best, end = float("inf"), perf_counter() + seconds

@@ -7,7 +7,6 @@ from kvlite.config.units import parse_number
 from kvlite.errors import SettingError
 from kvlite.methods.base import LayerView, Method
 from kvlite.methods.chai import CHAI
-from kvlite.methods.expectedattention import ExpectedAttention
 from kvlite.methods.full import Full
 from kvlite.methods.h2o import H2O
 from kvlite.methods.keydiff import KeyDiff
@@ -24,7 +23,6 @@ from kvlite.methods.snapkv import SnapKV
 from kvlite.methods.spans import Spans
 from kvlite.methods.streaming import Streaming
 from kvlite.methods.tova import TOVA
-from kvlite.methods.triattention import TriAttention
 from kvlite.methods.uncomp import UNComp
 
 __all__ = ["METHODS", "LayerView", "Method", "Streaming", "parse_method", "renamed"]
@@ -33,8 +31,7 @@ METHODS: dict[str, type[Method]] = {
     method.name: method
     for method in (
         *(Full, Spans, Random, Streaming, LMInfinite, SnapKV, PyramidKV, KVX, H2O, TOVA, KeyDiff),
-        *(ExpectedAttention, TriAttention, KVzip, UNComp, PyramidInfer, MiniCache, CHAI),
-        *(SimLayerKV, MInference),
+        *(KVzip, UNComp, PyramidInfer, MiniCache, CHAI, SimLayerKV, MInference),
     )
 }
 

@@ -16,21 +16,6 @@ Segments: TypeAlias = list[tuple[Segment, Segment]]
 
 
 @dataclass(frozen=True)
-class FutureQueries:
-    """Statistics of the queries to come, estimated from those just read.
-
-    Attributes:
-        ahead: how far from the next position queries are expected, ascending.
-        skipped: first positions whose queries do not count.
-        covariance: their covariance is wanted too, which costs a product of all queries.
-    """
-
-    ahead: Sequence[int]
-    skipped: int = 0
-    covariance: bool = False
-
-
-@dataclass(frozen=True)
 class Needs:
     """What a method has to be given to choose; by default nothing.
 
@@ -39,13 +24,11 @@ class Needs:
             the budget.
         first: how many of the first queries of a turn `select` wants in `view.opening`.
         attention: it chooses by attention, so `view.window.backend` may score on the host.
-        future_queries: it wants statistics of the queries to come, in `view.window.expected`.
     """
 
     queries: int | Callable[[int], int] = 0
     first: int = 0
     attention: bool = False
-    future_queries: FutureQueries | None = None
 
     def num_queries(self, budget: int) -> int:
         """How many of the last queries it wants."""

@@ -15,7 +15,6 @@ from kvlite.methods.rank import group_sizes, head_groups, layer_groups
 from kvlite.methods.scores import Pooling, Reduce, Window, pool, window_scores
 from kvlite.methods.select import between, candidates, select_counts, to_choose, with_ends
 from kvlite.methods.types import KVHeadGroup, LayerCache, Position, Selection, Tensor
-from kvlite.model.architectures import architecture
 from kvlite.model.calibration import Calibration
 from kvlite.model.shape import ModelShape
 
@@ -135,11 +134,6 @@ class Scored(Method):
         return self.calibration
 
     def fitted(self, shape: ModelShape, calibration: Calibration | None) -> Method:
-        why = architecture(shape.model_type).unturnable
-        if why and self.needs.future_queries is not None:
-            raise SettingError(
-                f"method {self.name} turns queries to positions to come, but {why}: use snapkv"
-            )
         heads = shape.kv_heads
         self.require("groups", self.groups <= heads, f"at most {heads} with this model")
         if not self.needs_calibration:

@@ -23,22 +23,6 @@ KEY_ELEMENTS_AT_ONCE = 1 << 21
 
 
 @dataclass(frozen=True)
-class Expected:
-    """The distribution of the queries to come, rotated to their positions, float32.
-
-    Attributes:
-        mean: `(batch, heads, dim)`.
-        covariance: `(batch, heads, dim, dim)`, if it was wanted.
-        spread: `(batch, heads, pairs)`, of each pair of channels that is turned: by how much the
-            mean length of the queries exceeds the length of their mean before the rotation.
-    """
-
-    mean: Tensor
-    covariance: "Tensor | None"
-    spread: Tensor
-
-
-@dataclass(frozen=True)
 class Window:
     """The last queries read, which a layer's entries are scored by.
 
@@ -46,7 +30,6 @@ class Window:
         queries: `(batch, heads, rows, dim)`, rotated.
         start: position of the first query; the others follow it.
         softmax: how the layer turns products into attention.
-        expected: the queries to come, for methods that need `FutureQueries`.
         backend: where their attention becomes a choice.
     """
 
@@ -54,7 +37,6 @@ class Window:
     start: int
     kv_heads: int
     softmax: Softmax
-    expected: Expected | None = None
     backend: ScoringBackend = ON_DEVICE
 
     @property

@@ -38,12 +38,6 @@ def turned(x: Tensor, at: Rotation, to: Rotation) -> Tensor:
     return rotated(unrotated(x, at), to).to(x.dtype)
 
 
-def pair_lengths(x: Tensor, pairs: int) -> Tensor:
-    """Lengths `(..., pairs)` float32 of the pairs of channels that are turned together, the first
-    ones of vectors `(..., dim)`."""
-    return torch.hypot(x[..., :pairs].float(), x[..., pairs : 2 * pairs].float())
-
-
 def rotations_after(model: LoadedModel, end: int, count: int) -> list[Rotation]:
     """Rotations of the `count` positions from `end` on, for every layer, with the frequencies of
     the positions before, even if the model would change them with the length.

@@ -109,7 +109,7 @@ class _Foresight(Prefill):
 
     def _begin(self, index: int) -> int:
         """The start of the last full chunk, or of the first whose queries the method wants; where
-        query statistics are joined, or states carried on, one chunk earlier."""
+        states are carried on, one chunk earlier."""
         policy = self.policies[index]
         length: int = self.hidden.shape[1]
         end = length - 1 if self._is_final(index) else length
@@ -117,7 +117,7 @@ class _Foresight(Prefill):
         observed = length - max(policy.method.needs.num_queries(policy.budget), 1)
         seen = sum(at + self.chunk > observed for at in starts)
         carried = bool(self.model.shape.states[index])
-        more = self._is_final(index) + (carried or self.coming[index] is not None)
+        more = self._is_final(index) + carried
         return starts[-min(max(2 + more, seen), len(starts))]
 
     def _roomy(self, index: int) -> LayerCache:

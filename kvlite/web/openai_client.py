@@ -187,7 +187,6 @@ class OpenAIClient:
         return bool(text or thought)
 
     def _lines(self, path: str, body: dict[str, Any], callbacks: Callbacks) -> Generator[str]:
-        """The lines of a stream, until it has ended or is cancelled."""
         with asyncio.Runner(loop_factory=_Loop) as runner:
             # Closing the runner cancels what is awaited, which ends the answer there.
             lines = self._heard(path, body)
@@ -271,7 +270,6 @@ class _Loop(asyncio.SelectorEventLoop):
 
 
 async def _next(lines: AsyncGenerator[str], callbacks: Callbacks) -> str | None:
-    """The next line; None if there is none, or nobody wants it any more."""
     coming = asyncio.ensure_future(anext(lines, None))
     while not coming.done():
         await asyncio.wait({coming}, timeout=_BEAT)
@@ -313,7 +311,6 @@ def _format(schema: str) -> dict[str, Any]:
 
 
 def _count(usage: Any, name: str) -> int:
-    """A count that a server tells; 0 where it is none."""
     found = usage.get(name) if isinstance(usage, dict) else None
     return found if isinstance(found, int) else 0
 

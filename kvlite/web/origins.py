@@ -50,7 +50,6 @@ def is_own(scope: Scope) -> bool:
 
 
 def _is_of(place: str, sent: Headers) -> bool:
-    """Whether an address is of the host that is asked."""
     try:
         return urlsplit(place).netloc == sent.get("host")
     except ValueError:

@@ -114,9 +114,6 @@ def test_axe_finds_nothing_wrong_in_any_state(
     for folded in page.locator("#answer summary").all():
         folded.click()
     assert faults(page, "side") == []
-    page.locator("#tune").click()
-    expect(page.locator("#tune-begin")).to_be_visible()
-    assert faults(page, "side") == []
     page.locator("#listing .more").first.click()
     expect(page.get_by_role("menuitem", name="Rename")).to_be_focused()
     assert faults(page, "conversations") == []

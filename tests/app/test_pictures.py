@@ -2,7 +2,6 @@
 
 import re
 from html import escape
-from itertools import pairwise
 from random import Random
 from xml.etree import ElementTree
 from xml.etree.ElementTree import Element
@@ -11,13 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvlite.methods.rank import layer_groups
 from kvlite_app.engine.kept import CELLS, KeptLayer, KeptMap
 from kvlite_app.views.answer import answer_html
-from kvlite_app.views.heads import draw_heads
 from kvlite_app.views.kept_map import draw_kept
 from kvlite_app.views.svg import STEPS, STRENGTHS, WIDTH, percent
-from tests.conftest import make_tiny
 
 SVG = "{http://www.w3.org/2000/svg}"
 HOSTILE = '"><script>alert(1)</script><img src=x onerror="a()">&amp;\x00\x1b\u202egpj\ud800.pdf'
@@ -33,7 +29,7 @@ def parsed(svg: str) -> Element:
     box = root.get("viewBox", "").split()
     assert box[:3] == ["0", "0", str(WIDTH)]
     names = {each.tag.removeprefix(SVG) for each in root.iter()}
-    assert names <= {"svg", "title", "desc", "g", "rect", "path", "text", "circle"}
+    assert names <= {"svg", "title", "desc", "g", "rect", "path", "text"}
     for each in root.iter():
         assert not [key for key in each.attrib if key.startswith("on") or "href" in key]
         paint = {each.get("fill"), each.get("stroke")} - {None, "none", "currentColor"}
@@ -150,56 +146,6 @@ def test_nothing_was_read() -> None:
     assert "Nothing was read yet." in texts(parsed(draw_kept(KeptMap(0, 0, (layer([]),)))))
 
 
-def test_heads_are_stronger_the_higher_they_rank() -> None:
-    calibration = make_tiny("llama").model.calibration
-    assert calibration is not None
-    ranks = ((5.0, 1.0), (4.0, 2.0), (3.0, 3.0), (1.0, 5.0))
-    calibration = type(calibration)(**{**calibration.__dict__, "head_ranks": ranks})
-    root = parsed(draw_heads(calibration))
-    columns = rows(root)
-    assert [_title(each) for each in columns] == [
-        f"Layer {at}: {first}, {second}" for at, (first, second) in enumerate(ranks)
-    ]
-    drawn = {
-        rank: strong
-        for column, heads in zip(columns, ranks, strict=True)
-        for strong, rank in zip(cells(column, "held", 2), heads, strict=True)
-    }
-    order = sorted(drawn)
-    assert all(drawn[low] < drawn[high] for low, high in pairwise(order))
-    assert (drawn[1.0], drawn[5.0]) == (STRENGTHS[0], 1)
-    # Of two heads the first won in each layer, whatever the ranks here: it alone has a dot.
-    for column in columns:
-        (turned,) = re.findall(r"matrix\(0 ([\d.]+) 1 0 [\d.]+ (\d+)\)", column[1].get("transform"))
-        tall, top = map(float, turned)
-        (dot,) = re.findall(r"M[\d.]+ ([\d.]+)h0", column[2].get("d", ""))
-        assert float(dot) == pytest.approx(top + tall / 2, abs=0.1)
-    groups = [each for each in titles(root) if each.startswith("Group")]
-    assert layer_groups(calibration.layer_ranks, 1.0) == [0, 1, 1, 2]
-    assert groups == ["Group 1: layer 0", "Group 2: layers 1 to 2", "Group 3: layer 3"]
-    assert "3 groups of layers" in (root.get("aria-label") or "")
-    assert "first group" in " ".join(texts(root))
-    assert "first group" not in " ".join(texts(parsed(draw_heads(calibration, groups=1))))
-
-
-def test_heads_of_the_largest_models_fit() -> None:
-    calibration = make_tiny("llama").model.calibration
-    assert calibration is not None
-    for layers, heads in ((80, 64), (126, 8), (1, 1)):
-        changed = {
-            "head_ranks": tuple(tuple(1.0 + h + n for h in range(heads)) for n in range(layers)),
-            "head_wins": ((1,) * heads,) * layers,
-            "layer_ranks": (3.0,) * layers,
-        }
-        svg = draw_heads(type(calibration)(**{**calibration.__dict__, **changed}))
-        root = parsed(svg)
-        assert len(rows(root)) == layers
-        assert all(len(cells(each, "held", heads)) == heads for each in rows(root))
-        for left in re.findall(r"matrix\(0 [\d.]+ 1 0 ([\d.]+)", svg):
-            assert 0 <= float(left) < WIDTH
-        assert len(svg) < 150_000
-
-
 def test_shares_as_people_write_them() -> None:
     written = [percent(share) for share in (0, 1e-9, 0.0099, 0.01, 0.5, 0.9999, 1)]
     assert written == ["0%", "under 1%", "under 1%", "1%", "50%", "99%", "100%"]
@@ -208,14 +154,14 @@ def test_shares_as_people_write_them() -> None:
 def test_quotations_are_text_with_the_document_around_them() -> None:
     passage = {"document": HOSTILE, "where": "page 3", "text": HOSTILE, "passage": HOSTILE}
     account = {"told": ["Read."], "sources": [{**passage, "before": "<b>", "after": HOSTILE}]}
-    shown_html = answer_html(account, None)
+    shown_html = answer_html(account)
     assert not re.search("<script|<img|<b>", shown_html)
     assert shown_html.count("<mark>") == shown_html.count('<details class="source">') == 1
     assert f"&lt;b&gt;<mark>{escape(HOSTILE)}</mark>" in shown_html
     assert "Details" not in shown_html
     kept = KeptMap(9, 9, (layer([5]),)).to_json()
-    assert "Details" in answer_html({"told": [], "kept": kept}, None)
+    assert "Details" in answer_html({"told": [], "kept": kept})
     facts = {"told": ["Read."], "facts": [["Cache", "<b>"]]}
-    shown_html = answer_html(facts, None)
+    shown_html = answer_html(facts)
     assert "<th scope=row>Cache</th><td>&lt;b&gt;</td>" in shown_html
     assert shown_html.index("Details") < shown_html.index("Read.")

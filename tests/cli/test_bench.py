@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from kvlite.bench.folder import RunFolder
-from kvlite.bench.report import NO_PLOTS
+from kvlite.cli.bench.run import NO_PLOTS
 from kvlite.memory.device_budget import DeviceBudget
 from tests.cli.conftest import LIMIT, Refused, Run
 from tests.cli.test_interrupts import interrupted
@@ -76,29 +76,11 @@ def test_a_run_leaves_rows_a_table_and_plots(
     assert "Wilson" in table and "| --- |" in table
     assert table.count("\n|") >= 3 and report["machine"]["processor"] in table
     plots = list(out.glob("*.png"))
-    assert bool(plots) is (command.split()[0] not in ("memory", "speed"))
+    assert bool(plots) is (command.split()[0] not in ("memory", "speed", "attention"))
     assert all(plot.read_bytes().startswith(b"\x89PNG") for plot in plots)
     names = {plot.stem for plot in plots}
     if command == "niah":
-        assert names == {"quality-number-known", "depths-number-known"}
-
-
-def test_a_report_is_one_page(
-    kvlite: Run, refused: Refused, model: Path, home: Path, tmp_path: Path
-) -> None:
-    kvlite(*words("fidelity", model), "--out", tmp_path / "runs" / "one")
-    (tmp_path / "runs" / "one" / "table.md").open("a").write("\n<script>alert(1)</script>\n")
-    report = kvlite("bench", "report", tmp_path / "runs", "--json").json()
-    page = Path(report["path"]).read_text()
-    assert report["runs"] == [str(tmp_path / "runs" / "one")]
-    assert "kvlite bench fidelity --tokens 200" in page and "<th>same top token</th>" in page
-    assert page.count('src="data:image/png;base64,') == 1
-    assert "<script" not in page and "http" not in page.replace("&quot;", "")
-    refused(["bench", "report", home], str(home), "no folder")
-    (tmp_path / "empty").mkdir()
-    refused(["bench", "report", tmp_path / "empty"], "empty", "holds no run")
-    (tmp_path / "runs" / "one" / "config.json").write_text("{}")
-    refused(["bench", "report", tmp_path / "runs"], "config.json", "damaged")
+        assert names == {"quality-number-known"}
 
 
 def test_a_table_by_default_in_a_folder_of_its_own(
@@ -155,7 +137,7 @@ def test_recall_that_does_not_fit_host_memory_is_refused(
 def test_without_matplotlib_there_is_a_table_and_a_word(
     kvlite: Run, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kvlite.bench.report.find_spec", lambda name: None)
+    monkeypatch.setattr("kvlite.cli.bench.run.find_spec", lambda name: None)
     done = kvlite(*words("niah", model), "--out", tmp_path / "run", "--json")
     assert done.err.splitlines()[0] == NO_PLOTS
     assert (tmp_path / "run" / "table.md").exists()

@@ -42,8 +42,7 @@ def test_what_is_given_is_saved_and_nothing_else(
     assert (done.code, done.out, done.err) == (0, said, "")
     values = {"kv_bits": "8", "temperature": 0.0, "stop": ["END", "\n"], "never_lossy": True}
     assert tomllib.loads(path.read_text(encoding="utf-8")) == values
-    shown = kvlite("profile", "show", "mine", "--json").json()
-    assert shown == {"name": "mine", "path": str(path), "settings": values}
+    shown = {"name": "mine", "path": str(path), "settings": values}
     listed = kvlite("profile", "list", "--json").json()
     default = {"name": "default", "path": str(folder / "default.toml"), "settings": {"min_p": 0.1}}
     assert listed == {"folder": str(folder), "profiles": [default, shown], "broken": {}}
@@ -55,27 +54,30 @@ def test_every_setting_can_be_saved_and_given_back_as_flags(kvlite: Run) -> None
     settings = Settings(**given, stop=("-a", "b "), logit_bias=("5:-1.5",))
     values = {name: getattr(settings, name) for name in OPTIONS}
     assert kvlite("profile", "save", "all", *as_flags(values)).code == 0
-    shown = kvlite("profile", "show", "all", "--json").json()["settings"]
-    assert shown == {**values, "stop": ["-a", "b "], "logit_bias": ["5:-1.5"]}
+    (shown,) = kvlite("profile", "list", "--json").json()["profiles"]
+    assert shown["settings"] == {**values, "stop": ["-a", "b "], "logit_bias": ["5:-1.5"]}
 
 
-def test_tables_for_people(kvlite: Run, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "300")
+def test_a_profile_of_a_method_that_was_removed_is_refused(
+    refused: Refused, folder: Path, text: Path
+) -> None:
+    path = put(folder, "mine", 'method = "triattention"')
+    said = (path, "unknown method 'triattention': choose from full, spans,")
+    refused(["ask", text, "Who?", "--profile", "mine"], *said)
+
+
+def test_a_list_for_people(kvlite: Run, folder: Path) -> None:
     none = kvlite("profile", "list")
     assert (none.code, none.err) == (0, "")
     assert str(folder) in none.out and "kvlite profile save NAME" in none.out
     kvlite(
         "profile", "save", "mine", "--method", "snapkv:pool=3", "--stop", "a b", "--stop", "[/b]"
     )
-    listed = kvlite("profile", "list")
-    assert "mine" in listed.out
-    assert "--method snapkv:pool=3 --stop 'a b' --stop '[/b]'" in listed.out
-    shown = kvlite("profile", "show", "mine")
-    assert "snapkv:pool=3" in shown.out and '["a b", "[/b]"]' in shown.out
-    assert str(folder / "mine.toml") in shown.out
+    row = "mine: --method snapkv:pool=3 --stop 'a b' --stop '[/b]'\n"
+    assert kvlite("profile", "list").out == row
     path = put(folder, "bad", "top_k = -1")
     listed = kvlite("profile", "list")
-    assert listed.code == 0 and "mine" in listed.out
+    assert (listed.code, listed.out) == (0, row)
     assert listed.err == (
         f"Note: {path}: top_k -1 is out of range: it must be at least 0, a whole number\n"
     )
@@ -144,7 +146,7 @@ def test_a_card_that_is_not_here_can_be_saved(kvlite: Run, folder: Path) -> None
     assert 'device = "cuda:1"' in (folder / "card.toml").read_text()
 
 
-@pytest.mark.parametrize("command", ["show", "save", "delete"])
+@pytest.mark.parametrize("command", ["save", "delete"])
 def test_bad_names(refused: Refused, folder: Path, command: str) -> None:
     flags = ["--top-k", "1"] if command == "save" else []
     for name in ("a b", "../a", "none", "é"):
@@ -303,7 +305,7 @@ def test_a_folder_that_cannot_be_used(kvlite: Run, folder: Path) -> None:
 
 
 @pytest.mark.cases(1)
-@pytest.mark.parametrize("command", ["list", "show", "save", "delete"])
+@pytest.mark.parametrize("command", ["list", "save", "delete"])
 def test_help_has_examples_and_waits_for_no_library(command: str) -> None:
     code = (
         f"import atexit, sys; sys.argv = ['kvlite', 'profile', '{command}', '--help']; "

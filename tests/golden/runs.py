@@ -198,7 +198,7 @@ RUNS = [
     _run("llama", token_turns, "h2o"),
     _run("llama", token_turns, "tova", kv_bits="4", recall="disk"),
     _run("llama", token_turns, "keydiff", kv_bits="kivi4"),
-    _run("llama", token_turns, "expectedattention", recall="ram", recall_entries=0),
+    _run("llama", token_turns, "keydiff", recall="ram", recall_entries=0),
     _run("llama", token_turns, "kvzip:passage=50"),
     _run("llama", token_turns, "uncomp:window=8"),
     _run("llama", token_turns, "pyramidinfer:ratio=0.6,least=16", kv_bits="8"),
@@ -245,7 +245,7 @@ RUNS = [
     _run("qwen3", going_back, "keydiff", recall="ram"),
     _run("qwen3-moe", chat, "snapkv:window=8", kv_bits="8", recall="ram"),
     _run("phi3", chat, "kvzip:passage=60", recall="ram"),
-    _run("mixtral", token_turns, "expectedattention", kv_bits="4"),
+    _run("mixtral", token_turns, "keydiff", kv_bits="4"),
     # Going back, saving, reading ahead.
     _run("llama", going_back, "full"),
     _run("llama", going_back, DEFAULT, 60, recall="ram"),

@@ -7,11 +7,10 @@ import typer
 
 from kvlite.bench.options import COMMANDS, Options
 from kvlite.cli.bench.harness import lm_eval
-from kvlite.cli.bench.peers import install_peers
-from kvlite.cli.bench.report import report
-from kvlite.cli.bench.run import Json, Out, run
+from kvlite.cli.bench.run import Out, run
 from kvlite.cli.opening import require_files
-from kvlite.cli.options import Command, with_fields, with_model
+from kvlite.cli.options import AsJson, Command, with_fields, with_model
+from kvlite.cli.screen import console
 from kvlite.config.settings import Settings
 
 app = typer.Typer(
@@ -27,7 +26,7 @@ def measures(options: type[Options]) -> Command:
 
     @with_fields(options)
     def command(
-        settings: Settings, *, out: Out = None, as_json: Json = False, **given: Any
+        settings: Settings, *, out: Out = None, as_json: AsJson = False, **given: Any
     ) -> None:
         file: str | None = given.get("file")
         require_files([file] if file else [], settings)
@@ -41,6 +40,21 @@ def measures(options: type[Options]) -> Command:
 
 for each in COMMANDS:
     app.command(each.name)(measures(each))
-app.command()(report)
-app.command()(install_peers)
 app.command("lm-eval")(lm_eval)
+
+
+@app.command()
+def install_peers() -> None:
+    """Make an environment for kvpress and transformers' quantized caches, which want another
+    transformers: for `--peer` of `kvlite bench niah` and `ruler`. It takes some 1.5 GB.
+
+    Examples:
+
+      kvlite bench install-peers
+    """
+    from kvlite.bench.peers import install
+
+    screen = console()
+    with screen.status("Looking for packages") as status:
+        found = install(status.update)
+    screen.print(f"Installed {', '.join(f'{name} {held}' for name, held in found.items())}")

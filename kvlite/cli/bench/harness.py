@@ -10,10 +10,9 @@ from typing import Annotated, Any
 import typer
 
 from kvlite.cli import INTERRUPTED
-from kvlite.cli.bench.run import Json
 from kvlite.cli.console import print_json, write
 from kvlite.cli.opening import load_by
-from kvlite.cli.options import with_settings
+from kvlite.cli.options import AsJson, with_settings
 from kvlite.cli.screen import console
 from kvlite.config.settings import Settings
 from kvlite.errors import SettingError
@@ -43,7 +42,7 @@ def lm_eval(
         Path | None,
         typer.Option(help="folder of the files [default: a new one in the user's data folder]"),
     ] = None,
-    as_json: Json = False,
+    as_json: AsJson = False,
 ) -> None:
     """Run tasks of lm-evaluation-harness by any method, budget and bits (extra `eval`).
 

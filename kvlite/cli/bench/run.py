@@ -3,6 +3,7 @@
 import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from importlib.util import find_spec
 from math import inf
 from pathlib import Path
 from time import monotonic
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from kvlite.bench.rows import Cells
     from kvlite.bench.task import Task, Work
 
+NO_PLOTS = 'no plots: matplotlib is not installed (pip install "kvlite[bench]")'
 # Columns of a table that nothing is broken in, and of a method in one that is too wide.
 _WHOLE, _METHOD = 10_000, 12
 
@@ -34,7 +36,6 @@ Out = Annotated[
         "goes on [default: a new one in the user's data folder]"
     ),
 ]
-Json = Annotated[bool, typer.Option("--json", help="print one JSON object instead of a table")]
 
 
 def run(
@@ -50,7 +51,6 @@ def run(
     """
     begun = monotonic()
     from kvlite.bench.folder import machine, opened
-    from kvlite.bench.report import COMMAND
     from kvlite.bench.task import measure
     from kvlite.conversation.runner import open_runner
     from kvlite.model.devices import choose_devices
@@ -68,7 +68,6 @@ def run(
         work = list(work)
         total = sum(len(keys) for keys, _ in work)
     folder.begin()
-    (folder.path / COMMAND).write_text(f"kvlite {shlex.join(sys.argv[1:])}\n", encoding="utf-8")
     stopped = False
     with reading_bar(screen, task.title) as bar:
 
@@ -110,13 +109,11 @@ def _report(
     total: int | None,
     as_json: bool,
 ) -> None:
-    from kvlite.bench.report import NO_PLOTS, can_draw, write_table
-
     screen = console()
     lines = task.table(rows)
-    write_table(folder.path, task.title, lines, machine, done=len(rows), total=total)
-    if rows and task.draws:
-        if can_draw():
+    folder.write_table(task.title, lines, machine, total)
+    if rows and task.curves:
+        if find_spec("matplotlib") is not None:
             task.draw(rows, folder.path)
         else:
             screen.print(NO_PLOTS)
@@ -129,7 +126,7 @@ def _report(
 
 
 def _print_table(lines: "Sequence[Cells]", machine: Mapping[str, str]) -> None:
-    """What is the same in all lines is said below them: terminals are narrow."""
+    # What is the same in all lines is said below them: terminals are narrow.
     alike = {
         name: value
         for name, value in lines[0].items()
@@ -141,7 +138,6 @@ def _print_table(lines: "Sequence[Cells]", machine: Mapping[str, str]) -> None:
     names = [name for name in lines[0] if name not in alike]
 
     def table(width: int) -> Table:
-        """The table, with methods broken at a width."""
         # What there is no room for is folded, and nothing left out.
         columns = [Column(name, overflow="fold", no_wrap=name == "method") for name in names]
         made = Table(*columns, caption="\n".join(caption).strip())

@@ -107,7 +107,6 @@ def chat(
 def _served(
     url: str, files: Sequence[str], resolved: Resolved, screen: Console, *, as_json: bool
 ) -> None:
-    """Let a server answer every line; documents go with the first."""
     documents = documents_to_send(files, screen, resolved.settings)
     talk, lines = talk_with(url, resolved, documents), lines_said(screen, _HINT)
     typed = partial(_entered, talk, screen) if at_terminal() else None
@@ -157,14 +156,13 @@ def _typed(
     from kvlite.cli.chat.commands import Quit, enter, read_documents
     from kvlite.cli.chat.prompt import prompt_on
     from kvlite.cli.chat.terminal import ChatTerminal
-    from kvlite.cli.chat.views import Gauge
+    from kvlite.cli.chat.views import status_line
 
-    gauge = Gauge(session, ascii_only=screen.options.ascii_only)
-    prompt = prompt_on(screen, gauge)
-    terminal = ChatTerminal(screen, prompt, gauge, as_json=as_json, quiet=quiet)
+    status = partial(status_line, session)
+    prompt = prompt_on(screen, status)
+    terminal = ChatTerminal(screen, prompt, status, as_json=as_json, quiet=quiet)
 
     def tried(work: Callable[..., None], *args: object) -> None:
-        """Do something and say what went wrong, if anything did: the conversation goes on."""
         try:
             work(session, terminal, *args)
         except Stopped:

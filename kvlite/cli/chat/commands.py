@@ -351,9 +351,10 @@ def _show(session: Session, terminal: "ChatTerminal", argument: str) -> None:
         terminal.say("All settings are the usual ones; /set lists them.")
 
 
-@_command("memory", "", "draws where every megabyte is")
+@_command("memory", "", "says where every megabyte is")
 def _memory(session: Session, terminal: "ChatTerminal", argument: str) -> None:
-    terminal.show(views.MemoryView(views.memory_now(session)))
+    for place in views.memory_now(session):
+        terminal.show(views.memory(place))
     if session.last is not None:
         terminal.say(f"The last answer's peak: {readable(session.last.peak_bytes)}.")
 
@@ -362,7 +363,7 @@ def _memory(session: Session, terminal: "ChatTerminal", argument: str) -> None:
 def _plan(session: Session, terminal: "ChatTerminal", argument: str) -> None:
     if session.runner.plan is None:
         raise SettingError("no plan could be made of this model")
-    terminal.show(views.PlanView(session.runner.plan))
+    terminal.show(views.plan_view(session.runner.plan, terminal.width))
 
 
 @_command("metrics", "", "says what the last answer was made from")

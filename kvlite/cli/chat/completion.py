@@ -55,7 +55,6 @@ def _files(rest: str) -> Iterator[Completion]:
 
 
 def _saved(rest: str) -> Iterator[Completion]:
-    """Entries of the library, then files that conversations are kept in, and folders."""
     for path in sorted(library_folder().glob(f"*{SUFFIX}")):
         if path.stem.startswith(rest):
             yield _completion(path.stem, rest, "in the library")

@@ -18,7 +18,6 @@ from rich.console import Console
 
 from kvlite.cli.chat.completion import ChatCompleter
 from kvlite.cli.chat.typed import unfinished
-from kvlite.cli.chat.views import Gauge
 from kvlite.cli.screen import on_interrupt
 from kvlite.config.paths import data_folder
 from kvlite.documents import whole_characters
@@ -103,14 +102,14 @@ class LinePrompt:
         return line.removesuffix("\n")
 
 
-def prompt_on(screen: Console, gauge: Gauge) -> Prompt | LinePrompt:
+def prompt_on(screen: Console, status: Callable[[int], str]) -> Prompt | LinePrompt:
     """What asks for messages, as far as the terminal goes."""
-    mark = "> " if gauge.ascii_only else "\u203a "
+    mark = "> " if screen.options.ascii_only else "\u203a "
     if screen.is_dumb_terminal:
         return LinePrompt(lambda text: screen.out(text, end="", highlight=False), mark)
     return Prompt(
         history_in(data_folder()),
-        lambda: gauge.line(screen.width),
+        lambda: status(screen.width),
         mark,
         None if sys.stdout.isatty() else create_output(sys.stderr),
     )

@@ -47,7 +47,6 @@ class Blocks:
 
 
 def _blocks(text: str) -> list[str]:
-    """A text cut before each of its blocks but the first."""
     starts = [
         token.map[0]
         for token in _PARSER.parse(text)

@@ -11,7 +11,6 @@ from rich.text import Text
 
 from kvlite.cli.chat.prompt import LinePrompt, Prompt
 from kvlite.cli.chat.stream import MarkdownStream
-from kvlite.cli.chat.views import Gauge
 from kvlite.cli.screen import on_interrupt, print_answer, reading, reading_bar, unechoed
 from kvlite.cli.thinking import ThinkingLine
 from kvlite.cli.word_wrap import part_wrapped
@@ -24,20 +23,20 @@ T = TypeVar("T")
 
 class ChatTerminal:
     """A keyboard, and a screen that may be a file: for everything but answers, and for these too if
-    standard output is a terminal."""
+    standard output is a terminal. `status` makes a line of at most so many columns."""
 
     def __init__(
         self,
         screen: Console,
         prompt: Prompt | LinePrompt,
-        gauge: Gauge,
+        status: Callable[[int], str],
         *,
         as_json: bool,
         quiet: bool,
     ) -> None:
         self.screen = screen
         self.prompt = prompt
-        self.gauge = gauge
+        self.status = status
         self.as_json = as_json
         self.quiet = quiet
 
@@ -55,7 +54,7 @@ class ChatTerminal:
         self.screen.print(Text(text, "red"))
 
     def show(self, drawn: RenderableType) -> None:
-        """Print a table or a picture."""
+        """Print a table."""
         self.screen.print(drawn)
 
     def clear(self) -> None:
@@ -132,7 +131,7 @@ class ChatTerminal:
                     bar.close()
                     thinking.hear(piece.reasoning, piece.text, piece.metrics.reasoning_tokens)
                     if stream is None and piece.text:
-                        stream = MarkdownStream(self.screen, self.gauge.line)
+                        stream = MarkdownStream(self.screen, self.status)
                     if stream is not None:
                         stream.push(piece.text)
             finally:

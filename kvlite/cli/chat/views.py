@@ -1,10 +1,9 @@
-"""What a chat draws: the status line, where memory is, a plan, messages, differences."""
+"""What a chat shows: the status line, what takes memory, a plan, messages, differences."""
 
-import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.style import Style
 from rich.table import Table
@@ -13,7 +12,7 @@ from rich.text import Text
 from kvlite.config.units import readable
 from kvlite.conversation.message import Message
 from kvlite.documents import Document
-from kvlite.planner.usage import FREE, Place, holding, places
+from kvlite.planner.usage import Place, holding, places
 from kvlite.printable import harmless
 
 if TYPE_CHECKING:
@@ -22,14 +21,8 @@ if TYPE_CHECKING:
     from kvlite.conversation.verify import Run
     from kvlite.planner.plan import Plan
 
-# The marks of a bar's parts, and of what is free; those of terminals that have ASCII only.
-_MARKS, _EMPTY = "█▓▒▞▚▤▥", "░"
-_ASCII_MARKS, _ASCII_EMPTY = "#=+*%@o", "."
-_COLORS = ("blue", "green", "cyan", "magenta", "yellow", "red", "bright_blue", "bright_black")
-# Columns of the status line's bar; and those below which tables leave columns out.
-_BAR, _ROOMY = 10, 70
-# Seconds between two looks at memory.
-_FRESH = 1.0
+# Columns below which tables leave columns out.
+_ROOMY = 70
 # How differences are marked: not by color alone, and in colors that nobody confuses.
 _DIFFERENT = {
     "one": ("[-", "-]", Style(color="yellow", strike=True)),
@@ -39,71 +32,17 @@ _DIFFERENT = {
 _BESIDE = 3
 
 
-def marks(ascii_only: bool) -> str:
-    """The characters of a bar's parts, in order."""
-    return _ASCII_MARKS if ascii_only else _MARKS
-
-
-def bar(shares: Sequence[float], width: int, *, ascii_only: bool = False) -> str:
-    """Shares of a whole (0 to 1) side by side, in `width` characters; the rest is shown as free.
-
-    A share above 0 gets at least one character, as long as there are any.
-    """
-    shown, kinds, done = "", marks(ascii_only), 0.0
-    for number, share in enumerate(shares):
-        done += share
-        cells = max(int(share > 0), round(done * width) - len(shown))
-        shown += kinds[number % len(kinds)] * min(cells, width - len(shown))
-    empty = _ASCII_EMPTY if ascii_only else _EMPTY
-    return shown + empty * (width - len(shown))
-
-
-class Gauge:
-    """A session's status line; memory is looked up once a second at most."""
-
-    def __init__(
-        self,
-        session: "Session",
-        clock: Callable[[], float] = time.monotonic,
-        *,
-        ascii_only: bool = False,
-    ) -> None:
-        self.session = session
-        self.clock = clock
-        self.ascii_only = ascii_only
-        self._due = float("-inf")
-
-    def line(self, width: int) -> str:
-        """As much as fits into `width` columns, the most important first."""
-        if self.clock() >= self._due:
-            self._place = memory_now(self.session)[0]
-            self._due = self.clock() + _FRESH
-        cache, last = self.session.talk.cache, self.session.last
-        parts = [
-            f"context {cache.seen:,}/{self.session.runner.shape.max_context:,}",
-            f"KV {readable(cache.nbytes)}",
-        ]
-        if last is not None and last.decode_tokens_per_s:
-            parts.append(f"{last.decode_tokens_per_s:.1f} tokens/s")
-        return status_line(parts, self._place, width, ascii_only=self.ascii_only)
-
-
-def status_line(
-    parts: Sequence[str], memory: Place, width: int, *, ascii_only: bool = False
-) -> str:
-    """As many parts as fit into `width` columns, then how much memory is used."""
-    share = memory.used / memory.total if memory.total else 0.0
-    drawn = bar([share], _BAR, ascii_only=ascii_only)
-    used = f"{memory.short} {drawn} {readable(memory.used)} of {readable(memory.total)}"
-    separator = " | " if ascii_only else " · "
-    whole = separator.join([*parts, used])
-    if len(whole) <= width:
-        return whole
-    shown = parts[0][:width]
-    for part in (*parts[1:], f"{memory.short} {share:.0%}"):
-        if len(shown) + len(separator) + len(part) > width:
+def status_line(session: "Session", width: int) -> str:
+    """How full a session is and how fast it answers; as much as fits into `width` columns."""
+    cache, last = session.talk.cache, session.last
+    shown = f"context {cache.seen:,}/{session.runner.shape.max_context:,}"[:width]
+    parts = [f"KV {readable(cache.nbytes)}"]
+    if last is not None and last.decode_tokens_per_s:
+        parts.append(f"{last.decode_tokens_per_s:.1f} tokens/s")
+    for part in parts:
+        if len(shown) + len(part) + 2 > width:
             break
-        shown += separator + part
+        shown += f", {part}"
     return shown
 
 
@@ -115,73 +54,41 @@ def memory_now(session: "Session") -> list[Place]:
     return places(model.device, held, session.runner.settings.vram, model.cards)
 
 
-class MemoryView:
-    """A bar and a table for each place."""
-
-    def __init__(self, places: Sequence[Place]) -> None:
-        self.places = places
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        for number, place in enumerate(self.places):
-            if number:
-                yield Text()
-            used = f"{readable(place.used)} of {readable(place.total)} used"
-            yield Text(f"{place.name}: {used}", style="bold")
-            yield _memory_bar(place, options.max_width, options.ascii_only)
-            yield _memory_table(place, options.max_width >= _ROOMY, options.ascii_only)
+def memory(place: Place) -> RenderableType:
+    """How much of a place is used, and for what."""
+    used = f"{place.name}: {readable(place.used)} of {readable(place.total)} used"
+    parts = [(part.name, f"{readable(part.nbytes)} {part.about}") for part in place.parts]
+    return Group(Text(used), grid(parts))
 
 
-def _memory_bar(place: Place, width: int, ascii_only: bool) -> Text:
-    shares = [part.nbytes / place.total for part in place.parts[:-1]]
-    text, kinds = Text(no_wrap=True), marks(ascii_only)
-    for mark in bar(shares, min(width, 72), ascii_only=ascii_only):
-        number = kinds.find(mark)
-        text.append(mark, _COLORS[number] if number >= 0 else "bright_black")
-    return text
-
-
-def _memory_table(place: Place, roomy: bool, ascii_only: bool) -> Table:
-    table = Table.grid(padding=(0, 2, 0, 0))
-    for justify in ("left", "left", "right", *(["left"] if roomy else [])):
-        table.add_column(justify=justify, no_wrap=justify == "right")  # type: ignore[arg-type]
-    kinds = marks(ascii_only)
-    for number, part in enumerate(place.parts):
-        free = part.name == FREE
-        mark = Text(" ") if free else Text(kinds[number % len(kinds)], _COLORS[number % 8])
-        about = [Text(part.about, style="dim")] if roomy else []
-        table.add_row(mark, part.name, readable(part.nbytes), *about)
-    return table
-
-
-class PlanView:
+def plan_view(plan: "Plan", width: int) -> RenderableType:
     """A plan phase by phase, whether it fits, and the reasons for its settings."""
+    return Group(*_plan_parts(plan, width))
 
-    def __init__(self, plan: "Plan") -> None:
-        self.plan = plan
 
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        made, room = self.plan, self.plan.room
-        what = f"{made.model}, {made.choice.weights.name}: read {made.tokens:,} tokens"
-        yield Text(f"{what}, answer {made.longest:,}, on {room.name}")
-        yield _all_phases(made) if options.max_width >= _ROOMY else _highest_phase(made)
-        verdict = "fits" if made.fits else "does not fit"
-        offered = readable(room.tensors)
-        beside = f"margin {readable(room.margin)}"
-        if room.context:
-            beside = f"CUDA context and allocator {readable(room.context)}, {beside}"
-        if made.cards:
-            yield _by_card(made)
-        yield Text(f"Peak {readable(made.peak_bytes)} of tensors, {offered} offered: {verdict}.")
-        yield Text(f"Besides tensors: {beside}.")
-        if made.forecast.host_bytes:
-            host = readable(made.forecast.host_bytes)
-            yield Text(f"Host memory for recall: {host}, {readable(room.host)} free.")
-        if made.tokens_per_s is not None:
-            yield Text(f"Answering: {made.tokens_per_s:,.0f} tokens/s at most, by its bandwidth.")
-        for reason in made.changes or made.reasons * (not made.fits):
-            yield Text(f"- {reason}")
-        if not made.fits:
-            yield Text("- what would: a smaller model, a shorter text, or more memory")
+def _plan_parts(made: "Plan", width: int) -> Iterator[RenderableType]:
+    room = made.room
+    what = f"{made.model}, {made.choice.weights.name}: read {made.tokens:,} tokens"
+    yield Text(f"{what}, answer {made.longest:,}, on {room.name}")
+    yield _all_phases(made) if width >= _ROOMY else _highest_phase(made)
+    verdict = "fits" if made.fits else "does not fit"
+    offered = readable(room.tensors)
+    beside = f"margin {readable(room.margin)}"
+    if room.context:
+        beside = f"CUDA context and allocator {readable(room.context)}, {beside}"
+    if made.cards:
+        yield _by_card(made)
+    yield Text(f"Peak {readable(made.peak_bytes)} of tensors, {offered} offered: {verdict}.")
+    yield Text(f"Besides tensors: {beside}.")
+    if made.forecast.host_bytes:
+        host = readable(made.forecast.host_bytes)
+        yield Text(f"Host memory for recall: {host}, {readable(room.host)} free.")
+    if made.tokens_per_s is not None:
+        yield Text(f"Answering: {made.tokens_per_s:,.0f} tokens/s at most, by its bandwidth.")
+    for reason in made.changes or made.reasons * (not made.fits):
+        yield Text(f"- {reason}")
+    if not made.fits:
+        yield Text("- what would: a smaller model, a shorter text, or more memory")
 
 
 def _all_phases(made: "Plan") -> Table:
