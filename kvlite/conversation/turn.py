@@ -300,13 +300,7 @@ class Turn:
         return turn_grammar(self.model, self.settings, ids, self.begun) if self.answers else None
 
     def _speculation(self, ends: Collection[int]) -> Speculation:
-        off = ""
-        if self.settings.speculate == "off":
-            off = "--speculate off"
-        elif self.recall is not None and self.recall.store.bits is not None:
-            off = "what a rejected token recalled would come back rounded"
-        elif self.recall is not None and self.model.shape.lenders:
-            off = "layers attend to what others recall"
+        off = "--speculate off" if self.settings.speculate == "off" else ""
         made = [] if off else proposers(self.model, self.cache, self.token_ids)
         given = self.model, self.cache, self.policies, self.recall
         return Speculation(*given, made, ends, off)

@@ -10,9 +10,10 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from kvlite.engine.runs_with import reason_against
 from kvlite.engine.sampling import Sampler
 from kvlite.engine.step import StepRows
-from kvlite.engine.step_program import StepProgram, refusal
+from kvlite.engine.step_program import StepProgram
 from kvlite.errors import OutOfMemory
 from kvlite.memory.free import is_oom
 from kvlite.model.load import LoadedModel
@@ -197,8 +198,11 @@ class GraphDecoder:
         except OutOfMemory:  # as a plain step will find out, for each by itself
             self.reason = "memory is short"
             return None, None
-        refusals = (refusal(self.model, each) for each in conversations)
-        self.reason = self._failed or next(filter(None, refusals), "")
+        reasons = (
+            reason_against("graph", self.model, each.cache, each.policies, each.recall)
+            for each in conversations
+        )
+        self.reason = self._failed or next(filter(None, reasons), "")
         if not self.reason:
             self._record(conversations, seen)
         return self._program, self._replay

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from kvlite.cache import KVCache, LayerCache
+from kvlite.engine.runs_with import reason_against
 from kvlite.engine.step import StepRows, step
 from kvlite.memory.free import is_oom, release_memory
 from kvlite.methods.layer_policy import LayerPolicy
@@ -38,27 +39,17 @@ RESTS = 16
 def room_ahead(
     cache: KVCache, policies: Sequence[LayerPolicy], recall: Recall | None = None
 ) -> int:
-    """How many tokens may go through all layers together with the same result as one by one, and
-    without more storage; 0 if none may, since a layer does more than append, and recall."""
-    if not all(map(_only_appends, cache.layers, policies)):
-        return 0
+    """How many tokens layers take before one grows or is trimmed, if nothing is against several
+    (`runs_with`)."""
     stores = [] if recall is None else recall.store.filled()
     return min([*map(_room, cache.layers, policies), *(layer.room for layer, _, _ in stores)])
 
 
 def _room(layer: LayerCache, policy: LayerPolicy) -> int:
-    """Tokens that a layer takes before it grows or is trimmed."""
     rooms = [head_group.room for head_group in layer.head_groups]
     if policy.method.decoding.trim is not None:
         rooms += [policy.budget - used for _, used in layer.lengths]
     return min(rooms)
-
-
-def _only_appends(layer: LayerCache, policy: LayerPolicy) -> bool:
-    """Whether a layer does no more with a token than append it, as long as it has room."""
-    method = policy.method
-    settled = method.across.resolves_at != "step" and policy.mask is None
-    return settled and not policy.remembers(layer)
 
 
 class Pace:
@@ -124,6 +115,7 @@ class Speculation:
 
     Attributes:
         off: why there are none for the rest of the answer; empty if there may be.
+        reason: why there were none when they were last wanted; empty if there were.
         steps: passes through the layers so far, of one token or several.
         proposed, accepted: tokens that went through ahead, and those that then came.
     """
@@ -141,7 +133,7 @@ class Speculation:
         """For one answer; after one of `ends` nothing is proposed. Of several proposers the one
         that promises most is asked. Cache and policies may change meanwhile."""
         self.model, self.cache, self.policies, self.recall = model, cache, policies, recall
-        self.ends, self.off = ends, off
+        self.ends, self.off, self.reason = ends, off, ""
         self.proposers = proposers
         self.pace = Pace()
         self.steps = self.proposed = self.accepted = 0
@@ -224,7 +216,9 @@ class Speculation:
 
     @property
     def _room(self) -> int:
-        return room_ahead(self.cache, self.policies, self.recall)
+        given = self.cache, self.policies, self.recall
+        self.reason = reason_against("speculation", self.model, *given)
+        return 0 if self.reason else room_ahead(*given)
 
     def _pass(self, token_ids: list[int]) -> Tensor:
         """Put the next token through with those proposed."""
@@ -254,5 +248,5 @@ class Speculation:
             "decode_steps": self.steps,
             "proposed_tokens": self.proposed,
             "accepted_tokens": self.accepted,
-            "no_speculation": self.off,
+            "no_speculation": self.off or self.reason,
         }

@@ -6,83 +6,19 @@ between programs, in `engine.step`: more room, quantizing entries once there are
 ones, methods that resolve or trim.
 """
 
-from collections.abc import Iterator, Sequence
-from importlib.util import find_spec
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from kvlite.cache import LayerCache
 from kvlite.cache.recurrent import copies_of
 from kvlite.engine.layer_program import LayerProgram
 from kvlite.engine.rows_attender import RowsAttender
 from kvlite.engine.sampling import Sampler
 from kvlite.engine.sparse_attention import sparse_masks
 from kvlite.engine.step import StepRows
-from kvlite.methods.layer_policy import LayerPolicy
-from kvlite.model.architectures import has_experts
-from kvlite.model.experts import experts_of, reads_in_place
 from kvlite.model.load import LoadedModel
-from kvlite.model.rotary import fixed_tables
-from kvlite.model.weights import MXFP4
-from kvlite.offload import Recall
-from kvlite.offload.kv.recall_program import RecallClock, recall_refusal
-
-
-def refusal(model: LoadedModel, rows: StepRows) -> str | None:
-    """Why the next step of a conversation cannot be a program, in a few words; None if it can."""
-    if model.device.type == "cuda" and find_spec("triton") is None:
-        return "triton is not installed"
-    if model.layers.passing is not None:
-        return "weights are streamed"
-    if model.cards:
-        return "layers are on several cards"
-    waits = model.weights.stored or model.weights.name == "int8"
-    if waits and model.weights.name not in ("nf4", MXFP4):
-        return f"products with {model.weights.name} weights may wait for the host"
-    if not all(map(reads_in_place, _experts(model))):
-        return "experts are unpacked as a token chooses them"
-    if not fixed_tables(model):
-        return "the model's rotations change with the length"
-    return next(
-        (
-            reason
-            for index, (layer, policy) in enumerate(
-                zip(rows.cache.layers, rows.policies, strict=True)
-            )
-            if (reason := _layer_refusal(index, layer, policy, rows.recall))
-        ),
-        None,
-    )
-
-
-def _experts(model: LoadedModel) -> Iterator[Any]:
-    """Modules that may wait for CUDA, which has their tokens' choice."""
-    if model.device.type == "cuda" and has_experts(model.shape.model_type):
-        yield from experts_of(model.module)
-
-
-def _layer_refusal(
-    index: int, layer: LayerCache, policy: LayerPolicy, recall: Recall | None
-) -> str | None:
-    method = policy.method
-    if method.decoding.trim is not None and max(used for _, used in layer.lengths) >= policy.budget:
-        return f"{method.name} evicts entries of a full layer"
-    if layer.shares_keys:
-        return "heads share keys"
-    if method.across.resolves_at == "step":
-        return f"{method.name} chooses a method for each layer"
-    if recall is not None and (reason := recall_refusal(recall, index, layer)):
-        return reason
-    rooms = [head_group.room for head_group in layer.head_groups]
-    if any(rooms) and policy.mask is not None:
-        return "a layer is not full yet"
-    capacities = [head_group.capacity for head_group in layer.head_groups]
-    every = zip(rooms, policy.capacities(layer.lengths), capacities, strict=True)
-    if any(not room and size > capacity for room, size, capacity in every):
-        return "a layer has to grow"
-    return None
+from kvlite.offload.kv.recall_program import RecallClock
 
 
 class RowProgram:
@@ -94,7 +30,7 @@ class RowProgram:
     """
 
     def __init__(self, model: LoadedModel, rows: StepRows, position: Tensor) -> None:
-        """For one token of one sequence that `refusal` has no reason against; `position` is its,
+        """For one token of one sequence that may be captured (`runs_with`); `position` is its,
         `(1,)` int64."""
         cache, recall = rows.cache, rows.recall
         self.cache, self.policies, self.position = cache, [*rows.policies], position
@@ -187,7 +123,7 @@ class StepProgram:
         sampler: Sampler | None = None,
         seen: Sequence[int] = (),
     ) -> None:
-        """For conversations that `refusal` has no reason against; one that is drawn for has the
+        """For conversations that may be captured (`runs_with`); one that is drawn for has the
         tokens `seen`."""
         self.model, self.modules, self.sampler = model, model.layers, sampler
         self.token = torch.zeros(len(conversations), dtype=torch.int64, device=model.device)
