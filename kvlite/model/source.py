@@ -1,7 +1,6 @@
 """Where a model is: the embedded one, a folder, a GGUF file, or a Hugging Face id."""
 
 from collections.abc import Callable
-from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from threading import Event
@@ -80,20 +79,6 @@ def find_config(
         require_model(model)
         return gguf_folder(file, notify, cancel, with_tokenizer=False)
     return _admitted(fetched(model, notify, cancel, only="config.json"), model)
-
-
-def find_tokenizer(
-    model: str,
-    notify: Callable[[str], None] | None = None,
-    cancel: Event | None = None,
-) -> Path:
-    """A folder with the tokenizer of `model`, otherwise as `find_model`; weights are not downloaded
-    for it."""
-    if is_repo(model) and not _expanded(model).exists():
-        find_config(model, notify, cancel)
-        with suppress(ModelError):  # its tokenizer may be in other files
-            return fetched(model, notify, cancel, only="tokenizer.json")
-    return find_model(model, notify, cancel)
 
 
 def config_here(model: str) -> Path | None:

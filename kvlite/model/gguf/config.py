@@ -3,7 +3,7 @@
 from typing import Any
 
 from kvlite.errors import ModelError, reason
-from kvlite.model.config_limits import MOST
+from kvlite.model.config_check import MOST
 from kvlite.model.gguf.architectures import ARCHITECTURES, GGUFArchitecture
 from kvlite.model.gguf.header import Header
 from kvlite.model.gguf.metadata import Metadata
