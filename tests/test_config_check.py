@@ -1,7 +1,6 @@
 """A config.json: those that are published are taken, those of no model refused in one sentence."""
 
 import json
-import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -11,7 +10,6 @@ from typing import Any
 import pytest
 import transformers
 
-import kvlite
 from kvlite.errors import ModelError
 from kvlite.model.architectures import ADMITTED
 from kvlite.model.config_check import MOST
@@ -294,27 +292,6 @@ def test_what_transformers_cannot_build_is_refused(
 ) -> None:
     write(tmp_path, {**PUBLISHED[name], **changes})
     assert str(tmp_path) in refused(lambda: read_shape(tmp_path))
-
-
-@pytest.mark.parametrize(
-    "stored",
-    [
-        {"quant_method": 4},
-        {"quant_method": "magic"},
-        {"quant_method": "gptq"},
-        {"quant_method": "awq", "bits": "four"},
-        {"load_in_4bit": True, "load_in_8bit": True},
-    ],
-)
-def test_weights_that_no_library_quantizes_are_not_read(
-    stored: dict[str, Any], tiny_folder: Path, tmp_path: Path
-) -> None:
-    config = json.loads((tiny_folder / "config.json").read_text())
-    write(tmp_path, {**config, "quantization_config": stored})
-    for name in ("tokenizer.json", "tokenizer_config.json", "model.safetensors"):
-        (tmp_path / name).write_bytes((tiny_folder / name).read_bytes())
-    said = refused(lambda: kvlite.load(str(tmp_path), weights="auto"))
-    assert re.search("quant|GPTQ|load_in_4bit", said)
 
 
 @pytest.mark.parametrize(

@@ -347,8 +347,3 @@ LANGUAGE_WEIGHTS = {
     r"^model\.language_model\.": "model.",
     r"^language_model\.lm_head\.": "lm_head.",
 }
-
-# Why others that people ask for are refused.
-REFUSED: dict[str, str] = {
-    "gpt-oss": "from a GGUF file; use the safetensors that OpenAI published",
-}

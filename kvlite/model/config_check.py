@@ -80,21 +80,15 @@ _ROPES = {
 
 
 def parsed(path: Path) -> dict[str, Any]:
-    """The JSON object in a file.
-
-    Raises:
-        FileNotFoundError, NotADirectoryError: there is no file.
-        ModelError: it cannot be read, is too long, or no JSON object.
-    """
+    """The JSON object in a file. Raises FileNotFoundError, NotADirectoryError if there is no file;
+    ModelError if it cannot be read, is too long, or no JSON object."""
     try:
         about = path.stat()
         if not S_ISREG(about.st_mode) or about.st_size > LONGEST:
             held = f"{about.st_size:,} bytes long" if S_ISREG(about.st_mode) else "not a file"
             raise ModelError(f"{path} is {held}, which no config is: get the model's own")
         config = from_json(
-            path.read_bytes(),
-            parse_constant=_no_constant,
-            object_pairs_hook=_each_once,
+            path.read_bytes(), parse_constant=_no_constant, object_pairs_hook=_each_once
         )
     except Damaged as error:
         raise ModelError(f"{path} is not readable JSON: {error}") from None
@@ -119,12 +113,8 @@ def require_model_type(config: Mapping[str, Any], path: Path) -> str:
 
 def language_part(config: Mapping[str, Any], path: Path) -> dict[str, Any]:
     """The config of a wrapper's language model, what it may leave out filled in; any other config
-    as it is.
-
-    Raises:
-        ModelError: it has no such part, or weights that were quantized, which cannot be loaded in
-            part.
-    """
+    as it is. Raises ModelError if it has no such part, or weights that were quantized, which cannot
+    be loaded in part."""
     known = WRAPPERS.get(require_model_type(config, path))
     if known is None:
         return dict(config)

@@ -120,7 +120,6 @@ def reads_in_place(experts: Any) -> bool:
 
 
 def _together(experts: Any, hidden: Tensor, chosen: Tensor, shares: Tensor) -> Tensor:
-    """As `_one_by_one`."""
     from transformers.integrations.moe import grouped_mm_experts_forward
 
     if _few(experts, chosen):
@@ -130,12 +129,10 @@ def _together(experts: Any, hidden: Tensor, chosen: Tensor, shares: Tensor) -> T
 
 
 def _few(experts: Any, chosen: Tensor) -> bool:
-    """Whether few tokens share an expert, and kernels can read it."""
     return chosen.numel() <= experts.num_experts and reads_in_place(experts)
 
 
 def _in_place(experts: Any, hidden: Tensor, chosen: Tensor, shares: Tensor) -> Tensor:
-    """As `_one_by_one`."""
     each, size = chosen.flatten(), (*chosen.shape, -1)
     if experts.has_gate:
         made = experts._apply_gate(_products(experts, "gate_up_proj", hidden, each))

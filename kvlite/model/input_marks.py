@@ -193,7 +193,6 @@ def _changed(
 
 
 def _object(text: Any) -> dict[str, Any] | None:
-    """The object that a text is as JSON, if it is one."""
     if not isinstance(text, str):
         return None
     try:

@@ -32,12 +32,7 @@ from kvlite.model.llama4 import tell_positions
 from kvlite.model.making import loading, making_modules
 from kvlite.model.shape import ModelShape, described, transformers_config
 from kvlite.model.step_layers import StepLayer, step_layers
-from kvlite.model.weights import (
-    Weights,
-    held_tensors,
-    hush_bitsandbytes,
-    keep_odd_sizes_unpacked,
-)
+from kvlite.model.weights import Weights, held_tensors, hush_bitsandbytes, keep_odd_sizes_unpacked
 from kvlite.ops.device import has_triton
 
 # Without trust_remote_code transformers would ask on the terminal whether to run a file's code.
@@ -228,7 +223,6 @@ class LoadedModel:
         return [copies[id(cos)][index] for index, (cos, _) in enumerate(tables)]
 
     def _tables(self, positions: Tensor, dtype: torch.dtype) -> list[tuple[Tensor, Tensor]]:
-        """`rotations_at`, all on the first device."""
         rotary, layers = getattr(self.module.model, "rotary_emb", None), self.shape.layers
         like = torch.empty(0, dtype=dtype, device=self.device)
         if rotary is None:
@@ -283,7 +277,9 @@ def load_model(
     opened: Callable[..., tuple[Any, dict[str, Any]]] | None = None,
     cancel: Event | None = None,
 ) -> LoadedModel:
-    """Load safetensors from `folder`; nothing in it is executed.
+    """Load safetensors from `folder`; nothing in it is executed. Raises Stopped if `cancel` was
+    set; ModelError if files are missing, damaged or do not fit together, or a library that
+    quantized weights need is not installed.
 
     Args:
         cards: of each layer, if `opened` puts them on several devices.
@@ -291,11 +287,6 @@ def load_model(
         opened: replaces `load_module`; its decoder layers' weights may be elsewhere than on
             `device`.
         cancel: set to stop after the weight that is being read.
-
-    Raises:
-        Stopped: `cancel` was set.
-        ModelError: files are missing, damaged or do not fit together, or a library that quantized
-            weights need is not installed.
     """
     from transformers import AutoTokenizer
 
@@ -363,7 +354,6 @@ def load_module(
 
 
 def _require_packed(stored: Any, weights: Weights, device: torch.device) -> None:
-    """Raises an exception, before weights are read, if they cannot stay quantized here."""
     from transformers.quantizers.auto import AutoHfQuantizer
 
     quantizer = AutoHfQuantizer.from_config(stored, pre_quantized=True)

@@ -62,11 +62,8 @@ def models_here() -> list[LocalModel]:
 
 
 def remove_model(model: LocalModel) -> None:
-    """Delete a model's files, if they are in Hugging Face's cache or the models folder.
-
-    Raises:
-        ModelError: they belong to another program, or cannot be deleted.
-    """
+    """Delete a model's files, if they are in Hugging Face's cache or the models folder. Raises
+    ModelError if they belong to another program, or cannot be deleted."""
     if model.place not in (HUB, FOLDER):
         owner = "pip" if model.name == EMBEDDED_MODEL else model.place
         raise ModelError(f"{model.name} belongs to {owner}: remove it there")
@@ -82,7 +79,6 @@ def remove_model(model: LocalModel) -> None:
 
 
 def _parts(file: Path) -> tuple[Path, ...]:
-    """A GGUF file, or all parts of a model that is split."""
     try:
         return read_header(file).paths
     except ModelError:
@@ -157,7 +153,6 @@ def _in_hub_cache() -> Iterator[LocalModel]:
 
 
 def _in_folder(root: Path, place: str) -> Iterator[LocalModel]:
-    """Folders with a config.json and GGUF files, however deep."""
     for config in sorted(root.rglob("config.json")):
         if not ggufs_within(config.parent):
             yield _of_folder(_short(config.parent), place, config.parent)
@@ -187,7 +182,6 @@ def _of_folder(name: str, place: str, folder: Path) -> LocalModel:
 
 
 def _missing(folder: Path) -> str:
-    """The first file of weights that the folder's index names and that is not there."""
     index = folder / "model.safetensors.index.json"
     if not index.exists():
         return ""

@@ -28,11 +28,8 @@ def making_modules() -> Iterator[None]:
 
 @contextmanager
 def loading(cancel: Event | None) -> Iterator[None]:
-    """Held while weights are loaded; no further one is begun once `cancel` is set.
-
-    Raises:
-        Stopped: it was set.
-    """
+    """Held while weights are loaded; no further one is begun once `cancel` is set. Raises Stopped
+    if it was set."""
     from transformers.utils import logging
 
     def checked(things: Iterable[Any]) -> Iterator[Any]:

@@ -56,11 +56,9 @@ class BlockExperts(PackedExperts):
         return joint_product(rows, self._matrices(expert))
 
     def in_place(self, transposed: bool) -> bool:
-        """As of `PackedExperts`."""
         return transposed == self.transposed
 
     def products(self, rows: Tensor, chosen: Tensor, bias: Tensor | None) -> Tensor:
-        """As of `PackedExperts`."""
         from kvlite.ops.triton_linear import multiply
 
         outputs = [piece.shape[1] for piece in self.pieces]

@@ -69,7 +69,6 @@ def keep_packed(
 def _pack_experts(
     experts: Any, prefix: str, weights: "Weights", blocks: Callable[[str], Sequence[Tensor]]
 ) -> None:
-    """Replace the projections of experts that their file has in blocks."""
     assert weights.index is not None
     packed = False
     for name in PROJECTIONS:

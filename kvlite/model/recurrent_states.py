@@ -91,7 +91,6 @@ def state_shapes(
 
 
 def _ran(module: Any, number: int) -> StateShape | None:
-    """The state of a layer after a token; None if it keeps nothing."""
     import torch
 
     from kvlite.cache.recurrent import StateCarrier

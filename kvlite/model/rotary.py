@@ -76,7 +76,6 @@ def rotations_apart(model: LoadedModel, positions: Sequence[int]) -> list[Rotati
 
 
 def _continued(cos: Tensor, sin: Tensor, count: int, dtype: torch.dtype) -> Rotation:
-    """Rotations after the last position, with the others as steps."""
     (cos, cos_at), (sin, sin_at) = ((each[:, :-1], each[:, -1:]) for each in (cos, sin))
     stretch = (cos_at.square() + sin_at.square()).sqrt()
     parts: list[Rotation] = []
@@ -116,8 +115,6 @@ def require_turnable(model: LoadedModel, option: str) -> None:
 
 
 def _rope_type(model: LoadedModel) -> Any:
-    """transformers' name of how frequencies are made, or those of the kinds of layers; None without
-    rotary positions."""
     return getattr(getattr(model.module.model, "rotary_emb", None), "rope_type", None)
 
 

@@ -47,7 +47,6 @@ def step_layers(
 
 @torch.inference_mode()
 def _holds(structure: Structure, module: Any, rotation: Rotation, kv_heads: int) -> bool:
-    """Whether a layer has a structure, and taken apart gives what it gives."""
     try:
         direct = _taken_apart(module, structure, kv_heads)
     except (AttributeError, KeyError):

@@ -118,8 +118,6 @@ def _separate_thought(message: Message, source: str) -> None:
 
 
 def _short_ids(messages: Messages) -> Messages:
-    """Ids of nine letters and digits."""
-
     def short(name: str) -> str:
         known = _ID.fullmatch(name)
         return name if known else hashlib.sha256(name.encode("utf-8", "replace")).hexdigest()[:9]
@@ -179,7 +177,6 @@ def _alternating(messages: Messages) -> Messages:
 
 
 def _one_call_each(messages: Messages) -> Messages:
-    """Several calls in one message as pairs of a call and its result."""
     made, rest = list[Message](), [*messages]
     while rest:
         each = rest.pop(0)
@@ -203,7 +200,6 @@ def _one_call_each(messages: Messages) -> Messages:
 
 
 def _calls_apart(messages: Messages) -> Messages:
-    """Calls in a message of their own, after the text beside them."""
     made = list[Message]()
     for each in messages:
         if each["content"] and each.get("tool_calls"):
@@ -219,7 +215,6 @@ def _answers(result: Message, calls: Sequence[Message]) -> bool:
 
 
 def _results_after_calls(messages: Messages) -> Messages:
-    """A result without a call as the user's words."""
     made, called = list[Message](), False
     for each in messages:
         called = bool(each.get("tool_calls")) or (called and each["role"] == "tool")

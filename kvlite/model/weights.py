@@ -90,11 +90,8 @@ def choose_weights(setting: str, device: torch.device, folder: Path) -> Weights:
 
     `auto` is gguf for a GGUF file with packed weights, which stay as they are, else bfloat16 on a
     GPU (float16 if it has none) and float32 on a CPU. With quantized weights, activations have this
-    type.
-
-    Raises:
-        SettingError: the model cannot be loaded like that.
-        ModelError: there is no config.
+    type. Raises SettingError if the model cannot be loaded like that; ModelError if there is no
+    config.
     """
     config = read_config(folder)
     stored = config.get("quantization_config")

@@ -56,7 +56,6 @@ Calls = Sequence[tuple[str, Mapping[str, Any]]]
 
 
 def _common(one: str, other: str) -> int:
-    """How many characters two texts begin with alike."""
     shorter = min(len(one), len(other))
     return next((at for at in range(shorter) if one[at] != other[at]), shorter)
 
@@ -211,7 +210,6 @@ def cleaned(body: str, ends: Collection[str], left_out: ReasoningForm | None) ->
 
 
 def _around(style: Arguments, text: str, given: Mapping[str, Any]) -> tuple[str, str] | None:
-    """What is before and after arguments."""
     if isinstance(style, JSONArguments):
         found = _object(text, given)
         return None if found is None else (found[0], found[2])
@@ -220,7 +218,6 @@ def _around(style: Arguments, text: str, given: Mapping[str, Any]) -> tuple[str,
 
 
 def _object(text: str, given: Mapping[str, Any]) -> tuple[str, Arguments, str] | None:
-    """What is before and after arguments that are an object."""
     for brace in re.finditer("{", text):
         try:
             read, size = json.JSONDecoder().raw_decode(text[brace.start() :])
@@ -244,7 +241,6 @@ def _counted(one: str, other: str, *, from_end: bool = True) -> tuple[str, str]:
 
 
 def _parameters(probe: Probe, rest: str) -> tuple[str, Arguments, str] | None:
-    """What is before and after arguments that are written one by one."""
     if not all(each in rest for each in (_KEY, _TEXT, _OTHER_KEY, "31")):
         return None
     before, _, more = rest.partition(_KEY)
@@ -266,7 +262,6 @@ def _parameters(probe: Probe, rest: str) -> tuple[str, Arguments, str] | None:
 
 
 def _slots(text: str) -> str:
-    """A text with slots in the place of ids and numbers of calls."""
     for each in _IDS:
         text = text.replace(each, ID)
     return text

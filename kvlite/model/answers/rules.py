@@ -110,7 +110,6 @@ class Rules:
         return f"({' | '.join(dict.fromkeys(rules))})"
 
     def _apart(self, text: str) -> tuple[str, str]:
-        """A text before its first control token, and the rest."""
         found = [at for each in self._controls if (at := text.find(each)) > 0]
         cut = min(found, default=len(text))
         return self.said(text[:cut]), self.text(text[cut:])

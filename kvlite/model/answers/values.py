@@ -98,6 +98,31 @@ def as_json(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False, allow_nan=False)
 
 
+class Nesting:
+    """Whether a text, taken character by character, is within brackets or quotes."""
+
+    def __init__(self, quotes: str) -> None:
+        """`quotes` are the characters that texts may be between."""
+        self._quotes, self._depth, self._quote, self._escaped = quotes, 0, "", False
+
+    @property
+    def is_outside(self) -> bool:
+        """Whether what comes next is in none."""
+        return not (self._depth or self._quote)
+
+    def take(self, character: str) -> None:
+        """One more character."""
+        if self._escaped:
+            self._escaped = False
+        elif self._quote:
+            self._escaped = character == "\\"
+            self._quote = "" if character == self._quote else self._quote
+        elif character in self._quotes:
+            self._quote = character
+        else:
+            self._depth += (character in "([{") - (character in ")]}" and self._depth > 0)
+
+
 def within_text(text: str) -> str:
     """A part of a string as JSON has it, without quotes."""
     return json.dumps(text, ensure_ascii=False)[1:-1]

@@ -128,10 +128,7 @@ ARCHITECTURES: dict[str, GGUFArchitecture] = {
     "gemma2": GGUFArchitecture(
         "gemma2",
         more=families.gemma2,
-        modules={
-            **_POST_NORMS,
-            ".pre_feedforward_layernorm": "ffn_norm",
-        },
+        modules={**_POST_NORMS, ".pre_feedforward_layernorm": "ffn_norm"},
         norm_offset=1,
     ),
     "gemma3": GGUFArchitecture(

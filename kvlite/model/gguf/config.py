@@ -42,12 +42,9 @@ def model_type(header: Header) -> str:
 
 
 def config_of(header: Header) -> tuple[dict[str, Any], Metadata]:
-    """The config, as a config.json has it, and what was read for it.
-
-    Raises:
-        ModelError: something is missing that a model needs, cannot be as it is, or is said of the
-            model that kvlite does not understand.
-    """
+    """The config, as a config.json has it, and what was read for it. Raises ModelError if something
+    is missing that a model needs, cannot be as it is, or is said of the model that kvlite does not
+    understand."""
     own, file = gguf_architecture(header), Metadata(header)
     try:
         return _config(own, file), file

@@ -33,31 +33,13 @@ class Kind(IntEnum):
 _MARKS = (Kind.CONTROL, Kind.UNKNOWN)
 # Tokens that end an answer whatever the header says, and are controls whatever their type.
 ENDS = frozenset(
-    [
-        "<|eot_id|>",
-        "<|im_end|>",
-        "<|end|>",
-        "<|return|>",
-        "<|call|>",
-        "<|flush|>",
-        "<|calls|>",
-        "<end_of_turn>",
-        "<|endoftext|>",
-        "</s>",
-        "<|eom_id|>",
-        "<EOT>",
-        "_<EOT>",
-        "[EOT]",
-        "[EOS]",
-        "<|end_of_text|>",
-        "<end_of_utterance>",
-        "<eos>",
-        "<turn|>",
-        "<|tool_response>",
-        "[e~[",
+    {
+        "<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<|flush|>", "<|calls|>",
+        "<end_of_turn>", "<|endoftext|>", "</s>", "<|eom_id|>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]",
+        "<|end_of_text|>", "<end_of_utterance>", "<eos>", "<turn|>", "<|tool_response>", "[e~[",
         "<\uff5cend\u2581of\u2581sentence\uff5c>",
-    ]
-)
+    }
+)  # fmt: skip
 _DEFAULTS = {
     "llama": {"bos": 1, "eos": 2, "unknown": 0},
     "gpt2": {"bos": 11, "eos": 11},
@@ -91,12 +73,8 @@ class Vocabulary:
 
     @classmethod
     def read(cls, header: Header) -> "Vocabulary":
-        """The vocabulary of a file.
-
-        Raises:
-            ModelError: it is missing, contradicts itself or is of a kind that is not read here.
-            OSError: the file cannot be read.
-        """
+        """The vocabulary of a file. Raises ModelError if it is missing, contradicts itself or is of
+        a kind that is not read here; OSError if the file cannot be read."""
         model = text_of(header, f"{_PREFIX}model")
         if model is None:
             raise unreadable(header, f"{_PREFIX}model", "is missing")
@@ -173,7 +151,6 @@ def _has(header: Header, key: str) -> bool:
 
 
 def _list(header: Header, key: str, *kinds: type) -> list[Any] | None:
-    """A list whose values are of these types; None if it is missing."""
     if not _has(header, key):
         return None
     values = header.values(f"{_PREFIX}{key}")
@@ -225,7 +202,6 @@ def _require_as_many(header: Header, key: str, found: int, count: int) -> None:
 
 
 def _roles(header: Header, count: int) -> dict[str, int]:
-    """The ids that the header names."""
     found = dict[str, int]()
     for key, number in header.fields.items():
         if not key.startswith(_PREFIX) or not key.endswith("_token_id"):
@@ -245,8 +221,6 @@ def _more_ends(header: Header, count: int) -> tuple[int, ...]:
     ids = _list(header, "eos_token_ids", int) or ()
     if beyond := [number for number in ids if not 0 <= number < count]:
         raise unreadable(
-            header,
-            f"{_PREFIX}eos_token_ids",
-            f"has {beyond[0]:,}, and there are {count:,} tokens",
+            header, f"{_PREFIX}eos_token_ids", f"has {beyond[0]:,}, and there are {count:,} tokens"
         )
     return (*ids,)
