@@ -248,14 +248,8 @@ def _ids(tokenizer: Any, text: str) -> list[int]:
 def tokens_of(
     tokenizer: Any, text: str, max_context: int, cancel: Event | None = None, called: str = ""
 ) -> int:
-    """How many tokens a text has, without the template.
-
-    Args:
-        called: the names of its documents, for an error.
-
-    Raises:
-        ContextError: more than the model was trained for.
-        Stopped: `cancel` was set.
-    """
+    """How many tokens a text has, without the template; `called` are the names of its documents.
+    Raises ContextError if there are more than the model was trained for; Stopped if `cancel` was
+    set."""
     encode = partial(text_tokens, tokenizer, text, first=True)
     return len(tokenized(encode, tokenizer, text, max_context, cancel, called))

@@ -129,11 +129,8 @@ def language_part(config: Mapping[str, Any], path: Path) -> dict[str, Any]:
 
 def require_sound(config: Mapping[str, Any], path: Path) -> None:
     """Check what sizes and rotations depend on: that nothing needed is missing, and that each is
-    what a model may have.
-
-    Raises:
-        ModelError: names the file, the key, the value and what would be right.
-    """
+    what a model may have. Raises ModelError that names the file, the key, the value and what would
+    be right."""
     own = architecture(require_model_type(config, path))
     config, needed = _as_used(config, own)
     for key in needed:

@@ -141,11 +141,8 @@ def add_samples(digest: Any, file: IO[bytes], begin: int) -> None:
 
 
 def parts_of(name: str, stored: dict[str, Stored]) -> list[Stored]:
-    """The stored tensors that make up a parameter, in order; none if it is not there.
-
-    Args:
-        name: transformers' name, such as `model.layers.0.mlp.experts.down_proj`.
-    """
+    """The stored tensors that make up a parameter, in order; none if it is not there. Names are
+    transformers', such as `model.layers.0.mlp.experts.down_proj`."""
     body = name.removeprefix("model.")
     other = name.replace(".mlp.", ".block_sparse_moe.")
     names = [name, body, f"backbone.{body}", other, other.removeprefix("model.")]

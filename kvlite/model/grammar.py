@@ -23,12 +23,9 @@ LONGEST = 1 << 18
 
 
 def require_grammar(text: str) -> str:
-    """A setting's text as llguidance takes it; "" for none. Raises SettingError if it is none of
-    these, or says what cannot be followed; Stopped if nobody waits for it any more.
-
-    Args:
-        text: `json`, a JSON Schema, or a grammar in llguidance's variant of Lark.
-    """
+    """A setting's text (`json`, a JSON Schema, or a grammar in llguidance's variant of Lark) as
+    llguidance takes it; "" for none. Raises SettingError if it is none of these, or says what
+    cannot be followed; Stopped if nobody waits for it any more."""
     if not text.strip():
         return ""
     said = f"--schema {text[:60]!r}"

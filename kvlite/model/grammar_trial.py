@@ -66,12 +66,8 @@ def limits() -> Any:
 
 
 def tried(work: Callable[..., _T], *args: Any) -> _T:
-    """What a function makes of grammars, in a child process.
-
-    Raises:
-        TooHard: that takes too much time or memory.
-        Stopped: nobody waits for it any more.
-    """
+    """What a function makes of grammars, in a child process. Raises TooHard if that takes too much
+    time or memory; Stopped if nobody waits for it any more."""
     given_up = GIVEN_UP.get()
     while not _PLACES.acquire(timeout=0.05):
         require_uncancelled(given_up)

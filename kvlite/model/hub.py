@@ -32,16 +32,10 @@ def fetched(
     *,
     only: str = "",
 ) -> Path:
-    """The folder of a Hugging Face repository, from the cache or the hub.
-
-    A download that was stopped continues the next time. Raises ModelError if there is no such
-    repository, or neither network nor room for it; Stopped if `cancel` was set.
-
-    Args:
-        notify: called with a sentence at the beginning, and at each percent of a download.
-        cancel: set to stop.
-        only: the one file that is needed.
-    """
+    """The folder of a Hugging Face repository, or of the one file that is needed (`only`), from the
+    cache or the hub. A download that was stopped continues the next time. `notify` is told of the
+    beginning, and of each percent. Raises ModelError if there is no such repository, or neither
+    network nor room for it; Stopped if `cancel` was set."""
     say = notify or (lambda said: None)
     say(f"Looking for {repo} in the local cache and on Hugging Face")
     last = -1
@@ -70,16 +64,9 @@ def download_sizes(
 
 
 def gguf_among(sizes: Mapping[str, int], wanted: str, repo: str) -> str:
-    """The name of the one GGUF file that is meant.
-
-    Args:
-        sizes: bytes of a repository's GGUF files.
-        wanted: its name or a part of it that no other has, in any case.
-
-    Raises:
-        ModelError: there is none or more than one, or it is a part of a split one; those that there
-            are are listed with their sizes.
-    """
+    """The name of the one GGUF file that is `wanted`: its name or a part of it, in any case. Raises
+    ModelError if no file or more than one is like that, or it is a part of a split one; those that
+    there are are listed with their sizes."""
     models = [name for name in sizes if names_model(Path(name))]
     found = [name for name in models if wanted.lower() in name.lower()]
     if wanted in models:
@@ -102,12 +89,8 @@ def require_undamaged(
     folder: Path, progress: Callable[[int, int], None], cancel: Event | None = None
 ) -> None:
     """Compare each downloaded file of a folder with its digest on the hub, which its blob is named
-    by in the cache; a damaged one is removed, so that it is got again. Raises ModelError if a file
-    is damaged; Stopped if `cancel` was set.
-
-    Args:
-        progress: called with the bytes that were compared, and all.
-    """
+    by in the cache; a damaged one is removed, so that it is got again. `progress` is told of bytes
+    compared, and all. Raises ModelError if a file is damaged; Stopped if `cancel` was set."""
     damaged = run_in_child(_check, folder, progress=progress, cancel=cancel)
     if damaged:
         raise ModelError(

@@ -56,12 +56,8 @@ class Identity:
         )
 
     def require(self, other: "Identity", path: object, name: str) -> None:
-        """Raises SnapshotError if what this model made cannot be used with another.
-
-        Args:
-            path: what it made.
-            name: the model's name for users.
-        """
+        """Raises SnapshotError if what this model made, at `path`, cannot be used with another;
+        `name` is this model's for users."""
         if (self.fingerprint, self.config) != (other.fingerprint, other.config):
             raise SnapshotError(
                 f"{path} was made with another model, {name}: open it with --model {name}"

@@ -104,12 +104,9 @@ def render(
     *,
     add_generation_prompt: bool = True,
 ) -> str:
-    """A conversation as a tokenizer's chat template writes it. Raises ChatTemplateError if the
-    template refuses the messages, or fails.
-
-    Args:
-        variables: of the request, such as `enable_thinking`.
-    """
+    """A conversation as a tokenizer's chat template writes it, given the request's variables such
+    as `enable_thinking`. Raises ChatTemplateError if the template refuses the messages, or
+    fails."""
     given: dict[str, Any] = {
         **getattr(tokenizer, "special_tokens_map", {}),
         **(variables or {}),

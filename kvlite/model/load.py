@@ -380,14 +380,9 @@ def without_progress_lines() -> Iterator[None]:
 
 
 def require_whole(found: dict[str, Any], name: str, *, exactly: bool = False) -> None:
-    """Raises ModelError if weights are missing or do not fit: transformers would make them up.
-
-    Args:
-        found: transformers' loading info.
-        name: of the model.
-        exactly: also refuse weights without a place in the model: quantized ones would load
-            without their scales and give nonsense.
-    """
+    """Raises ModelError if weights are missing or do not fit, by transformers' loading info:
+    transformers would make them up. If `exactly`, also of weights without a place in the model:
+    quantized ones would load without their scales and give nonsense."""
     misfits = {key for key, *_ in found["mismatched_keys"]}
     strangers = found["unexpected_keys"] if exactly else ()
     flaws = ("is missing", found["missing_keys"]), ("has another size", misfits)

@@ -64,12 +64,8 @@ def load_transformers() -> None:
 
 
 def keeps_float32(module: Any, name: str, half: bool) -> bool:
-    """Whether transformers loads a weight as float32 where it loads others in 16 bits.
-
-    Args:
-        module: the whole model.
-        half: whether the others are float16.
-    """
+    """Whether transformers loads a weight of a model as float32 where it loads others in 16 bits;
+    `half` if those are float16."""
     where_half = module._keep_in_fp32_modules if half else ()
     return any(each in name for each in (*module._keep_in_fp32_modules_strict, *where_half))
 

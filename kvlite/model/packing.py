@@ -97,11 +97,7 @@ def _replace(
 
 def pack_linears(module: nn.Module, dtype: torch.dtype) -> None:
     """Replace, in place, every plain linear layer within `module` whose inputs come in groups by
-    one in 4 bits.
-
-    Args:
-        dtype: of products.
-    """
+    one in 4 bits, with products in `dtype`."""
     for name, child in module.named_children():
         if type(child) is not nn.Linear or child.in_features % GROUP:
             pack_linears(child, dtype)

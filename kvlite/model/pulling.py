@@ -48,12 +48,9 @@ class DownloadPlan:
 
 
 def download_plan(repo: str, file: str | None = None, cancel: Event | None = None) -> DownloadPlan:
-    """What a repository has to get; asks the hub. Raises ModelError if there is no such model or
-    file, it cannot be run, or there is no network; Stopped if `cancel` was set.
-
-    Args:
-        file: a GGUF file, or a part of its name; None for safetensors, where there are some.
-    """
+    """What a repository has to get; asks the hub. `file` is a GGUF file, or a part of its name;
+    None for safetensors, where there are some. Raises ModelError if there is no such model or file,
+    it cannot be run, or there is no network; Stopped if `cancel` was set."""
     if not is_repo(repo):
         raise ModelError(f"{repo!r} is no Hugging Face id: give one such as Qwen/Qwen3-0.6B")
     chosen = ""

@@ -102,11 +102,7 @@ def fixed_tables(model: LoadedModel) -> bool:
 
 
 def require_turnable(model: LoadedModel, option: str) -> None:
-    """Raises SettingError if rotations cannot be undone.
-
-    Args:
-        option: the setting that needs to undo them.
-    """
+    """Raises SettingError if rotations cannot be undone, which `option` needs."""
     if why := unturnable(model):
         raise SettingError(
             f"{option} turns keys to other positions, but {why}: set "

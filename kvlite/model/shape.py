@@ -336,11 +336,8 @@ _MIXERS = {"full_attention": "attention", "linear_attention": "recurrent"}
 
 
 def group_of(name: str, layer_kinds: Sequence[str] = ()) -> str:
-    """The group, of `GROUPS`, of a parameter by transformers' name.
-
-    Args:
-        layer_kinds: of layers that are of one part alone.
-    """
+    """The group, of `GROUPS`, of a parameter by transformers' name, and by the kinds of layers that
+    are of one part alone."""
     if "norm" in name:
         return "norms"
     if "embed" in name or name.startswith(_BESIDE_LAYERS):

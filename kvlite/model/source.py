@@ -37,11 +37,8 @@ def find_model(
 
 
 def require_model(model: str) -> None:
-    """Check what can be known before a download, and without importing torch.
-
-    Raises:
-        ModelError: as `find_model`.
-    """
+    """Check what can be known before a download, and without importing torch. Raises ModelError as
+    `find_model`."""
     path = _expanded(model)
     if model == EMBEDDED_MODEL:
         return

@@ -22,12 +22,8 @@ _MOST = 4
 
 
 def normalized(messages: Sequence[Mapping[str, Any]], source: str) -> Messages:
-    """Copies in which content is text, arguments are objects, and nothing is null.
-
-    Args:
-        source: the template; what an answer thought is taken out of its text if the template would
-            look for it there.
-    """
+    """Copies in which content is text, arguments are objects, and nothing is null. What an answer
+    thought is taken out of its text if the template, `source`, would look for it there."""
     made = list[Message]()
     for each in messages:
         message = _without_null({**each, "content": text_of(each.get("content"))})

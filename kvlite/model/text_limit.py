@@ -69,13 +69,9 @@ def require_fits(
     cancel: threading.Event | None = None,
     called: str = "",
 ) -> None:
-    """Refuse a text that is longer than a model was trained for, without tokenizing all of it.
-    Raises ContextError if it is longer, by more than what surrounds it in a chat template; Stopped
-    if `cancel` was set.
-
-    Args:
-        called: the names of its documents, for the error.
-    """
+    """Refuse a text that is longer than a model was trained for, without tokenizing all of it;
+    `called` are the names of its documents. Raises ContextError if it is longer, by more than what
+    surrounds it in a chat template; Stopped if `cancel` was set."""
     if len(text) <= max_context:  # counted in no time, with all that surrounds it
         return
     if len(text) > text_limit(tokenizer, max_context):

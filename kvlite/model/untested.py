@@ -20,12 +20,9 @@ _PARTS = ("model.embed_tokens", "model.layers", "model.norm", "model.rotary_emb"
 
 
 def attention_sizes(module: Any) -> tuple[tuple[KVSize, int | None], ...]:
-    """Per layer what it keeps of a token, and the length of its window or None. Raises ModelError
-    if its layers are of no kind that kvlite runs.
-
-    Args:
-        module: transformers' model on the meta device, in bfloat16.
-    """
+    """Per layer of transformers' model on the meta device, in bfloat16, what it keeps of a token,
+    and the length of its window or None. Raises ModelError if its layers are of no kind that kvlite
+    runs."""
     from transformers import AttentionInterface
 
     config = module.config

@@ -141,12 +141,8 @@ ENDS = ("<|eom_id|>", "<|tool_response>")
 
 
 def answer_form(tokenizer: Any, ends: Collection[str] = ()) -> AnswerForm:
-    """How a model writes answers.
-
-    Args:
-        tokenizer: with the chat template.
-        ends: control tokens that end an answer.
-    """
+    """How a model writes answers, by its tokenizer's chat template; `ends` are control tokens that
+    end one."""
     controls = Controls(tokenizer).spelled
     probe = Probe(tokenizer, controls)
     found = known(probe.source, controls)
@@ -168,11 +164,7 @@ def derived_calls(
     probe: Probe, ends: Collection[str], left_out: ReasoningForm | None
 ) -> CallForm | None:
     """The form of calls; None if the template writes none, or in a way that is not one of these.
-
-    Args:
-        ends: control tokens that end an answer.
-        left_out: reasoning, which some templates put before calls although there is none.
-    """
+    `left_out` is reasoning, which some templates put before calls although there is none."""
     given, other = {_KEY: _TEXT, _OTHER_KEY: 31}, {_KEY: _OTHER_TEXT, _OTHER_KEY: 31}
 
     clean = partial(cleaned, ends=ends, left_out=left_out)

@@ -29,11 +29,8 @@ _TYPES = frozenset({"string", "number", "integer", "boolean", "object", "array",
 def followed(tool: Tool, controls: frozenset[str] = frozenset()) -> dict[str, Any]:
     """The schema of a tool's arguments as far as it can be enforced. What cannot be is left to the
     model, and logged once. Names and choices with one of `controls` are none that can be: where
-    nothing else may come, llguidance takes the text for the control token.
-
-    Raises:
-        SettingError: the tool is strict, and something cannot be; names the tool and the property.
-    """
+    nothing else may come, llguidance takes the text for the control token. Raises SettingError,
+    with the property, if a strict tool has something that cannot be."""
     return dict(_followed(tool.name, json.dumps({**tool.parameters}), tool.strict, controls))
 
 

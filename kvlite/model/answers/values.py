@@ -51,11 +51,7 @@ def choices_of(schema: Mapping[str, Any]) -> list[Any]:
 
 
 def types_of(schema: Any, root: Mapping[str, Any], depth: int = 16) -> set[str]:
-    """The types that a schema allows; none if it does not say.
-
-    Args:
-        root: the schema that it is a part of.
-    """
+    """The types that a schema, a part of `root`, allows; none if it does not say."""
     schema = referred(schema, root) if depth else {}
     kind = schema.get("type")
     found = {each for each in (kind if isinstance(kind, list) else [kind]) if isinstance(each, str)}

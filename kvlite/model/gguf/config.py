@@ -17,11 +17,8 @@ _KINDS = {"mmproj": _OTHERS["clip"], "adapter": "a LoRA adapter, which belongs t
 
 
 def gguf_architecture(header: Header) -> GGUFArchitecture:
-    """What is known of a file's architecture.
-
-    Raises:
-        ModelError: kvlite does not run it, or the file holds no language model.
-    """
+    """What is known of a file's architecture. Raises ModelError if kvlite does not run it, or the
+    file holds no language model."""
     name, kind = header.architecture, header.fields.get("general.type", "model")
     found = ARCHITECTURES.get(name)
     what = _KINDS.get(kind) if isinstance(kind, str) else None

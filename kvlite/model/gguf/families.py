@@ -215,11 +215,8 @@ def glm4_moe(file: Metadata, config: Config) -> Config:
 
 
 def routed_experts(file: Metadata, *, gating: int, groups: tuple[int, int] = (1, 1)) -> Config:
-    """Experts of DeepSeek's kind.
-
-    Args:
-        gating: llama.cpp's number of what makes scores, where the file does not say it.
-    """
+    """Experts of DeepSeek's kind; `gating` is llama.cpp's number of what makes scores, where the
+    file does not say it."""
     found = file.whole("expert_gating_func", 0) or gating
     if found not in (1, 2):
         raise file.wrong("expert_gating_func", "kvlite knows 1 and 2 here")

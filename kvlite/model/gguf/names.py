@@ -120,12 +120,8 @@ PARAMETERS: dict[str, tuple[Place, ...]] = {
 
 
 def places(part: str, own: Mapping[str, str]) -> tuple[Place, ...]:
-    """Where a parameter may be.
-
-    Args:
-        part: transformers' name; of a layer's parameter only what comes after the layer's number.
-        own: names of modules that an architecture calls otherwise than others.
-    """
+    """Where a parameter may be. Of a layer's, `part` is what comes after the layer's number; `own`
+    are names of modules that an architecture calls otherwise than others."""
     if found := PARAMETERS.get(part):
         return found
     module, _, last = part.rpartition(".")
