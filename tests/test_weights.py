@@ -416,6 +416,8 @@ def test_scales_without_a_place_are_refused(folder: Path) -> None:
         ({"quant_method": "magic"}, "magic"),
         ({"quant_method": "gptq"}, "missing 1 required positional argument: 'bits'"),
         ({"load_in_4bit": True, "load_in_8bit": True}, "only one can be used at the same time"),
+        ({"load_in_4bit": True, "bnb_4bit_quant_type": "int4"}, "int4"),
+        ({"quant_method": "gguf"}, "gguf"),
         ({"bits": 4}, "quant_method"),
         (["nf4"], "config.json does not describe a model"),
     ],

@@ -118,10 +118,6 @@ def _rotates_where_told(config: Any, layer: int) -> bool:
     return bool(config.no_rope_layers[layer])
 
 
-def _rotates_if_told(config: Any, layer: int) -> bool:
-    return bool(config.position_embedding_type == "rope")
-
-
 def _rotates_in_windows(config: Any, layer: int) -> bool:
     """Layers that see everything have no positions where there are others beside them."""
     return config.sliding_window is None or _rotates_in_windows_alone(config, layer)
@@ -289,7 +285,7 @@ ADMITTED: dict[str, Architecture] = {
         dense=lambda config: config.get("num_local_experts") == 0,
         recurrent=("linear_attention",),
         layout="layer_types",
-        rotates=_rotates_if_told,
+        rotates=lambda config, layer: config.position_embedding_type == "rope",
     ),
 }
 

@@ -149,6 +149,11 @@ def require_sound(config: Mapping[str, Any], path: Path) -> None:
         if count % (config.get("n_group") or 1):
             wanted = f"it must divide {own.experts}, which is {count}"
             raise _fault(path, config, "n_group", wanted)
+    if isinstance(stored := config.get("quantization_config"), dict):
+        # kvlite has weights of these names, which are others.
+        for key, wanted in (("bnb_4bit_quant_type", "nf4 or fp4"), ("quant_method", "a library's")):
+            if stored.get(key) in ("int4", "gguf"):
+                raise _fault(path, stored, key, f"it must be {wanted}", "quantization_config.")
     for name in ("rope_parameters", "rope_scaling"):
         if isinstance(rope := config.get(name), dict):
             _require_rope(path, rope, f"{name}.")

@@ -30,13 +30,10 @@ from kvlite.model.latents import keep_latents
 from kvlite.model.layers import Layers
 from kvlite.model.llama4 import tell_positions
 from kvlite.model.making import loading, making_modules
-from kvlite.model.shape import ModelShape, described, transformers_config
+from kvlite.model.shape import PLACE, ModelShape, described, transformers_config
 from kvlite.model.step_layers import StepLayer, step_layers
 from kvlite.model.weights import Weights, held_tensors, hush_bitsandbytes, keep_odd_sizes_unpacked
 from kvlite.ops.device import has_triton
-
-# Without trust_remote_code transformers would ask on the terminal whether to run a file's code.
-PLACE: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
 
 
 @dataclass

@@ -52,12 +52,10 @@ def rotations_after(model: LoadedModel, end: int, count: int) -> list[Rotation]:
     """
     steps = max(1, min(count, end - 1))
     known = torch.cat([torch.arange(1, steps + 1), torch.tensor([end - 1])]).to(model.device)
-    by_table: dict[int, Rotation] = {}
     tables = model.rotations_at(known, torch.float32)
-    for cos, sin in tables:
-        if id(cos) not in by_table:
-            by_table[id(cos)] = _continued(cos, sin, count, model.dtype)
-    return [by_table[id(cos)] for cos, _ in tables]
+    distinct = {id(cos): (cos, sin) for cos, sin in tables}
+    made = {key: _continued(*each, count, model.dtype) for key, each in distinct.items()}
+    return [made[id(cos)] for cos, _ in tables]
 
 
 def rotations_apart(model: LoadedModel, positions: Sequence[int]) -> list[Rotation]:

@@ -85,6 +85,8 @@ class Parts:
         return len(self.size) == 3 and self.group == "mlp"
 
 
+# Without trust_remote_code transformers would ask on the terminal whether to run a file's code.
+PLACE: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
 GROUPS = ("embedding", "attention", "recurrent", "mlp", "norms", "head")
 
 
@@ -239,8 +241,7 @@ def transformers_config(folder: Path) -> Any:
     """transformers' config of the model in `folder`, all parts of it."""
     from transformers import AutoConfig
 
-    # Without trust_remote_code it would ask on the terminal whether to run a file's code.
-    return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    return AutoConfig.from_pretrained(folder, **PLACE)
 
 
 def shape_of(config: Any) -> ModelShape:

@@ -7,7 +7,6 @@ products are joined by as few calls as can be.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -55,21 +54,19 @@ _GEMMA: dict[str, Any] = {
     "eps": "eps",
     "from_one": True,
 }
-STRUCTURES: Mapping[str, Structure] = MappingProxyType(
-    {
-        "LlamaDecoderLayer": Structure(),
-        "MistralDecoderLayer": Structure(),
-        "Qwen2DecoderLayer": Structure(),
-        "SeedOssDecoderLayer": Structure(),
-        "SmolLM3DecoderLayer": Structure(),
-        "Qwen3DecoderLayer": Structure(head_norms=_HEAD_NORMS),
-        "Phi3DecoderLayer": Structure(
-            qkv=("qkv_proj",), gate_up=("gate_up_proj",), activation="activation_fn"
-        ),
-        "Gemma2DecoderLayer": Structure(**_GEMMA),
-        "Gemma3DecoderLayer": Structure(head_norms=_HEAD_NORMS, **_GEMMA),
-    }
-)
+STRUCTURES: Mapping[str, Structure] = {
+    "LlamaDecoderLayer": Structure(),
+    "MistralDecoderLayer": Structure(),
+    "Qwen2DecoderLayer": Structure(),
+    "SeedOssDecoderLayer": Structure(),
+    "SmolLM3DecoderLayer": Structure(),
+    "Qwen3DecoderLayer": Structure(head_norms=_HEAD_NORMS),
+    "Phi3DecoderLayer": Structure(
+        qkv=("qkv_proj",), gate_up=("gate_up_proj",), activation="activation_fn"
+    ),
+    "Gemma2DecoderLayer": Structure(**_GEMMA),
+    "Gemma3DecoderLayer": Structure(head_norms=_HEAD_NORMS, **_GEMMA),
+}
 
 
 class TokenLayer:

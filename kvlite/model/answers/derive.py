@@ -56,6 +56,7 @@ Calls = Sequence[tuple[str, Mapping[str, Any]]]
 
 
 def _common(one: str, other: str) -> int:
+    """How many characters two texts begin with alike."""
     shorter = min(len(one), len(other))
     return next((at for at in range(shorter) if one[at] != other[at]), shorter)
 
