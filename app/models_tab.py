@@ -11,7 +11,7 @@ import gradio as gr
 from kvlite.config.units import readable
 from kvlite.errors import KvliteError, ModelError, SettingError, sentence
 from kvlite.model.local_models import LocalModel, models_here
-from kvlite.model.pulling import wanted_of
+from kvlite.model.pulling import download_plan
 from kvlite.planner.fitting import ENOUGH, Fit, plan_here, proposals
 from kvlite.web.work import Work
 
@@ -135,16 +135,16 @@ class ModelsEvents:
         threading.Thread(target=work.do, name="kvlite download", daemon=True).start()
 
     def _wanted(self, name: str | None, work: Work) -> str:
-        wanted = wanted_of((name or "").strip(), None, work.cancel)
+        wanted = download_plan((name or "").strip(), None, work.cancel)
         fits = "" if wanted.file else f" {self._fit(wanted.repo).line()}."
         about = f"{wanted.repo}, {wanted.file}" if wanted.file else wanted.repo
-        size, missing = wanted.download.nbytes, wanted.download.missing
+        size, missing = wanted.nbytes, wanted.missing
         return f"{about}: {readable(size)}, of which {readable(missing)} to download.{fits}"
 
     def _pulled(self, name: str | None, work: Work) -> str:
-        wanted = wanted_of((name or "").strip(), None, work.cancel)
-        work.begin(f"Downloading {wanted.repo}, {readable(wanted.download.nbytes)}")
-        path = wanted.get(work.progress, work.cancel)
+        wanted = download_plan((name or "").strip(), None, work.cancel)
+        work.begin(f"Downloading {wanted.repo}, {readable(wanted.nbytes)}")
+        path = wanted.download(work.progress, work.cancel)
         work.begin("Comparing digests")
         wanted.require_undamaged(path, work.progress, work.cancel)
         here = wanted.name(path)

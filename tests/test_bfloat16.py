@@ -43,11 +43,11 @@ def test_products_with_packed_weights(kind: str) -> None:
         packed, rows = blocks(kind, outputs, 512), torch.randn(count, 512)
         weights = PackedWeights(packed, FORMATS[kind], torch.float32)
         plain = by_gguf(kind, packed)
-        found, expected = weights.product(rows), halves(rows) @ halves(plain).T
+        found, expected = weights.matrix.product(rows), halves(rows) @ halves(plain).T
         torch.testing.assert_close(
             found.double(), expected, rtol=0, atol=2e-5 * float(expected.abs().max())
         )
-        few = weights.product(rows[: MANY_ROWS - 1])
+        few = weights.matrix.product(rows[: MANY_ROWS - 1])
         exact = rows[: MANY_ROWS - 1].double() @ plain.double().T
         torch.testing.assert_close(
             few.double(), exact, rtol=0, atol=2e-6 * float(exact.abs().max())
@@ -84,7 +84,7 @@ def test_results_do_not_depend_on_threads(monkeypatch: pytest.MonkeyPatch) -> No
     for threads in (1, 2, 3):
         monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
         out, lse = attend(q, k, v, Softmax(0.1, in_bfloat16=True), causal=True)
-        found.append((weights.product(rows), out, lse))
+        found.append((weights.matrix.product(rows), out, lse))
     for others in found[1:]:
         assert all(map(torch.equal, found[0], others))
 

@@ -17,7 +17,7 @@ from kvlite.model.gguf.folder import gguf_folder
 from kvlite.model.gguf.header import read_header
 from kvlite.model.gguf.undo import ORDERS
 from kvlite.model.local_models import leftovers, remove_leftovers
-from kvlite.model.source import _embedded_gguf, find_config, find_model
+from kvlite.model.source import embedded_ggufs, find_config, find_model
 from kvlite.model.weights import held_tensors
 from tests.gguf_files import write_gguf
 
@@ -95,13 +95,13 @@ def test_a_model_in_several_files_is_one(tmp_path: Path, cache: Path) -> None:
 
 
 def test_a_plan_needs_no_tokenizer(cache: Path) -> None:
-    folder = find_config(str(_embedded_gguf()))
+    folder = find_config(str(embedded_ggufs()[0]))
     assert {file.name for file in folder.iterdir()} == {"config.json", "gguf.json"}
 
 
 def test_a_truncated_file_is_refused_and_nothing_is_written(tmp_path: Path, cache: Path) -> None:
     file = tmp_path / "half.gguf"
-    with _embedded_gguf().open("rb") as whole:
+    with embedded_ggufs()[0].open("rb") as whole:
         start = whole.read(4 << 20)
     write_gguf(tmp_path / "tiny.gguf")
     tiny = (tmp_path / "tiny.gguf").read_bytes()

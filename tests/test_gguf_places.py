@@ -10,7 +10,7 @@ import pytest
 from kvlite.errors import ModelError
 from kvlite.model.gguf.header import read_header
 from kvlite.model.gguf.vocabulary import Vocabulary
-from kvlite.model.source import _embedded_gguf
+from kvlite.model.source import embedded_ggufs
 from tests.gguf_files import write_gguf
 
 Bend = Callable[[bytearray, dict[str, int]], str]
@@ -109,4 +109,4 @@ def test_tokens_beyond_the_vocabulary(role: str, tmp_path: Path) -> None:
 
 
 def test_real_files_load() -> None:
-    assert len(read_header(_embedded_gguf()).tensors) > 200
+    assert len(read_header(embedded_ggufs()[0]).tensors) > 200

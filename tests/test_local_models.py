@@ -13,7 +13,7 @@ from kvlite.errors import ModelError
 from kvlite.model.local_models import LocalModel, models_here, remove_model
 from kvlite.model.ollama import ollama_file
 from kvlite.model.source import (
-    _embedded_gguf,
+    embedded_ggufs,
     find_config,
     find_model,
     folder_here,
@@ -87,10 +87,10 @@ def test_those_of_folders_lm_studio_and_ollama_are_listed(home: Path, tiny_folde
     shutil.copytree(tiny_folder, home / "models" / "mine")
     studio = home / ".lmstudio" / "models" / "maker" / "smol"
     studio.mkdir(parents=True)
-    (studio / "smol.gguf").symlink_to(_embedded_gguf())
-    (studio / "mmproj-smol.gguf").symlink_to(_embedded_gguf())
+    (studio / "smol.gguf").symlink_to(embedded_ggufs()[0])
+    (studio / "mmproj-smol.gguf").symlink_to(embedded_ggufs()[0])
     (studio / "broken.gguf").write_bytes(b"GGUF")
-    in_ollama(home, "registry.ollama.ai/library/smol/latest", _embedded_gguf())
+    in_ollama(home, "registry.ollama.ai/library/smol/latest", embedded_ggufs()[0])
     in_ollama(home, "registry.ollama.ai/ann/gone/7b", None)
     found = by_name()
     assert [(each.place, each.name) for each in found.values()] == [
@@ -104,8 +104,8 @@ def test_those_of_folders_lm_studio_and_ollama_are_listed(home: Path, tiny_folde
     assert "broken.gguf" in found["~/.lmstudio/models/maker/smol/broken.gguf"].flaw
     smol = found["ollama:smol:latest"]
     assert smol.flaw == "" and smol.architecture == "llama" and smol.max_context == 8192
-    assert smol.nbytes == _embedded_gguf().stat().st_size
-    assert ollama_file("ollama:smol").samefile(_embedded_gguf())
+    assert smol.nbytes == embedded_ggufs()[0].stat().st_size
+    assert ollama_file("ollama:smol").samefile(embedded_ggufs()[0])
     assert find_model("~/models/mine") == home / "models" / "mine"
     with pytest.raises(ModelError, match=r"no model 'ollama:other'.*ollama:smol:latest"):
         find_model("ollama:other")
@@ -141,7 +141,7 @@ def test_a_manifest_that_is_not_one_is_passed_over(home: Path) -> None:
 def test_models_are_removed_where_they_are_ours(home: Path, tiny_folder: Path) -> None:
     shutil.copytree(tiny_folder, home / "models" / "mine")
     shutil.copytree(tiny_folder, home / "hub" / "models--a--b" / "snapshots" / "1")
-    in_ollama(home, "registry.ollama.ai/library/smol/latest", _embedded_gguf())
+    in_ollama(home, "registry.ollama.ai/library/smol/latest", embedded_ggufs()[0])
     found = by_name()
     for name in (EMBEDDED_MODEL, "ollama:smol:latest"):
         with pytest.raises(ModelError, match="remove it there"):

@@ -54,7 +54,7 @@ def test_products(kind: str) -> None:
     some, and many, whatever other rows there are; also those of a matrix with a few outputs."""
     for outputs in (1, 2500):
         packed, plain = matrix(kind, outputs, 512)
-        assert torch.equal(packed.of_outputs(torch.arange(outputs)), plain)
+        assert torch.equal(packed.matrix.of_outputs(torch.arange(outputs)), plain)
         bias = nn.Parameter(torch.randn(outputs))
         linear, rows = PackedLinear(packed, bias), torch.randn(2, 30, 512)
         expected = nn.functional.linear(rows, plain, bias)
@@ -74,7 +74,7 @@ def test_every_exponent_of_mxfp4() -> None:
     packed[:, :, 1:] = torch.arange(16)[:, None, None] * 17
     packed = packed.flatten(1)
     weights = PackedWeights(packed, FORMATS["MXFP4"], torch.float32)
-    assert torch.equal(weights.of_outputs(torch.arange(16)), by_gguf("MXFP4", packed))
+    assert torch.equal(weights.matrix.of_outputs(torch.arange(16)), by_gguf("MXFP4", packed))
 
 
 def test_results_do_not_depend_on_threads(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 import kvlite
 from kvlite.errors import KvliteError, ModelError, SettingError
-from kvlite.model.architectures import ADMITTED, REFUSED
+from kvlite.model.architectures import ADMITTED
 from kvlite.model.rotary import require_turnable
 from tests.conftest import SIZES
 from tests.test_engine import reference_tokens
@@ -86,13 +86,6 @@ def test_what_does_not_fit_is_refused_with_the_reason(name: str, tmp_path: Path)
     config.save_pretrained(tmp_path)
     (tmp_path / "model.safetensors").touch()
     with pytest.raises(KvliteError, match=OTHERS[name]):
-        kvlite.load(str(tmp_path))
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_what_is_known_to_be_wrong_is_refused_by_name(name: str, tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(f'{{"model_type": "{name}"}}')
-    with pytest.raises(ModelError, match=REFUSED[name]):
         kvlite.load(str(tmp_path))
 
 

@@ -414,8 +414,12 @@ def test_scales_without_a_place_are_refused(folder: Path) -> None:
         ({"quant_method": "fp8", "weight_block_size": [128, 128]}, "fp8 weights would be unpacked"),
         ({"quant_method": "mxfp4"}, "mxfp4 weights would be unpacked"),
         ({"quant_method": "magic"}, "magic"),
-        ({"bits": 4}, "names its quant_method"),
-        (["nf4"], r"config.json says quantization_config is \[\"nf4\"\]"),
+        ({"quant_method": "gptq"}, "missing 1 required positional argument: 'bits'"),
+        ({"load_in_4bit": True, "load_in_8bit": True}, "only one can be used at the same time"),
+        ({"load_in_4bit": True, "bnb_4bit_quant_type": "int4"}, "int4"),
+        ({"quant_method": "gguf"}, "gguf"),
+        ({"bits": 4}, "quant_method"),
+        (["nf4"], "config.json does not describe a model"),
     ],
 )
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU runs some of them")

@@ -66,17 +66,17 @@ def pulled(
     Returns what there is now, as JSON has it; `model` is what `--model` takes. Raises ModelError if
     there is no such model, it cannot be planned for, or it came damaged; Stopped by Ctrl-C;
     typer.Exit if nobody agreed."""
-    from kvlite.model.pulling import wanted_of
+    from kvlite.model.pulling import download_plan
     from kvlite.planner.fitting import fit_of
 
     with stop_on_interrupt() as cancel:
         with screen.status(f"Asking Hugging Face about {model}"), uncollected():
-            wanted, fit = wanted_of(model, file, cancel), None
+            wanted, fit = download_plan(model, file, cancel), None
             if not wanted.file:
                 fit = fit_of(settings, model, tokens)
                 if fit.plan is None:
                     raise ModelError(fit.flaw)
-        size, missing = wanted.download.nbytes, wanted.download.missing
+        size, missing = wanted.nbytes, wanted.missing
         known = f", {readable(size - missing)} of it here already" if missing < size else ""
         about = f"{model}, {wanted.file}" if wanted.file else model
         fits = "" if fit is None or fit.plan is None else f" {fit.line()} on {fit.plan.room.name}."
@@ -84,7 +84,7 @@ def pulled(
         if missing and not agrees():
             raise typer.Exit
         with reading_bar(screen, f"Downloading {model}") as bar:
-            path = wanted.get(bar.update, cancel)
+            path = wanted.download(bar.update, cancel)
         with reading_bar(screen, "Comparing digests") as bar:
             wanted.require_undamaged(path, bar.update, cancel)
     name = wanted.name(path)

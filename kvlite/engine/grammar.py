@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from kvlite.errors import SettingError
-from kvlite.model.deep_stack import with_deep_stack
 from kvlite.model.grammar import Vocabulary, in_a_line, require_grammar
 from kvlite.model.grammar_trial import limits
+from kvlite.model.in_thread import with_deep_stack
 
 
 class Grammar:

@@ -14,8 +14,8 @@ class Architecture:
     """What is particular to one.
 
     Attributes:
-        needs: keys of its config that a plan depends on, besides those that all need; those of an
-            object in it behind a dot.
+        needs: keys of its config that a plan depends on, besides those that all need, with spaces
+            between; those of an object in it behind a dot.
         rotates: whether a layer rotates queries and keys, given transformers' config and its index.
         unturnable: why queries and keys cannot be turned to other positions, if they cannot.
         experts: the key of its config that says how many experts a layer has; empty without any.
@@ -39,7 +39,7 @@ class Architecture:
             of a number of tokens, not the last so many (`model.llama4`).
     """
 
-    needs: tuple[str, ...] = ("num_key_value_heads",)
+    needs: str = "num_key_value_heads"
     rotates: Callable[[Any, int], bool] = lambda config, layer: True
     unturnable: str = ""
     experts: str = ""
@@ -69,7 +69,8 @@ class Architecture:
 
     def layer_groups(self, config: Any) -> tuple[tuple[str, ...], ...]:
         """The kinds of a model's layers, given transformers' config: for each attention layer those
-        before it and its own, for the last one also those behind it."""
+        before it and its own, for the last one also those behind it. Raises ValueError if none has
+        attention."""
         layers: int = config.num_hidden_layers
         if not self.recurrent:
             shared = len(self.borrowed(config))
@@ -82,6 +83,8 @@ class Architecture:
             if kind not in self.recurrent:
                 layer_groups.append(waiting)
                 waiting = ()
+        if not layer_groups:
+            raise ValueError("one of its layers must have attention")
         return (*layer_groups[:-1], layer_groups[-1] + waiting)
 
     def borrowed(self, config: Any) -> dict[int, int]:
@@ -115,10 +118,6 @@ def _rotates_where_told(config: Any, layer: int) -> bool:
     return bool(config.no_rope_layers[layer])
 
 
-def _rotates_if_told(config: Any, layer: int) -> bool:
-    return bool(config.position_embedding_type == "rope")
-
-
 def _rotates_in_windows(config: Any, layer: int) -> bool:
     """Layers that see everything have no positions where there are others beside them."""
     return config.sliding_window is None or _rotates_in_windows_alone(config, layer)
@@ -135,34 +134,21 @@ def _has_no_moe_layers(config: Mapping[str, Any]) -> bool:
 
 
 # transformers' default of what scales the attention, 1, is nobody's.
-_MULTIPLIERS = (
-    "attention_multiplier",
-    "embedding_multiplier",
-    "logits_scaling",
-    "residual_multiplier",
-)
+_MULTIPLIERS = "attention_multiplier embedding_multiplier logits_scaling residual_multiplier"
 _DELTA_NETS = (
-    "linear_conv_kernel_dim",
-    "linear_key_head_dim",
-    "linear_value_head_dim",
-    "linear_num_key_heads",
-    "linear_num_value_heads",
+    "linear_conv_kernel_dim linear_key_head_dim linear_value_head_dim "
+    "linear_num_key_heads linear_num_value_heads"
 )
 
 _LATENTS = (
-    "kv_lora_rank",
-    "moe_intermediate_size",
-    "n_shared_experts",
-    "q_lora_rank",
-    "qk_nope_head_dim",
-    "qk_rope_head_dim",
-    "v_head_dim",
+    "kv_lora_rank moe_intermediate_size n_shared_experts q_lora_rank qk_nope_head_dim "
+    "qk_rope_head_dim v_head_dim"
 )
 
 PLAIN = Architecture()
 # Without num_key_value_heads these have as many KV heads as heads; others have those of some
 # other model.
-AS_MANY_KV_HEADS = Architecture(needs=())
+AS_MANY_KV_HEADS = Architecture(needs="")
 
 ADMITTED: dict[str, Architecture] = {
     "llama": AS_MANY_KV_HEADS,
@@ -173,24 +159,16 @@ ADMITTED: dict[str, Architecture] = {
     "gemma3_text": PLAIN,
     "gemma3n_text": Architecture(
         needs=(
-            "altup_num_inputs",
-            "head_dim",
-            "hidden_size_per_layer_input",
-            "laurel_rank",
-            "num_key_value_heads",
-            "num_kv_shared_layers",
-            "sliding_window",
-            "vocab_size_per_layer_input",
+            "altup_num_inputs head_dim hidden_size_per_layer_input laurel_rank "
+            "num_key_value_heads num_kv_shared_layers sliding_window "
+            "vocab_size_per_layer_input"
         ),
         carries=True,
     ),
     "gemma4_text": Architecture(
         needs=(
-            "head_dim",
-            "hidden_size_per_layer_input",
-            "num_key_value_heads",
-            "num_kv_shared_layers",
-            "sliding_window",
+            "head_dim hidden_size_per_layer_input num_key_value_heads "
+            "num_kv_shared_layers sliding_window"
         ),
         experts="num_experts",
         dense=lambda config: not config.get("enable_moe_block"),
@@ -199,7 +177,7 @@ ADMITTED: dict[str, Architecture] = {
         carries=True,
     ),
     "llama4_text": Architecture(
-        needs=("attention_chunk_size", "head_dim", "intermediate_size_mlp", "num_key_value_heads"),
+        needs="attention_chunk_size head_dim intermediate_size_mlp num_key_value_heads",
         rotates=_rotates_where_told,
         experts="num_local_experts",
         neighbors=True,
@@ -209,26 +187,23 @@ ADMITTED: dict[str, Architecture] = {
     "phi3": AS_MANY_KV_HEADS,
     "mixtral": Architecture(experts="num_local_experts"),
     "qwen3_moe": Architecture(
-        needs=("moe_intermediate_size", "num_key_value_heads"), experts="num_experts"
+        needs="moe_intermediate_size num_key_value_heads", experts="num_experts"
     ),
     "glm4_moe": Architecture(
         needs=(
-            "first_k_dense_replace",
-            "head_dim",
-            "moe_intermediate_size",
-            "n_shared_experts",
-            "num_key_value_heads",
+            "first_k_dense_replace head_dim moe_intermediate_size n_shared_experts "
+            "num_key_value_heads"
         ),
         experts="n_routed_experts",
     ),
     "ministral3": Architecture(
-        needs=("head_dim", "num_key_value_heads", "rope_parameters.llama_4_scaling_beta")
+        needs="head_dim num_key_value_heads rope_parameters.llama_4_scaling_beta"
     ),
     "deepseek_v3": Architecture(
-        needs=("first_k_dense_replace", *_LATENTS), experts="n_routed_experts", latent=True
+        needs=f"first_k_dense_replace {_LATENTS}", experts="n_routed_experts", latent=True
     ),
     "deepseek_v2": Architecture(
-        needs=("first_k_dense_replace", *_LATENTS),
+        needs=f"first_k_dense_replace {_LATENTS}",
         experts="n_routed_experts",
         latent=True,
         neighbors=True,
@@ -236,57 +211,49 @@ ADMITTED: dict[str, Architecture] = {
     ),
     "glm4_moe_lite": Architecture(needs=_LATENTS, experts="n_routed_experts", latent=True),
     "gpt_oss": Architecture(
-        needs=("head_dim", "num_key_value_heads"), experts="num_local_experts", angles="once"
+        needs="head_dim num_key_value_heads", experts="num_local_experts", angles="once"
     ),
     "granite": Architecture(needs=_MULTIPLIERS),
     "olmo3": AS_MANY_KV_HEADS,
     "smollm3": Architecture(rotates=_rotates_where_told),
     "exaone4": Architecture(rotates=_rotates_in_windows),
     # Both have a head_dim that is not hidden_size / heads.
-    "seed_oss": Architecture(needs=("head_dim", "num_key_value_heads")),
+    "seed_oss": Architecture(needs="head_dim num_key_value_heads"),
     "hunyuan_v1_dense": Architecture(
-        needs=("head_dim", "num_key_value_heads"),
+        needs="head_dim num_key_value_heads",
         unturnable="this model norms queries and keys after it has rotated them, so that attention "
         "does not depend on distances alone",
     ),
     "cohere2": Architecture(
-        needs=("logit_scale", "num_key_value_heads"),
+        needs="logit_scale num_key_value_heads",
         rotates=_rotates_in_windows_alone,
         neighbors=True,
         angles="pairs",
     ),
-    "ernie4_5": Architecture(needs=("head_dim", "num_key_value_heads"), neighbors=True),
-    "glm4": Architecture(needs=("head_dim", "num_key_value_heads"), neighbors=True),
+    "ernie4_5": Architecture(needs="head_dim num_key_value_heads", neighbors=True),
+    "glm4": Architecture(needs="head_dim num_key_value_heads", neighbors=True),
     "qwen3_next": Architecture(
         needs=(
-            "head_dim",
-            "moe_intermediate_size",
-            "num_key_value_heads",
-            "shared_expert_intermediate_size",
-            *_DELTA_NETS,
+            "head_dim moe_intermediate_size num_key_value_heads "
+            f"shared_expert_intermediate_size {_DELTA_NETS}"
         ),
         experts="num_experts",
         recurrent=("linear_attention",),
     ),
     "qwen3_5_text": Architecture(
-        needs=("head_dim", "num_key_value_heads", *_DELTA_NETS),
+        needs=f"head_dim num_key_value_heads {_DELTA_NETS}",
         recurrent=("linear_attention",),
         mtp="mtp_num_hidden_layers",
     ),
     "qwen3_5_moe_text": Architecture(
-        needs=(
-            "head_dim",
-            "num_key_value_heads",
-            "shared_expert_intermediate_size",
-            *_DELTA_NETS,
-        ),
+        needs=f"head_dim num_key_value_heads shared_expert_intermediate_size {_DELTA_NETS}",
         experts="num_experts",
         recurrent=("linear_attention",),
         width="moe_intermediate_size",
         mtp="mtp_num_hidden_layers",
     ),
     "lfm2": Architecture(
-        needs=("conv_L_cache", "num_key_value_heads"),
+        needs="conv_L_cache num_key_value_heads",
         recurrent=("conv",),
         layout="full_attn_idxs",
         known_as=(("intermediate_size", "block_ff_dim"),),
@@ -295,15 +262,9 @@ ADMITTED: dict[str, Architecture] = {
     ),
     "nemotron_h": Architecture(
         needs=(
-            "conv_kernel",
-            "head_dim",
-            "mamba_head_dim",
-            "mamba_num_heads",
-            "moe_intermediate_size",
-            "moe_shared_expert_intermediate_size",
-            "n_groups",
-            "num_key_value_heads",
-            "ssm_state_size",
+            "conv_kernel head_dim mamba_head_dim mamba_num_heads moe_intermediate_size "
+            "moe_shared_expert_intermediate_size n_groups num_key_value_heads "
+            "ssm_state_size"
         ),
         experts="n_routed_experts",
         dense=_has_no_moe_layers,
@@ -317,25 +278,19 @@ ADMITTED: dict[str, Architecture] = {
     ),
     "granitemoehybrid": Architecture(
         needs=(
-            "mamba_d_conv",
-            "mamba_d_state",
-            "mamba_expand",
-            "mamba_n_groups",
-            "mamba_n_heads",
-            "num_key_value_heads",
-            "shared_intermediate_size",
-            *_MULTIPLIERS,
+            "mamba_d_conv mamba_d_state mamba_expand mamba_n_groups mamba_n_heads "
+            f"num_key_value_heads shared_intermediate_size {_MULTIPLIERS}"
         ),
         experts="num_local_experts",
         dense=lambda config: config.get("num_local_experts") == 0,
         recurrent=("linear_attention",),
         layout="layer_types",
-        rotates=_rotates_if_told,
+        rotates=lambda config, layer: config.position_embedding_type == "rope",
     ),
 }
 
 # Any other is tried, with the check of `engine.selfcheck`.
-UNTESTED = Architecture(needs=(), unturnable="its architecture was not tested with kvlite")
+UNTESTED = Architecture(needs="", unturnable="its architecture was not tested with kvlite")
 
 
 def architecture(model_type: str) -> Architecture:
@@ -387,9 +342,4 @@ LANGUAGE_WEIGHTS = {
     r"^language_model\.model\.": "model.",
     r"^model\.language_model\.": "model.",
     r"^language_model\.lm_head\.": "lm_head.",
-}
-
-# Why others that people ask for are refused.
-REFUSED: dict[str, str] = {
-    "gpt-oss": "from a GGUF file; use the safetensors that OpenAI published",
 }

@@ -102,7 +102,6 @@ def in_tiles(module: Any, query: Tensor) -> bool:
 
 
 def _turned(vectors: Tensor, config: Any) -> int:
-    """How many channels are rotated, the first ones."""
     share = (config.rope_parameters or {}).get("partial_rotary_factor", 1.0)
     return int(vectors.shape[-1] * share)
 

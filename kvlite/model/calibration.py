@@ -100,10 +100,7 @@ def calibration_path(mark: str) -> Path:
 
 def find_calibration(folder: Path) -> Calibration | None:
     """The user's calibration of the model in `folder`, else the one that comes with kvlite, if any.
-
-    Raises:
-        ModelError: the user's is damaged.
-    """
+    Raises ModelError if the user's is damaged."""
     return calibration_of(fingerprint(folder))
 
 

@@ -132,17 +132,15 @@ def chat_tokens(
     continues: bool = False,
 ) -> list[int]:
     """The tokens of a whole conversation up to where the next answer begins. Control tokens spelled
-    out in what is said are encoded as characters, wherever the template puts it.
+    out in what is said are encoded as characters, wherever the template puts it. Raises
+    SettingError if the tokenizer has no chat template; ChatTemplateError if the template refuses
+    these messages in every form, or fails.
 
     Args:
         messages: each a `role` and a `content`; also `tool_calls`, and whose result it is.
         tools: that the model may call, as OpenAI's API has them.
         variables: of the template, such as `enable_thinking`.
         continues: the last message is the beginning of the next answer.
-
-    Raises:
-        SettingError: the tokenizer has no chat template.
-        ChatTemplateError: the template refuses these messages in every form, or fails.
     """
     if tokenizer.chat_template is None:
         raise SettingError(
@@ -222,7 +220,6 @@ def _parts(tokenizer: Any, plain: Rendering, bounded: Rendering) -> list[Part]:
 
 
 def _spliced(tokenizer: Any, controls: Controls, shown: Rendering) -> list[Part]:
-    """The parts of a template's text and what was said, in turns."""
     options = {"add_special_tokens": False}
     if (ids := controls.plain(shown.text, shown.spans)) is not None:
         return [Part(shown.text, ids, options)]
@@ -251,14 +248,8 @@ def _ids(tokenizer: Any, text: str) -> list[int]:
 def tokens_of(
     tokenizer: Any, text: str, max_context: int, cancel: Event | None = None, called: str = ""
 ) -> int:
-    """How many tokens a text has, without the template.
-
-    Args:
-        called: the names of its documents, for an error.
-
-    Raises:
-        ContextError: more than the model was trained for.
-        Stopped: `cancel` was set.
-    """
+    """How many tokens a text has, without the template; `called` are the names of its documents.
+    Raises ContextError if there are more than the model was trained for; Stopped if `cancel` was
+    set."""
     encode = partial(text_tokens, tokenizer, text, first=True)
     return len(tokenized(encode, tokenizer, text, max_context, cancel, called))

@@ -194,7 +194,6 @@ class Controls:
 
 
 def _ordinary(spelled: str, flagged: set[str], template: str) -> bool:
-    """Whether a token is ordinary text."""
     words = spelled.replace("\u2581", " ").split()
     if not words or spelled in flagged or spelled in template:
         return not words

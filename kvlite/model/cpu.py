@@ -42,7 +42,6 @@ class SplitLinear(nn.Linear):
 
 
 def _divisor(parts: int, features: int) -> int:
-    """The most parts, up to `parts`, that the features can be cut into equally."""
     return max(n for n in range(1, parts + 1) if features % n == 0)
 
 

@@ -21,11 +21,7 @@ def require_device(setting: str) -> None:
 
 def choose_devices(setting: str, option: str = "--device") -> "tuple[torch.device, ...]":
     """The devices of a setting: one as of `choose_device`, some with commas between, or `all` CUDA
-    devices.
-
-    Raises:
-        SettingError: one is not here, or a card is named twice.
-    """
+    devices. Raises SettingError if one is not here, or a card is named twice."""
     import torch
 
     if setting == "all":
@@ -45,10 +41,7 @@ def choose_devices(setting: str, option: str = "--device") -> "tuple[torch.devic
 
 def choose_device(device: str) -> "torch.device":
     """The device a setting names, a GPU with its number; `auto` is the first GPU if there is one.
-
-    Raises:
-        SettingError: no such device here.
-    """
+    Raises SettingError if no such device here."""
     import torch
 
     if device == "auto":

@@ -120,7 +120,6 @@ def reads_in_place(experts: Any) -> bool:
 
 
 def _together(experts: Any, hidden: Tensor, chosen: Tensor, shares: Tensor) -> Tensor:
-    """As `_one_by_one`."""
     from transformers.integrations.moe import grouped_mm_experts_forward
 
     if _few(experts, chosen):
@@ -130,22 +129,23 @@ def _together(experts: Any, hidden: Tensor, chosen: Tensor, shares: Tensor) -> T
 
 
 def _few(experts: Any, chosen: Tensor) -> bool:
-    """Whether few tokens share an expert, and kernels can read it."""
     return chosen.numel() <= experts.num_experts and reads_in_place(experts)
 
 
 def _in_place(experts: Any, hidden: Tensor, chosen: Tensor, shares: Tensor) -> Tensor:
-    """As `_one_by_one`."""
     each, size = chosen.flatten(), (*chosen.shape, -1)
-    if experts.has_gate:
-        made = experts._apply_gate(_products(experts, "gate_up_proj", hidden, each))
-    else:
-        made = experts.act_fn(_products(experts, "up_proj", hidden, each))
+    made = _inner(experts, lambda name: _products(experts, name, hidden, each))
     made = _products(experts, "down_proj", made, each)
     if experts.has_post_expert_norm:
         made = experts.post_expert_norm(made)
     out: Tensor = (made.view(size) * shares[..., None]).sum(1)
     return out.to(hidden.dtype)
+
+
+def _inner(experts: Any, product: Callable[[str], Tensor]) -> Tensor:
+    if experts.has_gate:
+        return experts._apply_gate(product("gate_up_proj"))  # type: ignore[no-any-return]
+    return experts.act_fn(product("up_proj"))  # type: ignore[no-any-return]
 
 
 def _products(experts: Any, name: str, rows: Tensor, chosen: Tensor) -> Tensor:
@@ -192,10 +192,7 @@ def _add(
     here = chosen == expert
     rows = here.any(-1).nonzero()[:, 0]
     own = shares.masked_fill(~here, 0).sum(-1)[rows, None]
-    if experts.has_gate:
-        made = experts._apply_gate(_product(experts, "gate_up_proj", expert, at, hidden[rows]))
-    else:
-        made = experts.act_fn(_product(experts, "up_proj", expert, at, hidden[rows]))
+    made = _inner(experts, lambda name: _product(experts, name, expert, at, hidden[rows]))
     made = _product(experts, "down_proj", expert, at, made) * own
     out.index_add_(0, rows, made.to(out.dtype))
 

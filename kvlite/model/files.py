@@ -29,13 +29,7 @@ _GRANITE = {
     ".experts.down_proj": ".output_linear.weight",
     ".router.weight": ".router.layer.weight",
 }
-_DTYPES = {
-    "F64": "float64",
-    "F32": "float32",
-    "F16": "float16",
-    "BF16": "bfloat16",
-    "U8": "uint8",
-}
+_DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "U8": "uint8"}
 # Beside a config.json: where weights lie in a GGUF file (`model.gguf.index`).
 GGUF_INDEX = "gguf.json"
 # Of each file's bytes, for its fingerprint.
@@ -74,11 +68,7 @@ class Stored:
 
 
 def _read_header(path: Path) -> tuple[int, dict[str, Stored]]:
-    """Where a file's data begins, and every tensor in it by name.
-
-    Raises:
-        ValueError: it is damaged, or cut short.
-    """
+    """Where a file's data begins, and its tensors by name. Raises ValueError if it is damaged."""
     with path.open("rb") as file:
         try:
             with safe_open(path, "np"):  # checks the header, also against the file's length
@@ -99,11 +89,7 @@ def _read_header(path: Path) -> tuple[int, dict[str, Stored]]:
 
 def stored_weights(folder: Path) -> dict[str, Stored]:
     """Every tensor of the model in `folder` by its name there, from the files that transformers
-    would load.
-
-    Raises:
-        OSError, ValueError: files are missing or damaged.
-    """
+    would load. Raises OSError, ValueError if files are missing or damaged."""
     names = ["model.safetensors"]
     if not (folder / names[0]).is_file():
         with sound():
@@ -118,11 +104,7 @@ def stored_weights(folder: Path) -> dict[str, Stored]:
 def fingerprint(folder: Path) -> str:
     """A model's weights in 16 digits: their names, types and shapes, and 64 samples of each file's
     bytes, so that a fine-tuned copy has another one. Of a GGUF file, the digest of its header and
-    of samples.
-
-    Raises:
-        ModelError: a file of weights is damaged, gone, or cannot be read.
-    """
+    of samples. Raises ModelError if a file of weights is damaged, gone, or cannot be read."""
     digest = hashlib.sha256()
     try:
         # `glob` finds nothing in a folder that it may not read, and says nothing.
@@ -159,11 +141,8 @@ def add_samples(digest: Any, file: IO[bytes], begin: int) -> None:
 
 
 def parts_of(name: str, stored: dict[str, Stored]) -> list[Stored]:
-    """The stored tensors that make up a parameter, in order; none if it is not there.
-
-    Args:
-        name: transformers' name, such as `model.layers.0.mlp.experts.down_proj`.
-    """
+    """The stored tensors that make up a parameter, in order; none if it is not there. Names are
+    transformers', such as `model.layers.0.mlp.experts.down_proj`."""
     body = name.removeprefix("model.")
     other = name.replace(".mlp.", ".block_sparse_moe.")
     names = [name, body, f"backbone.{body}", other, other.removeprefix("model.")]

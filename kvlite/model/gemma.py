@@ -150,5 +150,4 @@ class _NoKeys(dict[str, tuple[None, None]]):
         """Leave nothing."""
 
     def __missing__(self, kind: str) -> tuple[None, None]:
-        """Find nothing."""
         return None, None

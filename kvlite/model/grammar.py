@@ -7,8 +7,8 @@ from typing import Any
 
 from kvlite.config.checked_file import from_json
 from kvlite.errors import SettingError, reason
-from kvlite.model.deep_stack import with_deep_stack
 from kvlite.model.grammar_trial import TOO_HARD, TooHard, is_bomb, is_cheap, limits, tried
+from kvlite.model.in_thread import with_deep_stack
 
 # An answer that is any JSON object.
 JSON = "json"
@@ -23,15 +23,9 @@ LONGEST = 1 << 18
 
 
 def require_grammar(text: str) -> str:
-    """A setting's text as llguidance takes it; "" for none.
-
-    Args:
-        text: `json`, a JSON Schema, or a grammar in llguidance's variant of Lark.
-
-    Raises:
-        SettingError: it is none of these, or says what cannot be followed.
-        Stopped: nobody waits for it any more.
-    """
+    """A setting's text (`json`, a JSON Schema, or a grammar in llguidance's variant of Lark) as
+    llguidance takes it; "" for none. Raises SettingError if it is none of these, or says what
+    cannot be followed; Stopped if nobody waits for it any more."""
     if not text.strip():
         return ""
     said = f"--schema {text[:60]!r}"
@@ -129,11 +123,8 @@ class Vocabulary:
     """A tokenizer's tokens as a trie, which takes a third of a second to make."""
 
     def __init__(self, tokenizer: Any, size: int, ends: frozenset[int]) -> None:
-        """For `size` logits; an answer may end with one of `ends`, if there is any.
-
-        Raises:
-            SettingError: the tokenizer is not one of those that llguidance reads.
-        """
+        """For `size` logits; an answer may end with one of `ends`, if there is any. Raises
+        SettingError if the tokenizer is not one of those that llguidance reads."""
         from llguidance.hf import from_tokenizer
 
         self.size = size

@@ -24,17 +24,30 @@ _PLACES = threading.BoundedSemaphore(2)
 GIVEN_UP: ContextVar[threading.Event | None] = ContextVar("GIVEN_UP", default=None)
 TOO_HARD = f"to prepare it takes more than {SECONDS} s, or more than {MEMORY >> 30} GiB"
 
-# Schemas that cost milliseconds whatever they say: short, with nothing but these keywords and no
-# large numbers. They need no trial.
+# Schemas need no trial that are short, with no large numbers and nothing but these keywords: they
+# cost milliseconds whatever they say.
 _SHORT, _LARGE = 8192, 10_000
-_ABOUT = frozenset({"title", "description", "default", "examples", "$schema"})
-_DATA = frozenset({"enum", "const", "type", "required"}) | _ABOUT
-_NAMED = frozenset({"properties", "$defs", "definitions"})
-_SCHEMAS = frozenset({"items", "additionalProperties", "anyOf"})
-_NUMBERS = frozenset({"minItems", "maxItems", "minLength", "maxLength", "minimum", "maximum"})
+_ABOUT = ("title", "description", "default", "examples", "$schema")
+_PARTS = ("$defs", "definitions")
+_CHEAP: dict[str, Callable[[Any], bool]] = {
+    **dict.fromkeys((*_ABOUT, "enum", "const", "type", "required"), lambda value: True),
+    **dict.fromkeys(("minimum", "maximum"), lambda value: isinstance(value, int)),
+    **dict.fromkeys(
+        ("minItems", "maxItems", "minLength", "maxLength"),
+        lambda value: isinstance(value, int) and abs(value) <= _LARGE,
+    ),
+    **dict.fromkeys(
+        (*_PARTS, "properties"),
+        lambda value: isinstance(value, dict) and all(map(_is_cheap, value.values())),
+    ),
+    **dict.fromkeys(
+        ("items", "additionalProperties", "anyOf"),
+        lambda value: all(map(_is_cheap, value if isinstance(value, list) else [value])),
+    ),
+    "$ref": lambda value: str(value).startswith("#"),
+}
 # Keywords that must be alone in a schema, else both are to be followed.
-_ALONE = frozenset({"anyOf", "$ref"})
-
+_ALONE = ("anyOf", "$ref")
 
 _MULTIPLE = re.compile(r'"multipleOf"\s*:\s*([-+.\deE]+)')
 _MULTIPLES = 1_000_000
@@ -66,12 +79,8 @@ def limits() -> Any:
 
 
 def tried(work: Callable[..., _T], *args: Any) -> _T:
-    """What a function makes of grammars, in a child process.
-
-    Raises:
-        TooHard: that takes too much time or memory.
-        Stopped: nobody waits for it any more.
-    """
+    """What a function makes of grammars, in a child process. Raises TooHard if that takes too much
+    time or memory; Stopped if nobody waits for it any more."""
     given_up = GIVEN_UP.get()
     while not _PLACES.acquire(timeout=0.05):
         require_uncancelled(given_up)
@@ -96,23 +105,7 @@ def is_cheap(text: str) -> bool:
 def _is_cheap(schema: Any) -> bool:
     if not isinstance(schema, dict):
         return isinstance(schema, bool)
-    if _ALONE & {*schema} and {*schema} - _ABOUT - {"$defs", "definitions"} not in (
-        {"anyOf"},
-        {"$ref"},
-    ):
+    said = {*schema} - {*_ABOUT, *_PARTS}
+    if len(said) > 1 and not said.isdisjoint(_ALONE):
         return False
-    return all(_is_cheap_part(key, value) for key, value in schema.items())
-
-
-def _is_cheap_part(key: str, value: Any) -> bool:
-    if key in _DATA:
-        return True
-    if key == "$ref":
-        return str(value).startswith("#")
-    if key in _NUMBERS:
-        return isinstance(value, int) and (key.endswith("imum") or abs(value) <= _LARGE)
-    if key in _NAMED:
-        return isinstance(value, dict) and all(map(_is_cheap, value.values()))
-    if key in _SCHEMAS:
-        return all(map(_is_cheap, value if isinstance(value, list) else [value]))
-    return False
+    return all(key in _CHEAP and _CHEAP[key](value) for key, value in schema.items())

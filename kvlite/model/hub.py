@@ -5,7 +5,6 @@ import hashlib
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -26,29 +25,6 @@ _SPLIT = re.compile(r"-\d{5}-of-\d{5}\.gguf$")
 _BLOCK = 8 << 20
 
 
-@dataclass(frozen=True)
-class Download:
-    """What getting a repository takes.
-
-    Attributes:
-        sizes: bytes of the files that kvlite wants, by name.
-        missing: of these bytes, what is not here yet.
-    """
-
-    sizes: Mapping[str, int]
-    missing: int
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all these files."""
-        return sum(self.sizes.values())
-
-    @property
-    def has_weights(self) -> bool:
-        """Whether there are safetensors among them."""
-        return any(name.endswith(".safetensors") for name in self.sizes)
-
-
 def fetched(
     repo: str,
     notify: Callable[[str], None] | None = None,
@@ -56,19 +32,10 @@ def fetched(
     *,
     only: str = "",
 ) -> Path:
-    """The folder of a Hugging Face repository, from the cache or the hub.
-
-    A download that was stopped continues the next time.
-
-    Args:
-        notify: called with a sentence at the beginning, and at each percent of a download.
-        cancel: set to stop.
-        only: the one file that is needed.
-
-    Raises:
-        ModelError: there is no such repository, or neither network nor room for it.
-        Stopped: `cancel` was set.
-    """
+    """The folder of a Hugging Face repository, or of the one file that is needed (`only`), from the
+    cache or the hub. A download that was stopped continues the next time. `notify` is told of the
+    beginning, and of each percent. Raises ModelError if there is no such repository, or neither
+    network nor room for it; Stopped if `cancel` was set."""
     say = notify or (lambda said: None)
     say(f"Looking for {repo} in the local cache and on Hugging Face")
     last = -1
@@ -82,33 +49,24 @@ def fetched(
 
 
 def downloaded(
-    repo: str,
-    progress: Callable[[int, int], None],
-    cancel: Event | None = None,
-    *,
-    only: str = "",
+    repo: str, progress: Callable[[int, int], None], cancel: Event | None = None, *, only: str = ""
 ) -> Path:
     """As `fetched`; `progress` is called with the bytes that are here and those wanted."""
     return run_in_child(_fetch, repo, only, progress=progress, cancel=cancel)
 
 
-def download_of(repo: str, cancel: Event | None = None, *, only: str = "") -> Download:
-    """What getting a repository takes, or those of its files that are like `only`; asks the hub.
-    Raises as `fetched`."""
+def download_sizes(
+    repo: str, cancel: Event | None = None, *, only: str = ""
+) -> tuple[dict[str, int], int]:
+    """Bytes of the files of a repository that kvlite wants, or of those that are like `only`, by
+    name; and how many of all these bytes are not here yet. Asks the hub; raises as `fetched`."""
     return run_in_child(_ask, repo, only, cancel=cancel)
 
 
 def gguf_among(sizes: Mapping[str, int], wanted: str, repo: str) -> str:
-    """The name of the one GGUF file that is meant.
-
-    Args:
-        sizes: bytes of a repository's GGUF files.
-        wanted: its name or a part of it that no other has, in any case.
-
-    Raises:
-        ModelError: there is none or more than one, or it is a part of a split one; those that there
-            are are listed with their sizes.
-    """
+    """The name of the one GGUF file that is `wanted`: its name or a part of it, in any case. Raises
+    ModelError if no file or more than one is like that, or it is a part of a split one; those that
+    there are are listed with their sizes."""
     models = [name for name in sizes if names_model(Path(name))]
     found = [name for name in models if wanted.lower() in name.lower()]
     if wanted in models:
@@ -131,15 +89,8 @@ def require_undamaged(
     folder: Path, progress: Callable[[int, int], None], cancel: Event | None = None
 ) -> None:
     """Compare each downloaded file of a folder with its digest on the hub, which its blob is named
-    by in the cache; a damaged one is removed, so that it is got again.
-
-    Args:
-        progress: called with the bytes that were compared, and all.
-
-    Raises:
-        ModelError: a file is damaged.
-        Stopped: `cancel` was set.
-    """
+    by in the cache; a damaged one is removed, so that it is got again. `progress` is told of bytes
+    compared, and all. Raises ModelError if a file is damaged; Stopped if `cancel` was set."""
     damaged = run_in_child(_check, folder, progress=progress, cancel=cancel)
     if damaged:
         raise ModelError(
@@ -148,15 +99,13 @@ def require_undamaged(
         )
 
 
-def _ask(repo: str, only: str) -> Download:
+def _ask(repo: str, only: str) -> tuple[dict[str, int], int]:
     from huggingface_hub import snapshot_download
 
     with _named_errors(repo):
         files = snapshot_download(repo, allow_patterns=_patterns(only), dry_run=True)
-    return Download(
-        {each.filename: each.file_size or 0 for each in files},
-        sum(each.file_size or 0 for each in files if each.will_download),
-    )
+    missing = sum(each.file_size or 0 for each in files if each.will_download)
+    return {each.filename: each.file_size or 0 for each in files}, missing
 
 
 def _patterns(only: str) -> list[str]:
@@ -164,7 +113,6 @@ def _patterns(only: str) -> list[str]:
 
 
 def _check(folder: Path, progress: Callable[[int, int], None]) -> list[str]:
-    """The names of damaged files, which are removed."""
     blobs = [(file, file.resolve()) for file in sorted(folder.rglob("*")) if file.is_symlink()]
     total, done, damaged = sum(blob.stat().st_size for _, blob in blobs), 0, []
     for file, blob in blobs:
@@ -204,7 +152,6 @@ def _fetch(repo: str, only: str, progress: Callable[[int, int], None]) -> Path:
 
 @contextmanager
 def _named_errors(repo: str) -> Iterator[None]:
-    """Say in a sentence what the hub, the network or the disk had against a repository."""
     from huggingface_hub import constants
     from huggingface_hub.errors import (
         DryRunError,

@@ -5,19 +5,50 @@ before it (behind the last one also what follows) is part of its step and keeps 
 size (`cache.recurrent`), or nothing.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
 from kvlite.cache.recurrent import StateCarrier
 from kvlite.model.architectures import architecture
-from kvlite.model.few_tokens import take_few_tokens
 from kvlite.model.gemma import Carried, GemmaLayer
 from kvlite.model.layers import LayerGroup
+from kvlite.ops.recurrence import StateBefore, delta_rule, state_space
 
 if TYPE_CHECKING:
     from kvlite.model.shape import ModelShape
+
+# transformers' functions that take many tokens to one state, and those that tell each token's.
+_FEW: dict[str, Callable[..., Any]] = {
+    "torch_chunk_gated_delta_rule": delta_rule,
+    "mamba2_chunk_scan": state_space,
+}
+
+
+@dataclass(frozen=True)
+class _EitherWay:
+    """A function of transformers', and what is called instead of it where a carrier of states asks
+    for the state after each token (`cache.recurrent.StatesAhead`)."""
+
+    many: Callable[..., Any]
+    few: Callable[..., Any]
+
+    def __call__(self, *args: Any, **given: Any) -> Any:
+        state = given.get("initial_state", given.get("initial_states"))
+        return (self.few if isinstance(state, StateBefore) else self.many)(*args, **given)
+
+
+def take_few_tokens(layer: nn.Module) -> None:
+    """Replace the functions that the class of a recurrent layer calls, for all of its kind. Whoever
+    else calls them gets the same from them."""
+    source = sys.modules[type(layer).__module__]
+    for name, few in _FEW.items():
+        many = getattr(source, name, None)
+        if many is not None and not isinstance(many, _EitherWay):
+            setattr(source, name, _EitherWay(many, few))
 
 
 class HybridLayer(LayerGroup):
@@ -73,7 +104,6 @@ def engine_layers(model: Any, carried: Carried | None, shape: "ModelShape") -> l
 
 
 def _numbers(layer_groups: Sequence[Sequence[str]], layers: int) -> Iterator[range]:
-    """The numbers of the layers of each group, as far as there are so many layers."""
     first = 0
     for group in layer_groups:
         if first < layers:

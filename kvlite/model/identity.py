@@ -14,16 +14,7 @@ if TYPE_CHECKING:
 
 # The embedded model as 0.1.0 had it, converted to safetensors, and as the file that it is.
 _EARLIER = {"a02ad3db0b00a393": "d4d495c14aac8e52"}
-_SIZES = (
-    "model_type",
-    "layers",
-    "heads",
-    "kv_heads",
-    "head_dim",
-    "hidden",
-    "vocab",
-    "window_sizes",
-)
+_SIZES = "model_type layers heads kv_heads head_dim hidden vocab window_sizes"
 
 
 @dataclass(frozen=True)
@@ -53,7 +44,7 @@ class Identity:
     def of(cls, model: "LoadedModel") -> "Identity":
         """The identity of a loaded model. Raises ModelError if a weight file is damaged."""
         shape, config = model.shape, model.module.config
-        sizes = [getattr(shape, name) for name in _SIZES]
+        sizes = [getattr(shape, name) for name in _SIZES.split()]
         rotations = getattr(config, "rope_parameters", None) or {}
         return cls(
             fingerprint=fingerprint(model.path),
@@ -65,12 +56,8 @@ class Identity:
         )
 
     def require(self, other: "Identity", path: object, name: str) -> None:
-        """Raises SnapshotError if what this model made cannot be used with another.
-
-        Args:
-            path: what it made.
-            name: the model's name for users.
-        """
+        """Raises SnapshotError if what this model made, at `path`, cannot be used with another;
+        `name` is this model's for users."""
         if (self.fingerprint, self.config) != (other.fingerprint, other.config):
             raise SnapshotError(
                 f"{path} was made with another model, {name}: open it with --model {name}"

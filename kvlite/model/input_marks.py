@@ -184,7 +184,7 @@ def _changed(
         if known:
             below = "names" if key in _NAMED else "data" if key in _DATA else "words"
         name = (named if known else said)(key) if isinstance(key, str) else key
-        if key == "arguments" and kind == "words" and (parsed := _object(each)) is not None:
+        if key == "arguments" and kind == "words" and (parsed := object_in(each)) is not None:
             parsed = _changed(parsed, said, named, below)
             made[name] = json.dumps(parsed, ensure_ascii=False)
         else:
@@ -192,7 +192,7 @@ def _changed(
     return made
 
 
-def _object(text: Any) -> dict[str, Any] | None:
+def object_in(text: Any) -> dict[str, Any] | None:
     """The object that a text is as JSON, if it is one."""
     if not isinstance(text, str):
         return None

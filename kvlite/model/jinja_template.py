@@ -34,7 +34,6 @@ class _Generation(Extension):
     tags = {"generation"}  # noqa: RUF012
 
     def parse(self, parser: Parser) -> nodes.Node:
-        """What is between the tags."""
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
         return nodes.Scope(body).set_lineno(line)
@@ -105,14 +104,9 @@ def render(
     *,
     add_generation_prompt: bool = True,
 ) -> str:
-    """A conversation as a tokenizer's chat template writes it.
-
-    Args:
-        variables: of the request, such as `enable_thinking`.
-
-    Raises:
-        ChatTemplateError: the template refuses the messages, or fails.
-    """
+    """A conversation as a tokenizer's chat template writes it, given the request's variables such
+    as `enable_thinking`. Raises ChatTemplateError if the template refuses the messages, or
+    fails."""
     given: dict[str, Any] = {
         **getattr(tokenizer, "special_tokens_map", {}),
         **(variables or {}),

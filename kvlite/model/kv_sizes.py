@@ -11,17 +11,10 @@ from kvlite.model.window import LocalWindow
 def sizes_and_windows(
     config: Any, module: Any, numbers: Iterable[int]
 ) -> tuple[tuple[KVSize, ...], tuple[LocalWindow | None, ...]]:
-    """Per layer what it keeps of a token; and its window, or None.
-
-    Args:
-        config: transformers'.
-        module: its model on the meta device, which is asked where the architecture is untested.
-        numbers: of the layers with attention.
-
-    Raises:
-        ModelError: as of `untested.attention_sizes`.
-        ValueError: the sizes are impossible, or layers that see alike differ.
-    """
+    """Per layer with attention (`numbers`) what it keeps of a token; and its window, or None. By
+    transformers' config; where the architecture is untested, by its model on the meta device.
+    Raises ModelError as `untested.attention_sizes`; ValueError if sizes are impossible, or layers
+    that see alike differ."""
     if architecture(config.model_type) is UNTESTED:
         from kvlite.model.untested import attention_sizes
 

@@ -21,11 +21,8 @@ from kvlite.errors import ModelError
 
 def keep_latents(attention: Any, function: str) -> None:
     """Let transformers' attention module hand latents to the attention function of that name, where
-    it would make each head's keys and values of them first.
-
-    Raises:
-        ModelError: a checkpoint has quantized what makes keys and values of latents.
-    """
+    it would make each head's keys and values of them first. Raises ModelError if a checkpoint has
+    quantized what makes keys and values of latents."""
     weight = getattr(attention.kv_b_proj, "weight", None)
     if weight is None or weight.dtype.itemsize < 2:
         raise ModelError(

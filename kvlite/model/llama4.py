@@ -18,15 +18,12 @@ class _Nowhere:
     queries are not scaled."""
 
     def __init__(self, positions: Tensor) -> None:
-        """For tokens at positions `(batch, L)`."""
         self.seen = -1 - torch.arange(positions.shape[1], device=positions.device)
 
     def get_seq_length(self, layer: int) -> Tensor:
-        """What transformers adds 0, 1, 2, ... to."""
         return self.seen
 
     def update(self, keys: Tensor, values: Tensor, layer: int) -> tuple[Tensor, Tensor]:
-        """The same."""
         return keys, values
 
 

@@ -30,18 +30,10 @@ from kvlite.model.latents import keep_latents
 from kvlite.model.layers import Layers
 from kvlite.model.llama4 import tell_positions
 from kvlite.model.making import loading, making_modules
-from kvlite.model.shape import ModelShape, described, transformers_config
+from kvlite.model.shape import PLACE, ModelShape, described, transformers_config
 from kvlite.model.step_layers import StepLayer, step_layers
-from kvlite.model.weights import (
-    Weights,
-    held_tensors,
-    hush_bitsandbytes,
-    keep_odd_sizes_unpacked,
-)
+from kvlite.model.weights import Weights, held_tensors, hush_bitsandbytes, keep_odd_sizes_unpacked
 from kvlite.ops.device import has_triton
-
-# Without trust_remote_code transformers would ask on the terminal whether to run a file's code.
-PLACE: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
 
 
 @dataclass
@@ -228,7 +220,6 @@ class LoadedModel:
         return [copies[id(cos)][index] for index, (cos, _) in enumerate(tables)]
 
     def _tables(self, positions: Tensor, dtype: torch.dtype) -> list[tuple[Tensor, Tensor]]:
-        """`rotations_at`, all on the first device."""
         rotary, layers = getattr(self.module.model, "rotary_emb", None), self.shape.layers
         like = torch.empty(0, dtype=dtype, device=self.device)
         if rotary is None:
@@ -283,7 +274,9 @@ def load_model(
     opened: Callable[..., tuple[Any, dict[str, Any]]] | None = None,
     cancel: Event | None = None,
 ) -> LoadedModel:
-    """Load safetensors from `folder`; nothing in it is executed.
+    """Load safetensors from `folder`; nothing in it is executed. Raises Stopped if `cancel` was
+    set; ModelError if files are missing, damaged or do not fit together, or a library that
+    quantized weights need is not installed.
 
     Args:
         cards: of each layer, if `opened` puts them on several devices.
@@ -291,11 +284,6 @@ def load_model(
         opened: replaces `load_module`; its decoder layers' weights may be elsewhere than on
             `device`.
         cancel: set to stop after the weight that is being read.
-
-    Raises:
-        Stopped: `cancel` was set.
-        ModelError: files are missing, damaged or do not fit together, or a library that quantized
-            weights need is not installed.
     """
     from transformers import AutoTokenizer
 
@@ -363,7 +351,6 @@ def load_module(
 
 
 def _require_packed(stored: Any, weights: Weights, device: torch.device) -> None:
-    """Raises an exception, before weights are read, if they cannot stay quantized here."""
     from transformers.quantizers.auto import AutoHfQuantizer
 
     quantizer = AutoHfQuantizer.from_config(stored, pre_quantized=True)
@@ -390,14 +377,9 @@ def without_progress_lines() -> Iterator[None]:
 
 
 def require_whole(found: dict[str, Any], name: str, *, exactly: bool = False) -> None:
-    """Raises ModelError if weights are missing or do not fit: transformers would make them up.
-
-    Args:
-        found: transformers' loading info.
-        name: of the model.
-        exactly: also refuse weights without a place in the model: quantized ones would load
-            without their scales and give nonsense.
-    """
+    """Raises ModelError if weights are missing or do not fit, by transformers' loading info:
+    transformers would make them up. If `exactly`, also of weights without a place in the model:
+    quantized ones would load without their scales and give nonsense."""
     misfits = {key for key, *_ in found["mismatched_keys"]}
     strangers = found["unexpected_keys"] if exactly else ()
     flaws = ("is missing", found["missing_keys"]), ("has another size", misfits)

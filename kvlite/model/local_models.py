@@ -4,7 +4,6 @@ import hashlib
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from importlib.util import find_spec
 from pathlib import Path
 from threading import Event
 
@@ -17,7 +16,7 @@ from kvlite.model.gguf.folder import outdated_folders
 from kvlite.model.gguf.header import names_model, read_header
 from kvlite.model.ollama import ollama_models
 from kvlite.model.shape import read_config
-from kvlite.model.source import EMBEDDED_PACKAGE, ggufs_within, require_weights
+from kvlite.model.source import embedded_ggufs, ggufs_within, require_weights
 
 # Folders and files of the cache that versions before 0.2 made.
 _CONVERTED = ("models", "configs", "converting.lock")
@@ -54,7 +53,8 @@ class LocalModel:
 
 def models_here() -> list[LocalModel]:
     """All models on this machine: the embedded one, then place by place, by name."""
-    found = [*_embedded(), *_in_hub_cache(), *_in_folder(models_folder(), FOLDER)]
+    found = [_of_gguf(EMBEDDED_MODEL, "embedded", file) for file in embedded_ggufs()]
+    found += [*_in_hub_cache(), *_in_folder(models_folder(), FOLDER)]
     for home in (".lmstudio/models", ".cache/lm-studio/models"):
         found += _in_folder(Path.home() / home, LM_STUDIO)
     found += [_of_gguf(name, OLLAMA, blob) for name, blob in ollama_models()]
@@ -62,11 +62,8 @@ def models_here() -> list[LocalModel]:
 
 
 def remove_model(model: LocalModel) -> None:
-    """Delete a model's files, if they are in Hugging Face's cache or the models folder.
-
-    Raises:
-        ModelError: they belong to another program, or cannot be deleted.
-    """
+    """Delete a model's files, if they are in Hugging Face's cache or the models folder. Raises
+    ModelError if they belong to another program, or cannot be deleted."""
     if model.place not in (HUB, FOLDER):
         owner = "pip" if model.name == EMBEDDED_MODEL else model.place
         raise ModelError(f"{model.name} belongs to {owner}: remove it there")
@@ -82,7 +79,6 @@ def remove_model(model: LocalModel) -> None:
 
 
 def _parts(file: Path) -> tuple[Path, ...]:
-    """A GGUF file, or all parts of a model that is split."""
     try:
         return read_header(file).paths
     except ModelError:
@@ -128,13 +124,6 @@ def remove_leftovers(paths: list[Path]) -> None:
             raise ModelError(f"{path} cannot be removed ({error.strerror})") from error
 
 
-def _embedded() -> Iterator[LocalModel]:
-    package = find_spec(EMBEDDED_PACKAGE)
-    for folder in list(package.submodule_search_locations or []) if package else []:
-        for file in Path(folder).glob("*.gguf"):
-            yield _of_gguf(EMBEDDED_MODEL, "embedded", file)
-
-
 def _in_hub_cache() -> Iterator[LocalModel]:
     from huggingface_hub import constants, scan_cache_dir
     from huggingface_hub.errors import CacheNotFound
@@ -157,7 +146,6 @@ def _in_hub_cache() -> Iterator[LocalModel]:
 
 
 def _in_folder(root: Path, place: str) -> Iterator[LocalModel]:
-    """Folders with a config.json and GGUF files, however deep."""
     for config in sorted(root.rglob("config.json")):
         if not ggufs_within(config.parent):
             yield _of_folder(_short(config.parent), place, config.parent)
@@ -187,7 +175,6 @@ def _of_folder(name: str, place: str, folder: Path) -> LocalModel:
 
 
 def _missing(folder: Path) -> str:
-    """The first file of weights that the folder's index names and that is not there."""
     index = folder / "model.safetensors.index.json"
     if not index.exists():
         return ""

@@ -28,11 +28,8 @@ def making_modules() -> Iterator[None]:
 
 @contextmanager
 def loading(cancel: Event | None) -> Iterator[None]:
-    """Held while weights are loaded; no further one is begun once `cancel` is set.
-
-    Raises:
-        Stopped: it was set.
-    """
+    """Held while weights are loaded; no further one is begun once `cancel` is set. Raises Stopped
+    if it was set."""
     from transformers.utils import logging
 
     def checked(things: Iterable[Any]) -> Iterator[Any]:
@@ -67,12 +64,8 @@ def load_transformers() -> None:
 
 
 def keeps_float32(module: Any, name: str, half: bool) -> bool:
-    """Whether transformers loads a weight as float32 where it loads others in 16 bits.
-
-    Args:
-        module: the whole model.
-        half: whether the others are float16.
-    """
+    """Whether transformers loads a weight of a model as float32 where it loads others in 16 bits;
+    `half` if those are float16."""
     where_half = module._keep_in_fp32_modules if half else ()
     return any(each in name for each in (*module._keep_in_fp32_modules_strict, *where_half))
 

@@ -58,11 +58,9 @@ class MXFP4Experts(PackedExperts):
         return matrix.flatten(1).t()
 
     def in_place(self, transposed: bool) -> bool:
-        """As of `PackedExperts`."""
         return transposed
 
     def products(self, rows: Tensor, chosen: Tensor, bias: Tensor | None) -> Tensor:
-        """As of `PackedExperts`."""
         from kvlite.ops.triton_experts import multiply_mxfp4
 
         return multiply_mxfp4(rows, chosen, self.blocks, self.scales, bias)

@@ -30,10 +30,7 @@ def ollama_models() -> Iterator[tuple[str, Path]]:
 
 def ollama_file(name: str) -> Path:
     """The GGUF file of a model that `ollama_models` names; without a tag, that called `latest`.
-
-    Raises:
-        ModelError: Ollama has no such model here.
-    """
+    Raises ModelError if Ollama has no such model here."""
     known = dict(ollama_models())
     for each in (name, f"{name}:latest"):
         if each in known:

@@ -31,11 +31,8 @@ class BlockExperts(PackedExperts):
         transposed: bool = False,
         on_cpu: bool | None = None,
     ) -> None:
-        """Take blocks as a file has them, `(experts, outputs, bytes of one)`.
-
-        Args:
-            on_cpu: whether products are formed there, if not where blocks are.
-        """
+        """Take blocks as a file has them, `(experts, outputs, bytes of one)`; unless told, products
+        are formed where these are."""
         super().__init__()
         self.dtype, self.transposed = dtype, transposed
         self.on_cpu = is_for_cpu(pieces[0][0], dtype) if on_cpu is None else on_cpu
@@ -56,11 +53,9 @@ class BlockExperts(PackedExperts):
         return joint_product(rows, self._matrices(expert))
 
     def in_place(self, transposed: bool) -> bool:
-        """As of `PackedExperts`."""
         return transposed == self.transposed
 
     def products(self, rows: Tensor, chosen: Tensor, bias: Tensor | None) -> Tensor:
-        """As of `PackedExperts`."""
         from kvlite.ops.triton_linear import multiply
 
         outputs = [piece.shape[1] for piece in self.pieces]

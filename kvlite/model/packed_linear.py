@@ -179,14 +179,6 @@ class PackedWeights(nn.Module):
         """What it multiplies by, where it lies now."""
         return PackedMatrix(self.blocks, self.form, self.dtype, self.on_cpu)
 
-    def product(self, rows: Tensor) -> Tensor:
-        """`rows @ weight.T`, `(n, outputs)`, of `(n, inputs)`."""
-        return self.matrix.product(rows)
-
-    def of_outputs(self, ids: Tensor) -> Tensor:
-        """The weights of some outputs `(n,)`, `(n, inputs)`."""
-        return self.matrix.of_outputs(ids)
-
 
 def in_bfloat16(module: nn.Module) -> bool:
     """Whether a module multiplies many rows in bfloat16."""
@@ -212,7 +204,7 @@ class PackedLinear(nn.Module):
         """`input @ weight.T + bias`, of the input's dtype."""
         if isinstance(self.columns, Tensor):
             input = input[..., self.columns]
-        out = self.weight.product(input.reshape(-1, self.weight.in_features))
+        out = self.weight.matrix.product(input.reshape(-1, self.weight.in_features))
         out = out.view(*input.shape[:-1], self.weight.out_features)
         return out if self.bias is None else out + self.bias
 
@@ -231,7 +223,7 @@ class PackedEmbedding(nn.Module):
 
     def forward(self, ids: Tensor) -> Tensor:
         """Embeddings `(..., inputs)` of ids `(...)`."""
-        return self._scaled(self.weight.of_outputs(ids.flatten()), ids)
+        return self._scaled(self.weight.matrix.of_outputs(ids.flatten()), ids)
 
     def of_inputs(self, ids: Tensor, own: slice) -> Tensor:
         """A part of embeddings, `(..., own)` of ids `(...)`."""

@@ -69,7 +69,6 @@ def keep_packed(
 def _pack_experts(
     experts: Any, prefix: str, weights: "Weights", blocks: Callable[[str], Sequence[Tensor]]
 ) -> None:
-    """Replace the projections of experts that their file has in blocks."""
     assert weights.index is not None
     packed = False
     for name in PROJECTIONS:
@@ -98,11 +97,7 @@ def _replace(
 
 def pack_linears(module: nn.Module, dtype: torch.dtype) -> None:
     """Replace, in place, every plain linear layer within `module` whose inputs come in groups by
-    one in 4 bits.
-
-    Args:
-        dtype: of products.
-    """
+    one in 4 bits, with products in `dtype`."""
     for name, child in module.named_children():
         if type(child) is not nn.Linear or child.in_features % GROUP:
             pack_linears(child, dtype)

@@ -6,13 +6,7 @@ from pathlib import Path
 from threading import Event
 
 from kvlite.errors import ModelError
-from kvlite.model.hub import (
-    Download,
-    download_of,
-    downloaded,
-    gguf_among,
-    require_undamaged,
-)
+from kvlite.model.hub import download_sizes, downloaded, gguf_among, require_undamaged
 from kvlite.model.source import find_config, is_repo, require_weights
 
 Progress = Callable[[int, int], None]
@@ -20,21 +14,23 @@ _DEFAULT_GGUF = "Q4_K_M"
 
 
 @dataclass(frozen=True)
-class Wanted:
+class DownloadPlan:
     """A model on the hub.
 
     Attributes:
         repo: its Hugging Face id.
         file: the one GGUF file that is wanted; "" for all of the repository's safetensors. Their
             config is here, to plan with.
-        download: what getting it takes.
+        nbytes: of all files that are wanted.
+        missing: of these bytes, those that are not here yet.
     """
 
     repo: str
     file: str
-    download: Download
+    nbytes: int
+    missing: int
 
-    def get(self, progress: Progress, cancel: Event | None = None) -> Path:
+    def download(self, progress: Progress, cancel: Event | None = None) -> Path:
         """Its folder, or its GGUF file, once all of it is here; a download that was stopped goes
         on. Args and errors are those of `hub.downloaded`."""
         folder = downloaded(self.repo, progress, cancel, only=self.file)
@@ -43,31 +39,32 @@ class Wanted:
     def require_undamaged(
         self, path: Path, progress: Progress, cancel: Event | None = None
     ) -> None:
-        """As `hub.require_undamaged`, for what `get` returned."""
+        """As `hub.require_undamaged`, for what `download` returned."""
         require_undamaged(path.parent if self.file else path, progress, cancel)
 
     def name(self, path: Path) -> str:
-        """What `--model` takes, for what `get` returned."""
+        """What `--model` takes, for what `download` returned."""
         return str(path) if self.file else self.repo
 
 
-def wanted_of(repo: str, file: str | None = None, cancel: Event | None = None) -> Wanted:
-    """What a repository has to get; asks the hub.
-
-    Args:
-        file: a GGUF file, or a part of its name; None for safetensors, where there are some.
-
-    Raises:
-        ModelError: there is no such model or file, it cannot be run, or there is no network.
-        Stopped: `cancel` was set.
-    """
+def download_plan(repo: str, file: str | None = None, cancel: Event | None = None) -> DownloadPlan:
+    """What a repository has to get; asks the hub. `file` is a GGUF file, or a part of its name;
+    None for safetensors, where there are some. Raises ModelError if there is no such model or file,
+    it cannot be run, or there is no network; Stopped if `cancel` was set."""
     if not is_repo(repo):
         raise ModelError(f"{repo!r} is no Hugging Face id: give one such as Qwen/Qwen3-0.6B")
-    if file is None and download_of(repo, cancel).has_weights:
+    chosen = ""
+    if file is not None or not _has_weights(repo, cancel):
+        ggufs, _ = download_sizes(repo, cancel, only="*.gguf")
+        if not ggufs:
+            raise ModelError(f"{repo} has neither .safetensors nor .gguf weights")
+        chosen = gguf_among(ggufs, file or _DEFAULT_GGUF, repo)
+    else:
         find_config(repo, None, cancel)
-        return Wanted(repo, "", download_of(repo, cancel))  # the config is here now
-    ggufs = download_of(repo, cancel, only="*.gguf").sizes
-    if not ggufs:
-        raise ModelError(f"{repo} has neither .safetensors nor .gguf weights")
-    chosen = gguf_among(ggufs, file or _DEFAULT_GGUF, repo)
-    return Wanted(repo, chosen, download_of(repo, cancel, only=chosen))
+    sizes, missing = download_sizes(repo, cancel, only=chosen)
+    return DownloadPlan(repo, chosen, sum(sizes.values()), missing)
+
+
+def _has_weights(repo: str, cancel: Event | None) -> bool:
+    sizes, _ = download_sizes(repo, cancel)
+    return any(name.endswith(".safetensors") for name in sizes)

@@ -123,11 +123,9 @@ class NF4Experts(PackedExperts):
         return matrix
 
     def in_place(self, transposed: bool) -> bool:
-        """As of `PackedExperts`."""
         return not transposed and self.size[1] % BLOCK == 0
 
     def products(self, rows: Tensor, chosen: Tensor, bias: Tensor | None) -> Tensor:
-        """As of `PackedExperts`."""
         from kvlite.ops.triton_experts import multiply_nf4
 
         packed = self.codes, self.scales, self.nested, self.offsets

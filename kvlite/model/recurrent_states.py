@@ -69,13 +69,8 @@ def require_states(
 def state_shapes(
     module: Any, layer_groups: tuple[tuple[str, ...], ...], recurrent: tuple[str, ...]
 ) -> tuple[tuple[StateShape, ...], ...]:
-    """The states of each layer of the engine, by running one of a kind.
-
-    Args:
-        module: transformers' model on the meta device, in bfloat16.
-        layer_groups: as of `ModelShape`.
-        recurrent: the kinds of layers to run.
-    """
+    """The states of each layer of the engine, by running one of each `recurrent` kind of
+    transformers' model on the meta device, in bfloat16."""
     known: dict[str, StateShape | None] = {}
     number, shapes = 0, []
     for group in layer_groups:
@@ -91,7 +86,6 @@ def state_shapes(
 
 
 def _ran(module: Any, number: int) -> StateShape | None:
-    """The state of a layer after a token; None if it keeps nothing."""
     import torch
 
     from kvlite.cache.recurrent import StateCarrier

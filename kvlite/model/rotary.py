@@ -46,12 +46,10 @@ def rotations_after(model: LoadedModel, end: int, count: int) -> list[Rotation]:
     """
     steps = max(1, min(count, end - 1))
     known = torch.cat([torch.arange(1, steps + 1), torch.tensor([end - 1])]).to(model.device)
-    by_table: dict[int, Rotation] = {}
     tables = model.rotations_at(known, torch.float32)
-    for cos, sin in tables:
-        if id(cos) not in by_table:
-            by_table[id(cos)] = _continued(cos, sin, count, model.dtype)
-    return [by_table[id(cos)] for cos, _ in tables]
+    distinct = {id(cos): (cos, sin) for cos, sin in tables}
+    made = {key: _continued(*each, count, model.dtype) for key, each in distinct.items()}
+    return [made[id(cos)] for cos, _ in tables]
 
 
 def rotations_apart(model: LoadedModel, positions: Sequence[int]) -> list[Rotation]:
@@ -70,7 +68,6 @@ def rotations_apart(model: LoadedModel, positions: Sequence[int]) -> list[Rotati
 
 
 def _continued(cos: Tensor, sin: Tensor, count: int, dtype: torch.dtype) -> Rotation:
-    """Rotations after the last position, with the others as steps."""
     (cos, cos_at), (sin, sin_at) = ((each[:, :-1], each[:, -1:]) for each in (cos, sin))
     stretch = (cos_at.square() + sin_at.square()).sqrt()
     parts: list[Rotation] = []
@@ -97,11 +94,7 @@ def fixed_tables(model: LoadedModel) -> bool:
 
 
 def require_turnable(model: LoadedModel, option: str) -> None:
-    """Raises SettingError if rotations cannot be undone.
-
-    Args:
-        option: the setting that needs to undo them.
-    """
+    """Raises SettingError if rotations cannot be undone, which `option` needs."""
     if why := unturnable(model):
         raise SettingError(
             f"{option} turns keys to other positions, but {why}: set "
@@ -110,8 +103,6 @@ def require_turnable(model: LoadedModel, option: str) -> None:
 
 
 def _rope_type(model: LoadedModel) -> Any:
-    """transformers' name of how frequencies are made, or those of the kinds of layers; None without
-    rotary positions."""
     return getattr(getattr(model.module.model, "rotary_emb", None), "rope_type", None)
 
 

@@ -13,17 +13,11 @@ from kvlite.errors import ModelError, reason
 from kvlite.model.architectures import (
     ADMITTED,
     EXPANDS,
-    REFUSED,
     architecture,
     experts_per_token,
     has_experts,
 )
-from kvlite.model.config_check import (
-    language_part,
-    parsed,
-    require_model_type,
-    require_sound,
-)
+from kvlite.model.config_check import language_part, parsed, require_model_type, require_sound
 from kvlite.model.kv_sizes import sizes_and_windows
 from kvlite.model.recurrent_states import StateShape, state_shapes
 from kvlite.model.window import LocalWindow
@@ -66,37 +60,33 @@ class Parts:
         those of one projection share a table.
         In MXFP4 32 numbers of 4 bits share a byte.
         """
-        if self.experts and weights.name in ("int8", "nf4", "mxfp4"):
-            return self.count * self._expert_bytes(weights)
-        numbers = prod(self.size)
+        return self.count * self._nbytes_of_one(weights)
+
+    def _nbytes_of_one(self, weights: "Weights") -> int:
+        numbers, experts = prod(self.size), self.size[0] if self.experts else 1
+        if self.experts and weights.name == "mxfp4":
+            return numbers * 17 // 32
         within = self.linear and self.group != "embedding"
-        if weights.name == "int4" and within and not self.size[-1] % 32:
-            return self.count * numbers * 20 // 32
-        if not self.linear or weights.name not in ("int8", "nf4"):
-            itemsize = 4 if self.upcast and weights.is_half else weights.dtype.itemsize
-            return self.count * numbers * itemsize
-        if weights.name == "int8":
-            return self.count * (numbers + 4 * self.size[0])
-        scales = ceil(numbers / 64)
-        tables = 4 * (ceil(scales / 256) + 1 + 16 + 256)
-        return self.count * (ceil(numbers / 2) + scales + tables)
+        if within and weights.name == "int4" and not self.size[-1] % 32:
+            return numbers * 20 // 32
+        if (self.linear or self.experts) and weights.name == "int8":
+            return numbers + 4 * numbers // self.size[-1]
+        if (self.linear or self.experts) and weights.name == "nf4":
+            each = numbers // experts
+            scales = ceil(each / 64)
+            tables = 4 * (256 if self.experts else 16 + 256)
+            return experts * (ceil(each / 2) + scales + 4 * (ceil(scales / 256) + 1)) + tables
+        itemsize = 4 if self.upcast and weights.is_half else weights.dtype.itemsize
+        return numbers * itemsize
 
     @property
     def experts(self) -> bool:
         """Whether each is a projection of all experts of a layer, `(experts, rows, columns)`."""
         return len(self.size) == 3 and self.group == "mlp"
 
-    def _expert_bytes(self, weights: "Weights") -> int:
-        experts, rows, columns = self.size
-        numbers = rows * columns
-        if weights.name == "mxfp4":
-            return experts * numbers * 17 // 32
-        if weights.name == "int8":
-            return experts * (numbers + 4 * rows)
-        scales = ceil(numbers / 64)
-        return experts * (ceil(numbers / 2) + scales + 4 * (ceil(scales / 256) + 1)) + 4 * 256
 
-
+# Without trust_remote_code transformers would ask on the terminal whether to run a file's code.
+PLACE: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
 GROUPS = ("embedding", "attention", "recurrent", "mlp", "norms", "head")
 
 
@@ -206,11 +196,8 @@ class ModelShape:
 
 def read_config(folder: Path) -> dict[str, Any]:
     """The model's config.json, or that of its language model where it has other parts; checked if
-    the architecture is admitted.
-
-    Raises:
-        ModelError: there is none, or no model has such values.
-    """
+    the architecture is admitted. Raises ModelError if there is none, or no model has such
+    values."""
     path = folder / "config.json"
     try:
         config = language_part(parsed(path), path)
@@ -219,25 +206,14 @@ def read_config(folder: Path) -> dict[str, Any]:
             f"{folder} is not a model folder: it has no config.json (give a folder saved by "
             "transformers, a .gguf file, or a Hugging Face id)"
         ) from None
-    if (kind := require_model_type(config, path)) not in REFUSED:
-        try:
-            require_sound(config, path)
-        except ModelError as error:
-            if kind in ADMITTED:
-                raise
-            raise ModelError(f"kvlite was not tested with {kind!r} models: {error}") from None
+    kind = require_model_type(config, path)
+    try:
+        require_sound(config, path)
+    except ModelError as error:
+        if kind in ADMITTED:
+            raise
+        raise ModelError(f"kvlite was not tested with {kind!r} models: {error}") from None
     return config
-
-
-def require_admitted(model_type: str, name: str, *, tried: bool = False) -> None:
-    """Raises ModelError if the architecture is not one this engine is tested with; where others are
-    `tried`, if it is known to fail."""
-    if model_type in REFUSED or (model_type not in ADMITTED and not tried):
-        why = f" ({REFUSED[model_type]})" if model_type in REFUSED else ""
-        raise ModelError(
-            f"{name} is a {model_type!r} model, which kvlite does not run{why}: it runs "
-            f"{', '.join(ADMITTED)}"
-        )
 
 
 def read_shape(folder: Path) -> ModelShape:
@@ -246,12 +222,9 @@ def read_shape(folder: Path) -> ModelShape:
 
 
 def described(folder: Path) -> tuple[Any, ModelShape]:
-    """transformers' config of the language model in `folder`, and its shape.
-
-    Raises:
-        ModelError: the config is missing or broken, or its architecture is not admitted.
-    """
-    require_admitted(read_config(folder)["model_type"], str(folder), tried=True)
+    """transformers' config of the language model in `folder`, and its shape. Raises ModelError if
+    the config is missing or broken, or its layers are of no kind that kvlite runs."""
+    read_config(folder)
     try:
         config = transformers_config(folder).get_text_config()
         return config, shape_of(config)
@@ -268,8 +241,7 @@ def transformers_config(folder: Path) -> Any:
     """transformers' config of the model in `folder`, all parts of it."""
     from transformers import AutoConfig
 
-    # Without trust_remote_code it would ask on the terminal whether to run a file's code.
-    return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    return AutoConfig.from_pretrained(folder, **PLACE)
 
 
 def shape_of(config: Any) -> ModelShape:
@@ -365,11 +337,8 @@ _MIXERS = {"full_attention": "attention", "linear_attention": "recurrent"}
 
 
 def group_of(name: str, layer_kinds: Sequence[str] = ()) -> str:
-    """The group, of `GROUPS`, of a parameter by transformers' name.
-
-    Args:
-        layer_kinds: of layers that are of one part alone.
-    """
+    """The group, of `GROUPS`, of a parameter by transformers' name, and by the kinds of layers that
+    are of one part alone."""
     if "norm" in name:
         return "norms"
     if "embed" in name or name.startswith(_BESIDE_LAYERS):

@@ -25,15 +25,9 @@ def shown_by_template(
     answers: bool = True,
 ) -> Pair:
     """A conversation rendered with marks inside the control tokens of what is said, and with marks
-    around all that is said. What the template refuses or leaves out is brought into another form,
-    which the log says.
-
-    Args:
-        answers: end with what begins an answer.
-
-    Raises:
-        ChatTemplateError: the template refuses every form, or fails.
-    """
+    around all that is said; with `answers`, up to what begins an answer. What the template refuses
+    or leaves out is brought into another form, which the log says. Raises ChatTemplateError if the
+    template refuses every form, or fails."""
     source = source_of(tokenizer, bool(tools)) or ""
     plain = each_text(normalized(messages, source), whole_characters)
     told = each_text(normalized_tools(tools), whole_characters)
@@ -82,7 +76,6 @@ def shown_by_template(
 
 
 def _lost(messages: Messages, shown: Rendering) -> int:
-    """How many messages and calls a template left out, of those that are said to the model."""
     if not shown.shown:  # it is not known
         return 0
     lost = 0

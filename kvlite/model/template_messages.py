@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import combinations
 from typing import Any
 
-from kvlite.config.plain_json import read_json
+from kvlite.model.input_marks import object_in
 
 Message = dict[str, Any]
 Messages = list[Message]
@@ -22,12 +22,8 @@ _MOST = 4
 
 
 def normalized(messages: Sequence[Mapping[str, Any]], source: str) -> Messages:
-    """Copies in which content is text, arguments are objects, and nothing is null.
-
-    Args:
-        source: the template; what an answer thought is taken out of its text if the template would
-            look for it there.
-    """
+    """Copies in which content is text, arguments are objects, and nothing is null. What an answer
+    thought is taken out of its text if the template, `source`, would look for it there."""
     made = list[Message]()
     for each in messages:
         message = _without_null({**each, "content": text_of(each.get("content"))})
@@ -91,12 +87,8 @@ def _without_null(value: Mapping[str, Any]) -> Message:
 def _call(call: Mapping[str, Any]) -> Message:
     function = _without_null(call.get("function", call))
     arguments = function.get("arguments") or {}
-    if isinstance(arguments, str):
-        try:
-            parsed = read_json(arguments)
-        except ValueError:
-            parsed = None
-        arguments = parsed if isinstance(parsed, dict) else arguments
+    if (parsed := object_in(arguments)) is not None:
+        arguments = parsed
     plain = _without_null({**call, "type": "function"})
     return {**plain, "function": {**function, "arguments": arguments}}
 
@@ -117,44 +109,44 @@ def _separate_thought(message: Message, source: str) -> None:
             message["thinking"] = thought
 
 
+def _with_calls(messages: Messages, change: Callable[[Message, str], Message]) -> Messages:
+    """Messages with each call changed, given a name for its place."""
+    return [
+        {**each, "tool_calls": [change(call, f"{number} {at}") for at, call in enumerate(calls)]}
+        if (calls := each.get("tool_calls"))
+        else each
+        for number, each in enumerate(messages)
+    ]
+
+
 def _short_ids(messages: Messages) -> Messages:
-    """Ids of nine letters and digits."""
+    def short(name: Any) -> str:
+        text = str(name)
+        digest = hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()
+        return text if _ID.fullmatch(text) else digest[:9]
 
-    def short(name: str) -> str:
-        known = _ID.fullmatch(name)
-        return name if known else hashlib.sha256(name.encode("utf-8", "replace")).hexdigest()[:9]
+    def named(call: Message, place: str) -> Message:
+        return {**call, "id": short(call.get("id") or place)}
 
-    made = list[Message]()
-    for number, each in enumerate(messages):
-        calls = each.get("tool_calls", ())
-        message = {**each}
-        if calls:
-            message["tool_calls"] = [
-                {**call, "id": short(str(call.get("id") or f"{number} {at}"))}
-                for at, call in enumerate(calls)
-            ]
-        if each["role"] == "tool":
-            message["tool_call_id"] = short(str(each.get("tool_call_id", "")))
-        made.append(message)
-    return made
+    return [
+        {**each, "tool_call_id": short(each.get("tool_call_id", ""))}
+        if each["role"] == "tool"
+        else each
+        for each in _with_calls(messages, named)
+    ]
 
 
 def text_arguments(messages: Messages) -> Messages:
     """Arguments as text."""
 
-    def written(call: Message) -> Message:
+    def written(call: Message, place: str) -> Message:
         function = call["function"]
         arguments = function["arguments"]
         if not isinstance(arguments, str):
             arguments = json.dumps(arguments, ensure_ascii=False)
         return {**call, "function": {**function, "arguments": arguments}}
 
-    return [
-        {**each, "tool_calls": [written(call) for call in each["tool_calls"]]}
-        if each.get("tool_calls")
-        else each
-        for each in messages
-    ]
+    return _with_calls(messages, written)
 
 
 def _alternating(messages: Messages) -> Messages:
@@ -179,7 +171,6 @@ def _alternating(messages: Messages) -> Messages:
 
 
 def _one_call_each(messages: Messages) -> Messages:
-    """Several calls in one message as pairs of a call and its result."""
     made, rest = list[Message](), [*messages]
     while rest:
         each = rest.pop(0)
@@ -203,7 +194,6 @@ def _one_call_each(messages: Messages) -> Messages:
 
 
 def _calls_apart(messages: Messages) -> Messages:
-    """Calls in a message of their own, after the text beside them."""
     made = list[Message]()
     for each in messages:
         if each["content"] and each.get("tool_calls"):
@@ -218,21 +208,20 @@ def _answers(result: Message, calls: Sequence[Message]) -> bool:
     return bool(name) and any(name == call.get("id") for call in calls)
 
 
+def _from_user(message: Message) -> Message:
+    return {"role": "user", "content": message["content"]} if message["role"] == "tool" else message
+
+
 def _results_after_calls(messages: Messages) -> Messages:
-    """A result without a call as the user's words."""
     made, called = list[Message](), False
     for each in messages:
         called = bool(each.get("tool_calls")) or (called and each["role"] == "tool")
-        orphan = each["role"] == "tool" and not called
-        made.append({"role": "user", "content": each["content"]} if orphan else each)
+        made.append(each if called else _from_user(each))
     return made
 
 
 def _results_from_user(messages: Messages) -> Messages:
-    return [
-        {"role": "user", "content": each["content"]} if each["role"] == "tool" else each
-        for each in messages
-    ]
+    return [*map(_from_user, messages)]
 
 
 def _calls_as_text(messages: Messages) -> Messages:

@@ -7,13 +7,14 @@ tokens or the text ends.
 
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, wait
+from concurrent.futures import wait
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
 
 from kvlite.config.checked_file import Damaged, from_json, sound
 from kvlite.errors import ContextError, require_uncancelled
+from kvlite.model.in_thread import in_thread
 
 T = TypeVar("T")
 
@@ -36,7 +37,6 @@ def text_limit(tokenizer: Any, max_context: int) -> int:
 
 @lru_cache(maxsize=4)
 def _longest(tokenizer: Any) -> int:
-    """Characters of a tokenizer's longest token."""
     return max(map(len, tokenizer.get_vocab()), default=1)
 
 
@@ -69,15 +69,9 @@ def require_fits(
     cancel: threading.Event | None = None,
     called: str = "",
 ) -> None:
-    """Refuse a text that is longer than a model was trained for, without tokenizing all of it.
-
-    Args:
-        called: the names of its documents, for the error.
-
-    Raises:
-        ContextError: it is longer, by more than what surrounds it in a chat template.
-        Stopped: `cancel` was set.
-    """
+    """Refuse a text that is longer than a model was trained for, without tokenizing all of it;
+    `called` are the names of its documents. Raises ContextError if it is longer, by more than what
+    surrounds it in a chat template; Stopped if `cancel` was set."""
     if len(text) <= max_context:  # counted in no time, with all that surrounds it
         return
     if len(text) > text_limit(tokenizer, max_context):
@@ -116,17 +110,8 @@ def tokenized(
 
 
 def _stoppable(work: Callable[[], T], cancel: threading.Event | None) -> T:
-    """What `work` returns, from another thread, as a tokenizer cannot be interrupted. Raises
-    Stopped if `cancel` was set."""
-    made: Future[T] = Future()
-
-    def do() -> None:
-        try:
-            made.set_result(work())
-        except BaseException as error:
-            made.set_exception(error)
-
-    threading.Thread(target=do, name="kvlite tokenizing", daemon=True).start()
+    # A tokenizer cannot be interrupted.
+    made = in_thread(work, "kvlite tokenizing")
     while not made.done():
         require_uncancelled(cancel)
         wait([made], timeout=_BEAT)
@@ -134,7 +119,6 @@ def _stoppable(work: Callable[[], T], cancel: threading.Event | None) -> T:
 
 
 def _pieces(text: str) -> Iterator[str]:
-    """The text in pieces that end where words do, if it has words."""
     start = 0
     while start < len(text):
         end = min(len(text), start + _PIECE)

@@ -7,7 +7,6 @@ products are joined by as few calls as can be.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -55,21 +54,19 @@ _GEMMA: dict[str, Any] = {
     "eps": "eps",
     "from_one": True,
 }
-STRUCTURES: Mapping[str, Structure] = MappingProxyType(
-    {
-        "LlamaDecoderLayer": Structure(),
-        "MistralDecoderLayer": Structure(),
-        "Qwen2DecoderLayer": Structure(),
-        "SeedOssDecoderLayer": Structure(),
-        "SmolLM3DecoderLayer": Structure(),
-        "Qwen3DecoderLayer": Structure(head_norms=_HEAD_NORMS),
-        "Phi3DecoderLayer": Structure(
-            qkv=("qkv_proj",), gate_up=("gate_up_proj",), activation="activation_fn"
-        ),
-        "Gemma2DecoderLayer": Structure(**_GEMMA),
-        "Gemma3DecoderLayer": Structure(head_norms=_HEAD_NORMS, **_GEMMA),
-    }
-)
+STRUCTURES: Mapping[str, Structure] = {
+    "LlamaDecoderLayer": Structure(),
+    "MistralDecoderLayer": Structure(),
+    "Qwen2DecoderLayer": Structure(),
+    "SeedOssDecoderLayer": Structure(),
+    "SmolLM3DecoderLayer": Structure(),
+    "Qwen3DecoderLayer": Structure(head_norms=_HEAD_NORMS),
+    "Phi3DecoderLayer": Structure(
+        qkv=("qkv_proj",), gate_up=("gate_up_proj",), activation="activation_fn"
+    ),
+    "Gemma2DecoderLayer": Structure(**_GEMMA),
+    "Gemma3DecoderLayer": Structure(head_norms=_HEAD_NORMS, **_GEMMA),
+}
 
 
 class TokenLayer:
@@ -125,7 +122,6 @@ class TokenLayer:
 
 
 def _ops_for(product: nn.Module) -> Any:
-    """What computes between the products of a layer, of which one is given."""
     if not has_triton(next(product.parameters()).device):
         return layer_ops
     from kvlite.ops import triton_layer_ops
@@ -159,14 +155,12 @@ def _plain(*modules: nn.Module) -> bool:
 
 
 def _packed_alike(*modules: nn.Module) -> bool:
-    """Whether these have packed weights on CUDA, of one format."""
     packed = [each.weight for each in modules if isinstance(each, PackedLinear)]
     alike = len({each.form for each in packed}) == 1 and len(packed) == len(modules)
     return alike and all(each.blocks.is_cuda for each in packed)
 
 
 def _product_of_all(modules: list[Any]) -> Callable[[Tensor], Tensor]:
-    """What gives what each of some linear layers gives, one after the other."""
     biases = [module.bias for module in modules if module.bias is not None]
     bias = _joined(biases) if biases else None
     weights = [module.weight for module in modules]
@@ -187,7 +181,6 @@ def _joined(parameters: Sequence[nn.Parameter]) -> Tensor:
 
 
 def _added(linear: Any, total: Tensor, x: Tensor) -> Tensor:
-    """`total + linear(x)`."""
     return total + linear.forward(x)  # type: ignore[no-any-return]
 
 

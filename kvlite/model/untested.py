@@ -15,30 +15,14 @@ from kvlite.errors import ModelError, reason
 
 RECORDING = "kvlite-recording"
 # What attention is given that kvlite heeds, or that changes nothing where it is None or causal.
-_KNOWN = (
-    "k",
-    "v",
-    "scaling",
-    "sliding_window",
-    "softcap",
-    "s_aux",
-    "dropout",
-    "is_causal",
-    "use_cache",
-    "position_ids",
-)
+_KNOWN = "k v scaling sliding_window softcap s_aux dropout is_causal use_cache position_ids"
 _PARTS = ("model.embed_tokens", "model.layers", "model.norm", "model.rotary_emb", "lm_head")
 
 
 def attention_sizes(module: Any) -> tuple[tuple[KVSize, int | None], ...]:
-    """Per layer what it keeps of a token, and the length of its window or None.
-
-    Args:
-        module: transformers' model on the meta device, in bfloat16.
-
-    Raises:
-        ModelError: its layers are of no kind that kvlite runs.
-    """
+    """Per layer of transformers' model on the meta device, in bfloat16, what it keeps of a token,
+    and the length of its window or None. Raises ModelError if its layers are of no kind that kvlite
+    runs."""
     from transformers import AttentionInterface
 
     config = module.config
@@ -72,7 +56,7 @@ def _size(module: Any, layer: Any) -> tuple[KVSize, int | None]:
     (found,) = given
     if found["k"].shape != found["v"].shape:
         raise _unfit(module.config, "its keys and values are of different sizes")
-    strange = [name for name in found if name not in _KNOWN and found[name] is not None]
+    strange = [name for name in found if name not in _KNOWN.split() and found[name] is not None]
     if strange:
         raise _unfit(module.config, f"its attention takes {strange[0]}")
     window, context = found.get("sliding_window"), module.config.max_position_embeddings
@@ -90,6 +74,5 @@ def _unfit(config: Any, why: str) -> ModelError:
 def _record(
     module: Any, q: Tensor, k: Tensor, v: Tensor, mask: Any, *, kvlite: Any, **given: Any
 ) -> tuple[Tensor, None]:
-    """Stands in for attention, and hands on what it was given."""
     kvlite({"k": k, "v": v, **given})
     return q.transpose(1, 2).contiguous(), None

@@ -85,16 +85,12 @@ class Weights:
 
 
 def choose_weights(setting: str, device: torch.device, folder: Path) -> Weights:
-    """What `--weights` means on this device for the model in `folder`, from its config and, on a
-    CPU, samples of its weights.
+    """What `--weights` means on this device for the model in `folder`, by its config.
 
     `auto` is gguf for a GGUF file with packed weights, which stay as they are, else bfloat16 on a
     GPU (float16 if it has none) and float32 on a CPU. With quantized weights, activations have this
-    type.
-
-    Raises:
-        SettingError: the model cannot be loaded like that.
-        ModelError: there is no config.
+    type. Raises SettingError if the model cannot be loaded like that; ModelError if there is no
+    config.
     """
     config = read_config(folder)
     stored = config.get("quantization_config")

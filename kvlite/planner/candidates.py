@@ -15,8 +15,7 @@ from kvlite.methods.engine_config import EngineConfig
 from kvlite.model.calibration import find_calibration
 from kvlite.model.devices import choose_devices
 from kvlite.model.gguf.index import read_index
-from kvlite.model.load import PLACE
-from kvlite.model.shape import described, read_config
+from kvlite.model.shape import PLACE, described, read_config
 from kvlite.model.source import find_config
 from kvlite.model.weights import PLAIN, Weights, choose_weights, stored_name
 from kvlite.offload.weights.loader import require_streamable

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from kvlite.model.source import _embedded_gguf
+from kvlite.model.source import embedded_ggufs
 from tests.cli.conftest import LIMIT, Refused, Run, one_sentence, tokens
 from tests.configs import PUBLISHED
 from tests.documents.files import encrypted, pdf
@@ -169,7 +169,7 @@ def test_bad_model_file(
 ) -> None:
     path = tmp_path / name
     path.write_bytes(
-        _embedded_gguf().read_bytes()[:content] if isinstance(content, int) else content
+        embedded_ggufs()[0].read_bytes()[:content] if isinstance(content, int) else content
     )
     refused(["ask", text, "What?", "--model", path], path, remedy)
 

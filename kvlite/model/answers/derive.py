@@ -142,12 +142,8 @@ ENDS = ("<|eom_id|>", "<|tool_response>")
 
 
 def answer_form(tokenizer: Any, ends: Collection[str] = ()) -> AnswerForm:
-    """How a model writes answers.
-
-    Args:
-        tokenizer: with the chat template.
-        ends: control tokens that end an answer.
-    """
+    """How a model writes answers, by its tokenizer's chat template; `ends` are control tokens that
+    end one."""
     controls = Controls(tokenizer).spelled
     probe = Probe(tokenizer, controls)
     found = known(probe.source, controls)
@@ -169,11 +165,7 @@ def derived_calls(
     probe: Probe, ends: Collection[str], left_out: ReasoningForm | None
 ) -> CallForm | None:
     """The form of calls; None if the template writes none, or in a way that is not one of these.
-
-    Args:
-        ends: control tokens that end an answer.
-        left_out: reasoning, which some templates put before calls although there is none.
-    """
+    `left_out` is reasoning, which some templates put before calls although there is none."""
     given, other = {_KEY: _TEXT, _OTHER_KEY: 31}, {_KEY: _OTHER_TEXT, _OTHER_KEY: 31}
 
     clean = partial(cleaned, ends=ends, left_out=left_out)
@@ -211,7 +203,6 @@ def cleaned(body: str, ends: Collection[str], left_out: ReasoningForm | None) ->
 
 
 def _around(style: Arguments, text: str, given: Mapping[str, Any]) -> tuple[str, str] | None:
-    """What is before and after arguments."""
     if isinstance(style, JSONArguments):
         found = _object(text, given)
         return None if found is None else (found[0], found[2])
@@ -220,7 +211,6 @@ def _around(style: Arguments, text: str, given: Mapping[str, Any]) -> tuple[str,
 
 
 def _object(text: str, given: Mapping[str, Any]) -> tuple[str, Arguments, str] | None:
-    """What is before and after arguments that are an object."""
     for brace in re.finditer("{", text):
         try:
             read, size = json.JSONDecoder().raw_decode(text[brace.start() :])
@@ -244,7 +234,6 @@ def _counted(one: str, other: str, *, from_end: bool = True) -> tuple[str, str]:
 
 
 def _parameters(probe: Probe, rest: str) -> tuple[str, Arguments, str] | None:
-    """What is before and after arguments that are written one by one."""
     if not all(each in rest for each in (_KEY, _TEXT, _OTHER_KEY, "31")):
         return None
     before, _, more = rest.partition(_KEY)
@@ -266,7 +255,6 @@ def _parameters(probe: Probe, rest: str) -> tuple[str, Arguments, str] | None:
 
 
 def _slots(text: str) -> str:
-    """A text with slots in the place of ids and numbers of calls."""
     for each in _IDS:
         text = text.replace(each, ID)
     return text

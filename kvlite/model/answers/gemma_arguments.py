@@ -31,7 +31,6 @@ class GemmaArguments:
     opening, marks = "{", (QUOTE,)
 
     def written(self, arguments: Mapping[str, Any]) -> str:
-        """As of `form.Arguments`."""
         return _written(arguments)
 
     def rule(self, tool: Tool, rules: Rules, *, enforced: bool) -> str:
@@ -41,7 +40,6 @@ class GemmaArguments:
         return _object(schema, schema, rules)
 
     def reader(self, parameters: Mapping[str, Any], after: Sequence[str]) -> "GemmaReader":
-        """As of `form.Arguments`."""
         return GemmaReader()
 
 
@@ -53,7 +51,6 @@ class GemmaReader:
         self._in_text = self._wants_key = False
 
     def push(self, text: str) -> tuple[str, str | None]:
-        """As of `form.ArgumentReader`."""
         self._held, made = self._held + text, list[str]()
         while self._held:
             taken = self._quoted() if self._in_text else self._plain()
@@ -66,11 +63,9 @@ class GemmaReader:
         return "".join(made), None
 
     def flush(self) -> str:
-        """As of `form.ArgumentReader`."""
         return within_text(self._held) if self._in_text else ""
 
     def _quoted(self) -> str | None:
-        """More of a text; None if it cannot be told yet."""
         text, found, rest = self._held.partition(QUOTE)
         if found:
             self._held, self._in_text = rest, False
@@ -80,7 +75,6 @@ class GemmaReader:
         return within_text(text) or None
 
     def _plain(self) -> str | None:
-        """What is outside of texts."""
         first = self._held[0]
         if self._wants_key and first not in "}, \n":
             key, found, rest = self._held.partition(":")
@@ -120,7 +114,6 @@ def _written(value: Any) -> str:
 
 
 def _any(rules: Rules) -> str:
-    """A rule of any value."""
     text = f"{rules.text(QUOTE)} {rules.until(QUOTE)}"
     plain = f'{text} | {NUMBER} | "true" | "false" | "null"'
     pair = f'{_KEY} ":" gemma_value'

@@ -28,7 +28,7 @@ def answer_grammar(
 
     Unless a call is needed, text is free up to what tells a call from it. From there on the names
     of tools are enforced, and the schemas of those that are strict; all schemas where a call is
-    needed.
+    needed. Raises SettingError if a strict tool has a schema that cannot be enforced.
 
     Args:
         trie: llguidance's, of the tokenizer.
@@ -38,9 +38,6 @@ def answer_grammar(
         opened: whether the prompt begins reasoning.
         most_reasoning: tokens of it.
         ends: tokens that end an answer, which reasoning has none of.
-
-    Raises:
-        SettingError: a strict tool has a schema that cannot be enforced.
     """
     rules = Rules(tokenizer, trie)
     body, is_free = text, not (text or needed)
@@ -62,8 +59,6 @@ def answer_grammar(
 
 
 class _Calls:
-    """Rules of one call or several."""
-
     def __init__(
         self, form: CallForm, tools: Sequence[Tool], rules: Rules, *, enforced: bool, several: bool
     ) -> None:
@@ -84,7 +79,6 @@ class _Calls:
             self._call = rules.named(f"{names} {rules.text(form.middle)} {arguments}", "call")
 
     def rule(self, opening: str) -> str:
-        """A rule of calls that begin with this rule."""
         more = (
             f"({self.rules.text(self.form.between)} {self._call}){{0,{MOST_CALLS - 1}}}"
             if self._several
@@ -114,7 +108,6 @@ class _Calls:
 def _reasoning(
     form: AnswerForm, rules: Rules, ends: Collection[int], most: int | None, *, opened: bool
 ) -> str:
-    """A rule of reasoning before an answer; "" for none."""
     if form.reasoning is None:
         return ""
     end = rules.control(form.reasoning.end)

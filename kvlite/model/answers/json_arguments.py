@@ -7,6 +7,7 @@ from typing import Any
 from kvlite.model.answers.form import Tool
 from kvlite.model.answers.rules import Rules
 from kvlite.model.answers.schemas import followed
+from kvlite.model.answers.values import Nesting
 from kvlite.model.grammar import schema_rule
 
 
@@ -20,12 +21,10 @@ class JSONArguments:
         return json.dumps(arguments, ensure_ascii=False)
 
     def rule(self, tool: Tool, rules: Rules, *, enforced: bool) -> str:
-        """As of `form.Arguments`."""
         schema = followed(tool, rules.spelled) if enforced or tool.strict else {"type": "object"}
         return schema_rule(schema, lenient=not tool.strict)
 
     def reader(self, parameters: Mapping[str, Any], after: Sequence[str]) -> "JSONReader":
-        """As of `form.Arguments`."""
         return JSONReader()
 
 
@@ -33,29 +32,17 @@ class JSONReader:
     """Passes an object on as it comes, up to its last brace."""
 
     def __init__(self) -> None:
-        self._depth, self._in_text, self._escaped, self._begun = 0, False, False, False
+        self._nesting, self._begun = Nesting('"'), False
 
     def push(self, text: str) -> tuple[str, str | None]:
-        """As of `form.ArgumentReader`."""
         if not self._begun:
             text = text.lstrip()
         for at, character in enumerate(text):
             self._begun = True
-            self._take(character)
-            if not (self._depth or self._in_text):
+            self._nesting.take(character)
+            if self._nesting.is_outside:
                 return text[: at + 1], text[at + 1 :]
         return text, None
 
     def flush(self) -> str:
-        """As of `form.ArgumentReader`."""
         return ""
-
-    def _take(self, character: str) -> None:
-        if self._escaped:
-            self._escaped = False
-        elif self._in_text:
-            self._escaped = character == "\\"
-            self._in_text = character != '"'
-        else:
-            self._in_text = character == '"'
-            self._depth += (character in "{[") - (character in "}]")

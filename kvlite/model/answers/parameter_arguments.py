@@ -47,7 +47,6 @@ class ParameterArguments:
     opening: ClassVar[str] = ""
 
     def written(self, arguments: Mapping[str, Any]) -> str:
-        """As of `form.Arguments`."""
         return "".join(
             f"{self.begin}{key}{self.middle}{value}{self.end}"
             if isinstance(value, str)
@@ -72,7 +71,6 @@ class ParameterArguments:
 
     @property
     def marks(self) -> tuple[str, ...]:
-        """As of `form.Arguments`."""
         return (self.begin, *self.middles, self.end)
 
     @property
@@ -81,7 +79,6 @@ class ParameterArguments:
         return tuple(dict.fromkeys((self.middle, self.before_json)))
 
     def reader(self, parameters: Mapping[str, Any], after: Sequence[str]) -> "ParameterReader":
-        """As of `form.Arguments`."""
         return ParameterReader(self, parameters, after)
 
     def _value(
@@ -129,7 +126,6 @@ class ParameterReader:
         self._step = self._between
 
     def push(self, text: str) -> tuple[str, str | None]:
-        """As of `form.ArgumentReader`."""
         self._held += text
         made, rest = "", None
         while rest is None:
@@ -141,13 +137,11 @@ class ParameterReader:
         return made, rest
 
     def flush(self) -> str:
-        """As of `form.ArgumentReader`."""
         if self._step == self._text:
             return within_text(self._held)
         return "" if self._written else "{"
 
     def _between(self) -> tuple[str, str | None]:
-        """Before a parameter, or after the last one."""
         held, begin = self._held.lstrip(), self._form.begin.strip()
         if held.startswith(begin):
             self._held, self._step = held[len(begin) :], self._name

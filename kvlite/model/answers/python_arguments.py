@@ -7,6 +7,7 @@ from kvlite.model.answers.form import Tool
 from kvlite.model.answers.rules import INTEGER, NUMBER, Rules
 from kvlite.model.answers.schemas import followed
 from kvlite.model.answers.values import (
+    Nesting,
     as_json,
     choices_of,
     properties_of,
@@ -27,7 +28,6 @@ _KINDS = {
     "array": "python_list",
     "object": "python_dict",
 }
-_CLOSING = {"(": ")", "[": "]", "{": "}"}
 
 
 class PythonArguments:
@@ -36,7 +36,6 @@ class PythonArguments:
     opening, marks = "", ()
 
     def written(self, arguments: Mapping[str, Any]) -> str:
-        """As of `form.Arguments`."""
         return ", ".join(f"{key}={value!r}" for key, value in arguments.items())
 
     def rule(self, tool: Tool, rules: Rules, *, enforced: bool) -> str:
@@ -54,7 +53,6 @@ class PythonArguments:
         return rules.in_order(pairs, '", "', '""', "python")
 
     def reader(self, parameters: Mapping[str, Any], after: Sequence[str]) -> "PythonReader":
-        """As of `form.Arguments`."""
         return PythonReader()
 
 
@@ -63,26 +61,24 @@ class PythonReader:
 
     def __init__(self) -> None:
         self._held, self._count, self._done = "", 0, 0
-        self._open, self._quote, self._escaped = list[str](), "", False
+        self._nesting = Nesting("\"'")
 
     def push(self, text: str) -> tuple[str, str | None]:
-        """As of `form.ArgumentReader`."""
         self._held, made = self._held + text, ""
         while self._done < len(self._held):
             character = self._held[self._done]
-            if character in ",)" and not (self._open or self._quote):
+            if character in ",)" and self._nesting.is_outside:
                 made += self._pair(self._held[: self._done])
                 self._held = self._held[self._done :]
                 if character == ")":
                     return made + ("}" if self._count else "{}"), self._held
                 self._held, self._done = self._held[1:], 0
                 continue
-            self._take(character)
+            self._nesting.take(character)
             self._done += 1
         return made, None
 
     def flush(self) -> str:
-        """As of `form.ArgumentReader`."""
         return "" if self._count else "{"
 
     def _pair(self, text: str) -> str:
@@ -93,22 +89,8 @@ class PythonReader:
         read = as_json(value_of(value.strip(), ()))
         return f"{'{' if self._count == 1 else ', '}{as_json(key.strip())}: {read}"
 
-    def _take(self, character: str) -> None:
-        if self._escaped:
-            self._escaped = False
-        elif self._quote:
-            self._escaped = character == "\\"
-            self._quote = "" if character == self._quote else self._quote
-        elif character in "\"'":
-            self._quote = character
-        elif character in _CLOSING:
-            self._open.append(_CLOSING[character])
-        elif self._open and character == self._open[-1]:
-            self._open.pop()
-
 
 def _any(rules: Rules) -> str:
-    """A rule of any value."""
     plain = " | ".join(_KINDS[each] for each in ("string", "number", "boolean", "null"))
     rules.define("python_value", f"{plain} | python_list | python_dict")
     rules.define("python_list", '"[" (python_value ("," " "? python_value)*)? "]"')

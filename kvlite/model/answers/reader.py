@@ -109,7 +109,6 @@ class AnswerReader:
             self._held = ""
 
     def _go(self, step: Callable[[], list[Part]], held: str) -> None:
-        """Go on with what is held in another step."""
         self._step, self._held, self._reads = step, held, True
         self._trims = self._trims or step == self._text
 
@@ -222,7 +221,6 @@ class AnswerReader:
         return _part(kind, text)
 
     def _call(self) -> list[Part]:
-        """What stands before the first call's name."""
         assert self._calls is not None
         end = _match(self._calls.first.strip(), self._held)
         if end is not None and end >= 0:
@@ -236,7 +234,6 @@ class AnswerReader:
         return []
 
     def _name(self) -> list[Part]:
-        """The name of a tool, and what stands before its arguments."""
         calls, held = self._called, self._held.lstrip()
         waits = not held or any(name.startswith(held) for name in self._tools)
         following = calls.middle + calls.arguments.opening
@@ -269,7 +266,6 @@ class AnswerReader:
         return _part("arguments", made)
 
     def _after(self) -> list[Part]:
-        """What follows arguments: another call, or the end of calls."""
         calls = self._called
         again = _match(calls.between, self._held) if calls.several and self._several else -1
         ended = _match(calls.last, self._held)

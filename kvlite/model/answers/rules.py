@@ -58,11 +58,8 @@ class Rules:
     def in_order(
         self, items: Sequence[tuple[str, bool]], between: str, end: str, prefix: str
     ) -> str:
-        """A rule of some rules in their order, with `between` two of them and `end` behind them.
-
-        Args:
-            items: each a rule, and whether it has to be there.
-        """
+        """A rule of some rules in their order, with `between` two of them and `end` behind them;
+        with each rule comes whether it has to be there."""
         # What may follow, with and without an item before it, from the last to the first.
         first = later = end
         for item, needed in reversed(items):
@@ -110,7 +107,6 @@ class Rules:
         return f"({' | '.join(dict.fromkeys(rules))})"
 
     def _apart(self, text: str) -> tuple[str, str]:
-        """A text before its first control token, and the rest."""
         found = [at for each in self._controls if (at := text.find(each)) > 0]
         cut = min(found, default=len(text))
         return self.said(text[:cut]), self.text(text[cut:])

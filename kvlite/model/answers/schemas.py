@@ -10,9 +10,9 @@ from typing import Any
 from kvlite.config.checked_file import from_json
 from kvlite.errors import SettingError
 from kvlite.model.answers.form import Tool
-from kvlite.model.deep_stack import with_deep_stack
 from kvlite.model.grammar import in_a_line, schema_rule
 from kvlite.model.grammar_trial import TOO_HARD, TooHard, is_bomb, is_cheap, limits, tried
+from kvlite.model.in_thread import with_deep_stack
 
 _LOG = logging.getLogger("kvlite.tools")
 # Keywords whose values no grammar may be able to express.
@@ -29,11 +29,8 @@ _TYPES = frozenset({"string", "number", "integer", "boolean", "object", "array",
 def followed(tool: Tool, controls: frozenset[str] = frozenset()) -> dict[str, Any]:
     """The schema of a tool's arguments as far as it can be enforced. What cannot be is left to the
     model, and logged once. Names and choices with one of `controls` are none that can be: where
-    nothing else may come, llguidance takes the text for the control token.
-
-    Raises:
-        SettingError: the tool is strict, and something cannot be; names the tool and the property.
-    """
+    nothing else may come, llguidance takes the text for the control token. Raises SettingError,
+    with the property, if a strict tool has something that cannot be."""
     return dict(_followed(tool.name, json.dumps({**tool.parameters}), tool.strict, controls))
 
 
@@ -83,7 +80,6 @@ def enforceable(
 
 
 def _flaws(schema: dict[str, Any], flaw: _Flaw) -> dict[str, str]:
-    """Properties that cannot be enforced, and why."""
     properties = schema.get("properties")
     if not isinstance(properties, dict):
         return {}
@@ -92,14 +88,12 @@ def _flaws(schema: dict[str, Any], flaw: _Flaw) -> dict[str, str]:
 
 
 def _kept(schema: dict[str, Any], key: str, flaw: _Flaw) -> Any:
-    """What can be enforced of a property."""
     less = _without(schema["properties"][key])
     trial = {**schema, "properties": {key: less}}
     return less if flaw(_alone(trial, key)) is None else {}
 
 
 def _alone(schema: dict[str, Any], key: str) -> dict[str, Any]:
-    """A schema with one property."""
     return standing({"type": "object", "properties": {key: schema["properties"][key]}}, schema)
 
 
@@ -160,7 +154,6 @@ def _said(schema: Any) -> Iterator[str]:
 
 
 def _flaw(schema: dict[str, Any], *, strict: bool, controls: frozenset[str]) -> str | None:
-    """Why a schema cannot be enforced; None if it can."""
     from llguidance import LLMatcher
 
     if controls and (found := next(filter("\n".join(_said(schema)).__contains__, controls), "")):
@@ -177,5 +170,4 @@ def _flaw(schema: dict[str, Any], *, strict: bool, controls: frozenset[str]) -> 
 
 
 def _why(said: str) -> str:
-    """What llguidance says is wrong, without the grammar that it was found in."""
     return in_a_line(_WHERE.sub("", said))

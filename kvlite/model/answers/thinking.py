@@ -1,7 +1,6 @@
 """Whether a model reasons: what tells its template, and whether a prompt begins reasoning."""
 
 from collections.abc import Collection, Mapping, Sequence
-from types import MappingProxyType
 from typing import Any
 
 from kvlite.errors import ChatTemplateError
@@ -9,18 +8,11 @@ from kvlite.model.answers.form import AnswerForm
 from kvlite.model.jinja_template import render
 
 # Variables of templates, all of which are given: a template looks at its own.
-_SWITCH: Mapping[str, Mapping[str, Any]] = MappingProxyType(
-    {
-        "auto": {},
-        "on": {"enable_thinking": True, "thinking": True, "reasoning": True},
-        "off": {
-            "enable_thinking": False,
-            "thinking": False,
-            "reasoning": False,
-            "thinking_budget": 0,
-        },
-    }
-)
+_SWITCH: Mapping[str, Mapping[str, Any]] = {
+    "auto": {},
+    "on": {"enable_thinking": True, "thinking": True, "reasoning": True},
+    "off": {"enable_thinking": False, "thinking": False, "reasoning": False, "thinking_budget": 0},
+}
 NO_SWITCH = (
     "--thinking {} changes nothing: this model's chat template has no switch between reasoning and "
     "answering at once"

@@ -51,11 +51,7 @@ def choices_of(schema: Mapping[str, Any]) -> list[Any]:
 
 
 def types_of(schema: Any, root: Mapping[str, Any], depth: int = 16) -> set[str]:
-    """The types that a schema allows; none if it does not say.
-
-    Args:
-        root: the schema that it is a part of.
-    """
+    """The types that a schema, a part of `root`, allows; none if it does not say."""
     schema = referred(schema, root) if depth else {}
     kind = schema.get("type")
     found = {each for each in (kind if isinstance(kind, list) else [kind]) if isinstance(each, str)}
@@ -96,6 +92,31 @@ def value_of(text: str, allowed: Collection[str]) -> Any:
 def as_json(value: Any) -> str:
     """A value as JSON. Raises ValueError or TypeError if it has none."""
     return json.dumps(value, ensure_ascii=False, allow_nan=False)
+
+
+class Nesting:
+    """Whether a text, taken character by character, is within brackets or quotes."""
+
+    def __init__(self, quotes: str) -> None:
+        """`quotes` are the characters that texts may be between."""
+        self._quotes, self._depth, self._quote, self._escaped = quotes, 0, "", False
+
+    @property
+    def is_outside(self) -> bool:
+        """Whether what comes next is in none."""
+        return not (self._depth or self._quote)
+
+    def take(self, character: str) -> None:
+        """One more character."""
+        if self._escaped:
+            self._escaped = False
+        elif self._quote:
+            self._escaped = character == "\\"
+            self._quote = "" if character == self._quote else self._quote
+        elif character in self._quotes:
+            self._quote = character
+        else:
+            self._depth += (character in "([{") - (character in ")]}" and self._depth > 0)
 
 
 def within_text(text: str) -> str:

@@ -24,7 +24,6 @@ class GGUFArchitecture:
 
     Attributes:
         model_type: transformers' name, or what gives it.
-        keys: keys of the config beside those that all have, and where the file has them.
         more: further keys, given the file and the config so far.
         modules: names that differ from those of others (`model.gguf.names`).
         orders: rows that are in another order, by transformers' names.
@@ -39,7 +38,6 @@ class GGUFArchitecture:
     """
 
     model_type: str | Callable[[Metadata], str]
-    keys: dict[str, str] = field(default_factory=dict)
     more: Callable[[Metadata, Config], Config] = lambda file, config: {}
     modules: dict[str, str] = field(default_factory=dict)
     orders: dict[str, Ordered] = field(default_factory=dict)
@@ -100,14 +98,14 @@ _NEMOTRON = GGUFArchitecture(
 
 ARCHITECTURES: dict[str, GGUFArchitecture] = {
     "llama": GGUFArchitecture(
-        families.llama_type,
-        more=families.llama,
+        lambda file: "mixtral" if file.whole("expert_count", 0) else "llama",
+        more=lambda file, config: {"sliding_window": None},
         permuted=True,
         # transformers has biases in all four projections, or in none.
         zero=(".self_attn.o_proj.bias",),
     ),
     "mistral3": GGUFArchitecture(
-        families.mistral_type,
+        lambda file: "ministral3" if file.has("attention.temperature_scale") else "mistral",
         more=lambda file, config: {"sliding_window": None},
         rope=families.mistral_rope,
         permuted=True,
@@ -128,10 +126,7 @@ ARCHITECTURES: dict[str, GGUFArchitecture] = {
     "gemma2": GGUFArchitecture(
         "gemma2",
         more=families.gemma2,
-        modules={
-            **_POST_NORMS,
-            ".pre_feedforward_layernorm": "ffn_norm",
-        },
+        modules={**_POST_NORMS, ".pre_feedforward_layernorm": "ffn_norm"},
         norm_offset=1,
     ),
     "gemma3": GGUFArchitecture(
@@ -201,7 +196,10 @@ ARCHITECTURES: dict[str, GGUFArchitecture] = {
         "granitemoehybrid", more=hybrids.granite_hybrid, permuted=True
     ),
     "olmo2": GGUFArchitecture(
-        families.olmo_type, more=families.olmo, rope=families.olmo_rope, modules=_POST_NORMS
+        lambda file: "olmo3" if file.has("attention.sliding_window") else "olmo2",
+        more=families.olmo,
+        rope=families.olmo_rope,
+        modules=_POST_NORMS,
     ),
     "smollm3": GGUFArchitecture("smollm3", more=families.smollm3, permuted=True),
     "exaone4": GGUFArchitecture("exaone4", more=families.exaone4, modules=_POST_NORMS),
@@ -212,12 +210,12 @@ ARCHITECTURES: dict[str, GGUFArchitecture] = {
     "ernie4_5": GGUFArchitecture("ernie4_5"),
     "command-r": GGUFArchitecture(
         "cohere",
-        keys={"logit_scale": "logit_scale"},
-        more=lambda file, config: {"use_qk_norm": "blk.0.attn_q_norm.weight" in file.tensors},
+        more=lambda file, config: {
+            "logit_scale": file.number("logit_scale"),
+            "use_qk_norm": "blk.0.attn_q_norm.weight" in file.tensors,
+        },
     ),
-    "cohere2": GGUFArchitecture(
-        "cohere2", keys={"logit_scale": "logit_scale"}, more=families.cohere2
-    ),
+    "cohere2": GGUFArchitecture("cohere2", more=families.cohere2),
     "lfm2": GGUFArchitecture("lfm2", more=hybrids.lfm2),
     "nemotron_h": _NEMOTRON,
     "nemotron_h_moe": _NEMOTRON,

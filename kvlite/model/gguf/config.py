@@ -3,8 +3,10 @@
 from typing import Any
 
 from kvlite.errors import ModelError, reason
-from kvlite.model.config_limits import MOST
+from kvlite.model.architectures import architecture
+from kvlite.model.config_check import MOST
 from kvlite.model.gguf.architectures import ARCHITECTURES, GGUFArchitecture
+from kvlite.model.gguf.families import experts
 from kvlite.model.gguf.header import Header
 from kvlite.model.gguf.metadata import Metadata
 
@@ -17,11 +19,8 @@ _KINDS = {"mmproj": _OTHERS["clip"], "adapter": "a LoRA adapter, which belongs t
 
 
 def gguf_architecture(header: Header) -> GGUFArchitecture:
-    """What is known of a file's architecture.
-
-    Raises:
-        ModelError: kvlite does not run it, or the file holds no language model.
-    """
+    """What is known of a file's architecture. Raises ModelError if kvlite does not run it, or the
+    file holds no language model."""
     name, kind = header.architecture, header.fields.get("general.type", "model")
     found = ARCHITECTURES.get(name)
     what = _KINDS.get(kind) if isinstance(kind, str) else None
@@ -42,12 +41,9 @@ def model_type(header: Header) -> str:
 
 
 def config_of(header: Header) -> tuple[dict[str, Any], Metadata]:
-    """The config, as a config.json has it, and what was read for it.
-
-    Raises:
-        ModelError: something is missing that a model needs, cannot be as it is, or is said of the
-            model that kvlite does not understand.
-    """
+    """The config, as a config.json has it, and what was read for it. Raises ModelError if something
+    is missing that a model needs, cannot be as it is, or is said of the model that kvlite does not
+    understand."""
     own, file = gguf_architecture(header), Metadata(header)
     try:
         return _config(own, file), file
@@ -106,10 +102,11 @@ def _config(own: GGUFArchitecture, file: Metadata) -> dict[str, Any]:
             config[name] = file.number(f"attention.{key}")
     if not config.keys() & {"rms_norm_eps", "layer_norm_eps"}:
         raise file.wrong("attention.layer_norm_rms_epsilon", "norms need it")
+    known = architecture(config["model_type"])
+    if known.experts and file.whole("expert_count", 0):
+        config |= experts(file, known.experts)
     if own.rope is not None:
         config["rope_parameters"] = own.rope(file, config)
-    for name, key in own.keys.items():
-        config[name] = file.number(key)
     config |= own.more(file, config)
     for name, key in (("bos", "bos"), ("eos", "eos"), ("pad", "padding")):
         token = header.fields.get(f"tokenizer.ggml.{key}_token_id")

@@ -38,20 +38,6 @@ def experts(file: Metadata, name: str) -> Config:
     }
 
 
-def llama_type(file: Metadata) -> str:
-    return "mixtral" if file.whole("expert_count", 0) else "llama"
-
-
-def llama(file: Metadata, config: Config) -> Config:
-    if config["model_type"] == "llama":
-        return {}
-    return {**experts(file, "num_local_experts"), "sliding_window": None}
-
-
-def mistral_type(file: Metadata) -> str:
-    return "ministral3" if file.has("attention.temperature_scale") else "mistral"
-
-
 def mistral_rope(file: Metadata, config: Config) -> Config:
     rope = rope_parameters(file, config)
     if config["model_type"] == "mistral":
@@ -65,7 +51,6 @@ def mistral_rope(file: Metadata, config: Config) -> Config:
 
 def qwen3_moe(file: Metadata, config: Config) -> Config:
     return {
-        **experts(file, "num_experts"),
         "moe_intermediate_size": file.whole("expert_feed_forward_length"),
         "norm_topk_prob": True,
         "decoder_sparse_step": 1,
@@ -176,7 +161,6 @@ def gemma4(file: Metadata, config: Config) -> Config:
     if file.has("expert_count"):
         made |= {
             "enable_moe_block": True,
-            "num_experts": file.whole("expert_count"),
             "top_k_experts": file.whole("expert_used_count"),
             "moe_intermediate_size": file.whole("expert_feed_forward_length"),
         }
@@ -198,7 +182,6 @@ def gpt_oss_rope(file: Metadata, config: Config) -> Config:
 
 def gpt_oss(file: Metadata, config: Config) -> Config:
     return {
-        **experts(file, "num_local_experts"),
         "intermediate_size": file.whole("expert_feed_forward_length"),
         "sliding_window": file.whole("attention.sliding_window"),
         "layer_types": [FULL if layer % 2 else SLIDING for layer in range(file.layers)],
@@ -215,17 +198,12 @@ def glm4_moe(file: Metadata, config: Config) -> Config:
 
 
 def routed_experts(file: Metadata, *, gating: int, groups: tuple[int, int] = (1, 1)) -> Config:
-    """Experts of DeepSeek's kind.
-
-    Args:
-        gating: llama.cpp's number of what makes scores, where the file does not say it.
-    """
+    """Experts of DeepSeek's kind; `gating` is llama.cpp's number of what makes scores, where the
+    file does not say it."""
     found = file.whole("expert_gating_func", 0) or gating
     if found not in (1, 2):
         raise file.wrong("expert_gating_func", "kvlite knows 1 and 2 here")
     made = {
-        "n_routed_experts": file.whole("expert_count"),
-        "num_experts_per_tok": file.whole("expert_used_count"),
         "n_shared_experts": file.whole("expert_shared_count", 0),
         "moe_intermediate_size": file.whole("expert_feed_forward_length"),
         "first_k_dense_replace": file.whole("leading_dense_block_count", 0),
@@ -313,10 +291,6 @@ def olmo(file: Metadata, config: Config) -> Config:
     }
 
 
-def olmo_type(file: Metadata) -> str:
-    return "olmo3" if file.has("attention.sliding_window") else "olmo2"
-
-
 def smollm3(file: Metadata, config: Config) -> Config:
     turns = [int((layer + 1) % 4 > 0) for layer in range(file.layers)]
     return {"no_rope_layers": turns, "no_rope_layer_interval": 4, "use_sliding_window": False}
@@ -331,6 +305,7 @@ def exaone4(file: Metadata, config: Config) -> Config:
 
 def cohere2(file: Metadata, config: Config) -> Config:
     return {
+        "logit_scale": file.number("logit_scale"),
         "sliding_window": file.whole("attention.sliding_window"),
         "layer_types": pattern(file, 4),
     }
@@ -340,7 +315,6 @@ def llama4(file: Metadata, config: Config) -> Config:
     count = file.whole("expert_count")
     interval = file.whole("interleave_moe_layer_step", 1)
     return {
-        **experts(file, "num_local_experts"),
         "intermediate_size_mlp": file.whole("feed_forward_length"),
         "intermediate_size": file.whole("expert_feed_forward_length"),
         "interleave_moe_layer_step": interval,

@@ -37,17 +37,10 @@ def gguf_folder(
     *,
     with_tokenizer: bool = True,
 ) -> Path:
-    """The folder of a GGUF file, or of all parts of a model that is split.
-
-    Args:
-        notify: called with a sentence before what may take over two seconds.
-        with_tokenizer: a plan needs none.
-
-    Raises:
-        ModelError: the file is not a whole GGUF of a language model that kvlite runs, or the cache
-            cannot be written.
-        Stopped: `cancel` was set.
-    """
+    """The folder of a GGUF file, or of all parts of a model that is split; a plan needs no
+    tokenizer in it. `notify` is told what may take over two seconds. Raises ModelError if the file
+    is not a whole GGUF of a language model that kvlite runs, or the cache cannot be written;
+    Stopped if `cancel` was set."""
     try:
         header = read_header(file)
     except OSError as error:
@@ -76,7 +69,6 @@ def outdated_folders() -> list[Path]:
 
 
 def _describe(folder: Path, header: Header) -> None:
-    """Write the config and the index of the weights, unless that is done."""
     from kvlite.model.gguf.tensors import module_of, tensors_of
 
     index = read_index(folder)

@@ -87,12 +87,9 @@ class _Damaged(Exception):
 
 
 def read_header(path: Path) -> Header:
-    """The header of a GGUF file; of a part of a split model, that of the whole model.
-
-    Raises:
-        ModelError: it is no GGUF file, is cut short or damaged, or a part is missing.
-        OSError: it cannot be read.
-    """
+    """The header of a GGUF file; of a part of a split model, that of the whole model. Raises
+    ModelError if it is no GGUF file, is cut short or damaged, or a part is missing; OSError if it
+    cannot be read."""
     first = _first_part(path)
     fields, tensors, digest = _read_part(first)
     paths = [first]
@@ -147,7 +144,6 @@ def _damaged(path: Path, why: Exception) -> ModelError:
 
 
 def _read_part(path: Path) -> tuple[dict[str, Any], dict[str, Stored], str]:
-    """A file's metadata, where its tensors lie, and its digest."""
     with path.open("rb") as file:
         require_magic(file, path)
         try:
@@ -157,7 +153,6 @@ def _read_part(path: Path) -> tuple[dict[str, Any], dict[str, Stored], str]:
 
 
 def _first_part(path: Path) -> Path:
-    """The part that has the metadata, where a file is one of several."""
     named = _PART.fullmatch(path.name)
     if named is None or int(named[2]) == 1:
         return path
@@ -168,7 +163,6 @@ def _first_part(path: Path) -> Path:
 
 
 def _further_parts(first: Path, fields: dict[str, Any]) -> list[Path]:
-    """The parts after the first, as llama.cpp names them."""
     count = fields.get("split.count", 0)
     if type(count) is not int or not 0 <= count <= _MOST_PARTS:
         raise _damaged(first, _Damaged(f"split.count is {count!r}"))
@@ -205,7 +199,6 @@ class _Reading:
         self.block, self.at, self.end = b"", 0, begin
 
     def part(self) -> tuple[dict[str, Any], dict[str, Stored], str]:
-        """As `_read_part`."""
         (version,) = self._numbers("I")
         if not version & 0xFFFF:
             raise ModelError(
@@ -228,13 +221,11 @@ class _Reading:
         return about, found, self._sampled(min((t.begin for t in found.values()), default=0))
 
     def values(self, kind: int, count: int) -> list[Any]:
-        """A list whose values come next."""
         if kind == _TEXT:
             return [self._text() for _ in range(count)]
         return [*self._numbers(f"{count}{_SCALARS[kind]}")]
 
     def _sampled(self, begin: int) -> str:
-        """The digest of the header, the file's size and samples of its weights."""
         self.digest.update(self.block[: self.at])
         self.digest.update(self.size.to_bytes(8, "little"))
         add_samples(self.digest, self.file, begin)
@@ -282,7 +273,6 @@ class _Reading:
         }
 
     def _value(self, kind: int) -> Any:
-        """A field's value; a long list as `Later`."""
         if kind in _SCALARS:
             return self._numbers(_SCALARS[kind])[0]
         if kind == _TEXT:

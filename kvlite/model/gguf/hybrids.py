@@ -9,7 +9,6 @@ from kvlite.model.gguf.families import (
     RECURRENT,
     SHARED_WIDTH,
     Config,
-    experts,
     granite,
     qwen3_moe,
     routed_experts,
@@ -79,8 +78,6 @@ def granite_hybrid(file: Metadata, config: Config) -> Config:
         "layer_types": [FULL if each else RECURRENT for each in heads],
         "position_embedding_type": "rope" if file.value("rope.scaling.finetuned") else "nope",
         "shared_intermediate_size": file.whole(SHARED_WIDTH, config["intermediate_size"]),
-        "num_local_experts": 0,
-        "num_experts_per_tok": 0,
         "mamba_n_heads": states,
         "mamba_d_head": inner // states,
         "mamba_d_state": file.whole("ssm.state_size"),
@@ -90,7 +87,7 @@ def granite_hybrid(file: Metadata, config: Config) -> Config:
         "mamba_conv_bias": any(name.endswith("ssm_conv1d.bias") for name in file.tensors),
         "mamba_proj_bias": any(name.endswith("ssm_in.bias") for name in file.tensors),
     }
-    return made | (experts(file, "num_local_experts") if has_experts else {})
+    return made if has_experts else made | {"num_local_experts": 0, "num_experts_per_tok": 0}
 
 
 def lfm2(file: Metadata, config: Config) -> Config:

@@ -94,13 +94,6 @@ class Metadata:
             raise self.wrong(key, f"{self.layers} numbers are needed")
         return [*found[: self.layers]]
 
-    def word(self, key: str, default: str) -> str:
-        """A word."""
-        found = self.value(key)
-        if found is not None and not isinstance(found, str):
-            raise self.wrong(key, "a word is needed")
-        return default if found is None else found
-
     def has(self, key: str) -> bool:
         """Whether the file has a key at all."""
         return self._prefix + key in self.header.fields

@@ -100,10 +100,7 @@ PARAMETERS: dict[str, tuple[Place, ...]] = {
     ".router.per_expert_scale": of_one("ffn_down_exps.scale"),
     ".layer_scalar": of_one("layer_output_scale.weight"),
     ".self_attn.sinks": (("attn_sinks.weight",), ("attn_sinks",)),
-    ".self_attn.kv_b_proj.weight": (
-        ("attn_kv_b.weight",),
-        ("attn_k_b.weight", "attn_v_b.weight"),
-    ),
+    ".self_attn.kv_b_proj.weight": (("attn_kv_b.weight",), ("attn_k_b.weight", "attn_v_b.weight")),
     ".shared_mlp.input_linear.weight": (
         ("ffn_gate_shexp.weight", "ffn_up_shexp.weight"),
         ("ffn_gate.weight", "ffn_up.weight"),
@@ -123,12 +120,8 @@ PARAMETERS: dict[str, tuple[Place, ...]] = {
 
 
 def places(part: str, own: Mapping[str, str]) -> tuple[Place, ...]:
-    """Where a parameter may be.
-
-    Args:
-        part: transformers' name; of a layer's parameter only what comes after the layer's number.
-        own: names of modules that an architecture calls otherwise than others.
-    """
+    """Where a parameter may be. Of a layer's, `part` is what comes after the layer's number; `own`
+    are names of modules that an architecture calls otherwise than others."""
     if found := PARAMETERS.get(part):
         return found
     module, _, last = part.rpartition(".")

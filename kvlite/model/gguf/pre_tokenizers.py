@@ -171,9 +171,7 @@ PRE_TOKENIZERS: dict[str, PreTokenizer] = {
         (rf"{_CONTRACTION}|{_WORD}|\p{{N}}| ?[^\s\p{{L}}\p{{N}}\r\n]+|{_SPACES}",)
     ),
     "ufakzeka": PreTokenizer((rf"{_WORD}|\p{{N}}|{_SIGNS}|{_SPACES}",)),
-    "afmoe": PreTokenizer(
-        (r"\p{N}{1,3}(?=(?:\p{N}{3})*(?!\p{N}))", _AFMOE, _DEEPSEEK3_WORDS),
-    ),
+    "afmoe": PreTokenizer((r"\p{N}{1,3}(?=(?:\p{N}{3})*(?!\p{N}))", _AFMOE, _DEEPSEEK3_WORDS)),
     "laguna": PreTokenizer((_LINES, _QWEN2)),
     "exaone-moe": PreTokenizer(
         (

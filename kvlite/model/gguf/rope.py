@@ -100,7 +100,6 @@ def _yarn(file: Metadata, factor: float, original: int, log_multiplier: float) -
 
 
 def _divided(divisors: list[float], theta: float, dims: int) -> dict[str, Any]:
-    """Of what each frequency is divided by."""
     still = sum(each > _STILL for each in divisors)
     if still:  # the first ones turn, as far as the share says
         turning = len(divisors) - still

@@ -35,16 +35,14 @@ _BORROWED = ("attn_k.weight", "attn_v.weight", "attn_k_norm.weight", "attn_v_nor
 def tensors_of(
     file: Metadata, plain: dict[str, Any], config: Any, module: Any, head: Any
 ) -> dict[str, GGUFTensor]:
-    """The tensors of a model, by transformers' names of parameters and buffers.
+    """The tensors of a model, by transformers' names of parameters and buffers. Raises ModelError
+    if a parameter is missing or has another size, or there is a tensor without one.
 
     Args:
         plain: the config that was made of the file's header.
         config: the same as transformers has it.
         module: the model on the meta device.
         head: likewise its MTP head, if it has one.
-
-    Raises:
-        ModelError: a parameter is missing or has another size, or there is a tensor without one.
     """
     wanted = {
         name: tuple(value.shape)
@@ -68,7 +66,6 @@ def tensors_of(
 
 
 def _is_unused(name: str, file: Metadata, plain: dict[str, Any], *, has_head: bool) -> bool:
-    """Whether a tensor is nothing that this model needs."""
     if name.startswith(_BESIDE):
         return True
     block = _BLOCK.fullmatch(name)
@@ -85,19 +82,13 @@ def _is_unused(name: str, file: Metadata, plain: dict[str, Any], *, has_head: bo
 
 @dataclass(frozen=True)
 class _Placing:
-    """Finds parameters in a file.
-
-    Attributes:
-        plain: the config that was made of its header.
-        own: what is particular to its architecture.
-    """
+    """Finds parameters in a file; `plain` is the config that was made of its header."""
 
     file: Metadata
     plain: dict[str, Any]
     own: GGUFArchitecture
 
     def tensor(self, name: str, shape: tuple[int, ...]) -> GGUFTensor:
-        """Where a parameter of this shape lies, and what is undone in it."""
         own = self.own
         prefix, part = self._placed(name)
         pieces = self._pieces(name, prefix, part, shape)
@@ -120,8 +111,6 @@ class _Placing:
         return made
 
     def _placed(self, name: str) -> tuple[str, str]:
-        """What the names of a parameter's tensors begin with, and what comes after a layer's
-        number."""
         if layer := _LAYER.fullmatch(name):
             return f"blk.{layer[1]}.", layer[2]
         if not name.startswith("mtp."):
@@ -159,7 +148,6 @@ class _Placing:
         )
 
     def _rotated(self, part: str) -> Order | None:
-        """The order of a projection's rows whose neighboring channels rotate in the file."""
         heads = {
             ".self_attn.q_proj": "num_attention_heads",
             ".self_attn.k_proj": "num_key_value_heads",
@@ -170,7 +158,6 @@ class _Placing:
         return orders[part](self.plain) if part in orders else None
 
     def _require_fit(self, name: str, made: GGUFTensor) -> None:
-        """Raises ModelError unless its pieces make up a parameter."""
         if kinds := _NO_NUMBERS & {piece.kind for piece in made.pieces}:
             raise ModelError(
                 f"{self.file.path}: the weights of {name} are of type {min(kinds)}, which are none "
@@ -191,7 +178,6 @@ class _Placing:
 
 
 def _part_of(whole: Stored, first: int, count: int, name: str) -> Stored:
-    """Some of a tensor's rows, or of the matrices that are stored as one."""
     if not 0 <= first <= whole.shape[0] - count:
         raise ModelError(f"{whole.path} has too little for {name}: get the file again")
     size = (whole.end - whole.begin) // whole.shape[0]

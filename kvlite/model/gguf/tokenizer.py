@@ -9,19 +9,18 @@ import json
 import re
 from json.encoder import encode_basestring
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kvlite.config.atomic_file import replaced
+from kvlite.config.checked_file import from_json
 from kvlite.errors import ModelError
 from kvlite.model.gguf.header import Header
-from kvlite.model.gguf.pre_tokenizers import (
-    BYTE_CHARACTERS,
-    DEFAULT,
-    PRE_TOKENIZERS,
-    PreTokenizer,
-)
+from kvlite.model.gguf.pre_tokenizers import BYTE_CHARACTERS, DEFAULT, PRE_TOKENIZERS, PreTokenizer
 from kvlite.model.gguf.stop_tokens import stop_ids
 from kvlite.model.gguf.vocabulary import Kind, Vocabulary, flag_of, text_of, unreadable
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 _MODEL, _PRE, _TEMPLATE = "tokenizer.ggml.model", "tokenizer.ggml.pre", "tokenizer.chat_template"
 _MERGES, _SCORES = "tokenizer.ggml.merges", "tokenizer.ggml.scores"
@@ -43,12 +42,9 @@ _TEMPLATE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 
 def write_tokenizer(header: Header, folder: Path) -> None:
     """Write tokenizer.json, tokenizer_config.json, generation_config.json (with what ends an
-    answer) and the chat templates, of which AutoTokenizer makes the tokenizer in the header.
-
-    Raises:
-        ModelError: the tokenizer is damaged, or of a kind that is not read here.
-        OSError: the file cannot be read, or the folder not written.
-    """
+    answer) and the chat templates, of which AutoTokenizer makes the tokenizer in the header. Raises
+    ModelError if the tokenizer is damaged, or of a kind that is not read here; OSError if the file
+    cannot be read, or the folder not written."""
     vocabulary = Vocabulary.read(header)
     pre = _pre_tokenizer(header, vocabulary)
     # The config comes last: it says that the others are there.
@@ -83,34 +79,30 @@ def _pre_tokenizer(header: Header, vocabulary: Vocabulary) -> PreTokenizer | Non
 def _tokenizer_json(
     header: Header, vocabulary: Vocabulary, pre: PreTokenizer | None, added: list[dict[str, Any]]
 ) -> str:
-    """The file tokenizer.json, written out by parts, as most of it are tokens and merges."""
+    """The file tokenizer.json; tokens and merges, most of it, are written out by parts."""
+    from tokenizers import Tokenizer
+    from tokenizers.models import BPE
+
     quoted = {token: encode_basestring(token) for token in vocabulary.tokens}
-    if pre is None:
-        merges = _pairs_of_pieces(header, vocabulary, quoted)
-        rules = _sentencepiece(flag_of(header, "add_space_prefix", True))
-    else:
-        merges = _stored_merges(header, vocabulary, quoted)
-        rules = _raw(pre) if pre.raw else _byte_level(pre, vocabulary)
+    merges = (_pairs_of_pieces if pre is None else _stored_merges)(header, vocabulary, quoted)
     raw, unknown = pre is None or pre.raw, vocabulary.role("unknown")
     bytes_ = all(f"<0x{byte:02X}>" in quoted for byte in range(256))
-    model = {
-        "type": "BPE",
-        "dropout": None,
-        "unk_token": vocabulary.tokens[unknown] if raw and unknown is not None else None,
-        "continuing_subword_prefix": None,
-        "end_of_word_suffix": None,
-        "fuse_unk": raw,
-        "byte_fallback": raw and bytes_,
-        "ignore_merges": pre is not None and pre.ignore_merges,
-    }
-    frame = {
-        "version": "1.0",
-        "truncation": None,
-        "padding": None,
-        "added_tokens": added,
-        **rules,
-        "post_processor": _ends(header, vocabulary, pre),
-    }
+    made = Tokenizer(
+        BPE(
+            unk_token=vocabulary.tokens[unknown] if raw and unknown is not None else None,
+            fuse_unk=raw,
+            byte_fallback=raw and bytes_,
+            ignore_merges=pre is not None and pre.ignore_merges,
+        )
+    )
+    if pre is None or pre.raw:
+        _set_raw(made, pre, flag_of(header, "add_space_prefix", True))
+    else:
+        _set_byte_level(made, pre, vocabulary)
+    _set_ends(made, header, vocabulary, pre)
+    frame = from_json(made.to_str()) | {"added_tokens": added}
+    model = frame.pop("model")
+    del model["vocab"], model["merges"]
     entries = ",\n".join(f"{each}:{number}" for number, each in enumerate(quoted.values()))
     pairs = ",\n".join(merges)
     head = json.dumps(frame, ensure_ascii=False)[:-1]
@@ -118,98 +110,71 @@ def _tokenizer_json(
     return f'{head},\n"model":{begin},\n"vocab":{{\n{entries}}},\n"merges":[\n{pairs}]}}}}\n'
 
 
-def _sentencepiece(prefix: bool) -> dict[str, Any]:
-    """Rules of text in pieces; with a space before what follows nothing, or a special token."""
-    normalizers = [{"type": "Prepend", "prepend": _SPACE}] if prefix else []
-    normalizers.append(_replace(" ", _SPACE))
-    return {
-        "normalizer": {"type": "Sequence", "normalizers": normalizers},
-        "pre_tokenizer": None,
-        "decoder": _pieces_decoder(prefix),
-    }
+def _set_raw(made: "Tokenizer", pre: PreTokenizer | None, prefix: bool) -> None:
+    """BPE over characters, or SentencePiece; this with a space before what follows nothing, or a
+    special token."""
+    from tokenizers import decoders, normalizers, pre_tokenizers
+
+    prefix = prefix and pre is None
+    begin = [normalizers.Prepend(_SPACE)] if prefix else []
+    end = [decoders.Strip(" ", 1, 0)] if prefix else []
+    made.normalizer = normalizers.Sequence([*begin, normalizers.Replace(" ", _SPACE)])
+    if pre is not None:
+        made.pre_tokenizer = pre_tokenizers.Sequence(_splits(pre))
+    pieces = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+    made.decoder = decoders.Sequence([*pieces, *end])
 
 
-def _raw(pre: PreTokenizer) -> dict[str, Any]:
-    """Rules of BPE over characters."""
-    return {
-        "normalizer": _replace(" ", _SPACE),
-        "pre_tokenizer": {"type": "Sequence", "pretokenizers": _splits(pre)},
-        "decoder": _pieces_decoder(False),
-    }
+def _set_byte_level(made: "Tokenizer", pre: PreTokenizer, vocabulary: Vocabulary) -> None:
+    from tokenizers import Regex, decoders, pre_tokenizers
 
-
-def _byte_level(pre: PreTokenizer, vocabulary: Vocabulary) -> dict[str, Any]:
-    """Rules of BPE over bytes."""
-    level: dict[str, Any] = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
-    level["use_regex"] = False
+    level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    made.pre_tokenizer = pre_tokenizers.Sequence([*_splits(pre), level])
     # The decoder would take a user's token such as \u00fc for the byte that is written so.
-    texts = [token for token in vocabulary.of_kind(Kind.USER_DEFINED) if _reads_as_bytes(token)]
-    escaped = [
-        {"type": "Replace", "pattern": {"Regex": rf"\A{re.escape(text)}\z"}, "content": written}
-        for text in texts[:_MOST_ESCAPED]
-        if (written := "".join(BYTE_CHARACTERS[byte] for byte in text.encode()))
+    texts = [
+        token
+        for token in vocabulary.of_kind(Kind.USER_DEFINED)
+        if not token.isascii() and all(character in BYTE_CHARACTERS for character in token)
     ]
-    decoder = {"type": "Sequence", "decoders": [*escaped, level]} if escaped else level
-    return {
-        "normalizer": None,
-        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [*_splits(pre), level]},
-        "decoder": decoder,
-    }
+    escaped = [
+        decoders.Replace(
+            Regex(rf"\A{re.escape(text)}\z"),
+            "".join(BYTE_CHARACTERS[byte] for byte in text.encode()),
+        )
+        for text in texts[:_MOST_ESCAPED]
+    ]
+    made.decoder = decoders.Sequence([*escaped, decoders.ByteLevel()])
 
 
-def _reads_as_bytes(token: str) -> bool:
-    return not token.isascii() and all(character in BYTE_CHARACTERS for character in token)
-
-
-def _ends(header: Header, vocabulary: Vocabulary, pre: PreTokenizer | None) -> dict[str, Any]:
+def _set_ends(
+    made: "Tokenizer", header: Header, vocabulary: Vocabulary, pre: PreTokenizer | None
+) -> None:
     """What a text begins and ends with. (transformers forgets flags that say so.)"""
+    from tokenizers.processors import TemplateProcessing
+
     adds = {
         "bos": flag_of(header, "add_bos_token", True if pre is None else pre.add_bos)
         or vocabulary.model == "gemma4",
         "eos": flag_of(header, "add_eos_token", False),
     }
-    ends = {role: vocabulary.role(role) for role, added in adds.items() if added}
-    ids = {vocabulary.tokens[number]: number for number in ends.values() if number is not None}
-
-    def around(text: str, kind: int) -> list[dict[str, Any]]:
-        parts = [("SpecialToken", ends.get("bos")), ("Sequence", text)]
-        parts.append(("SpecialToken", ends.get("eos")))
-        return [
-            {
-                what: {
-                    "id": vocabulary.tokens[each] if isinstance(each, int) else each,
-                    "type_id": kind,
-                }
-            }
-            for what, each in parts
-            if each is not None
-        ]
-
-    return {
-        "type": "TemplateProcessing",
-        "single": around("A", 0),
-        "pair": [*around("A", 0), *around("B", 1)],
-        "special_tokens": {
-            token: {"id": token, "ids": [number], "tokens": [token]}
-            for token, number in ids.items()
-        },
-    }
+    ids = {role: vocabulary.role(role) for role, added in adds.items() if added}
+    begin, end = ([role] if ids.get(role) is not None else [] for role in ("bos", "eos"))
+    made.post_processor = TemplateProcessing(
+        single=[*begin, "$A", *end],
+        pair=[*begin, "$A", *end, *(f"{each}:1" for each in (*begin, "$B", *end))],
+        special_tokens=[
+            {"id": role, "ids": [number], "tokens": [vocabulary.tokens[number]]}
+            for role, number in ids.items()
+            if number is not None
+        ],
+    )
 
 
-def _replace(old: str, new: str) -> dict[str, Any]:
-    return {"type": "Replace", "pattern": {"String": old}, "content": new}
+def _splits(pre: PreTokenizer) -> list[Any]:
+    from tokenizers import Regex
+    from tokenizers.pre_tokenizers import Split
 
-
-def _splits(pre: PreTokenizer) -> list[dict[str, Any]]:
-    split = {"type": "Split", "behavior": "Isolated", "invert": False}
-    return [{**split, "pattern": {"Regex": pattern}} for pattern in pre.patterns]
-
-
-def _pieces_decoder(strip: bool) -> dict[str, Any]:
-    decoders = [_replace(_SPACE, " "), {"type": "ByteFallback"}, {"type": "Fuse"}]
-    if strip:
-        decoders.append({"type": "Strip", "content": " ", "start": 1, "stop": 0})
-    return {"type": "Sequence", "decoders": decoders}
+    return [Split(Regex(pattern), "isolated") for pattern in pre.patterns]
 
 
 def _pairs_of_pieces(header: Header, vocabulary: Vocabulary, quoted: dict[str, str]) -> list[str]:
@@ -259,7 +224,6 @@ def _stored_merges(header: Header, vocabulary: Vocabulary, quoted: dict[str, str
 
 
 def _added_tokens(header: Header, vocabulary: Vocabulary) -> list[dict[str, Any]]:
-    """The tokens that are found in a text before all else."""
     name = (text_of(header, "general.name") or "").lower()
     is_phi3 = any(each in name for each in _PHI3)
     return [
@@ -307,7 +271,6 @@ def _config(vocabulary: Vocabulary, added: list[dict[str, Any]]) -> dict[str, An
 
 
 def _generation(vocabulary: Vocabulary) -> dict[str, Any]:
-    """The file generation_config.json."""
     ends = stop_ids(vocabulary)
     made: dict[str, Any] = {"eos_token_id": ends} if ends else {}
     for role, key in (("bos", "bos_token_id"), ("padding", "pad_token_id")):
@@ -317,7 +280,6 @@ def _generation(vocabulary: Vocabulary) -> dict[str, Any]:
 
 
 def _templates(header: Header) -> dict[str, str]:
-    """The files of the chat templates that the header has."""
     named = {
         name: template
         for key in header.fields

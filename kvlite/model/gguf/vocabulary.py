@@ -33,31 +33,13 @@ class Kind(IntEnum):
 _MARKS = (Kind.CONTROL, Kind.UNKNOWN)
 # Tokens that end an answer whatever the header says, and are controls whatever their type.
 ENDS = frozenset(
-    [
-        "<|eot_id|>",
-        "<|im_end|>",
-        "<|end|>",
-        "<|return|>",
-        "<|call|>",
-        "<|flush|>",
-        "<|calls|>",
-        "<end_of_turn>",
-        "<|endoftext|>",
-        "</s>",
-        "<|eom_id|>",
-        "<EOT>",
-        "_<EOT>",
-        "[EOT]",
-        "[EOS]",
-        "<|end_of_text|>",
-        "<end_of_utterance>",
-        "<eos>",
-        "<turn|>",
-        "<|tool_response>",
-        "[e~[",
+    {
+        "<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<|flush|>", "<|calls|>",
+        "<end_of_turn>", "<|endoftext|>", "</s>", "<|eom_id|>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]",
+        "<|end_of_text|>", "<end_of_utterance>", "<eos>", "<turn|>", "<|tool_response>", "[e~[",
         "<\uff5cend\u2581of\u2581sentence\uff5c>",
-    ]
-)
+    }
+)  # fmt: skip
 _DEFAULTS = {
     "llama": {"bos": 1, "eos": 2, "unknown": 0},
     "gpt2": {"bos": 11, "eos": 11},
@@ -91,12 +73,8 @@ class Vocabulary:
 
     @classmethod
     def read(cls, header: Header) -> "Vocabulary":
-        """The vocabulary of a file.
-
-        Raises:
-            ModelError: it is missing, contradicts itself or is of a kind that is not read here.
-            OSError: the file cannot be read.
-        """
+        """The vocabulary of a file. Raises ModelError if it is missing, contradicts itself or is of
+        a kind that is not read here; OSError if the file cannot be read."""
         model = text_of(header, f"{_PREFIX}model")
         if model is None:
             raise unreadable(header, f"{_PREFIX}model", "is missing")
@@ -113,7 +91,7 @@ class Vocabulary:
             header.paths[0],
             model,
             tokens,
-            _kinds(header, tokens),
+            _kinds(header, len(tokens)),
             _scores(header, len(tokens)),
             _list(header, "merges", str),
             _roles(header, len(tokens)),
@@ -172,14 +150,17 @@ def _has(header: Header, key: str) -> bool:
     return f"{_PREFIX}{key}" in header.fields
 
 
-def _list(header: Header, key: str, *kinds: type) -> list[Any] | None:
-    """A list whose values are of these types; None if it is missing."""
+def _list(header: Header, key: str, *kinds: type, count: int | None = None) -> list[Any] | None:
+    """A list of `count` values of these types; None if it is missing."""
     if not _has(header, key):
         return None
     values = header.values(f"{_PREFIX}{key}")
     if values is None or not {*map(type, values)} <= {*kinds}:
         names = {str: "texts", int: "whole numbers", float: "numbers"}
         raise unreadable(header, f"{_PREFIX}{key}", f"is no list of {names[kinds[0]]}")
+    if count not in (None, len(values)):
+        many = f"has {len(values):,} values, and there are {count:,} tokens"
+        raise unreadable(header, f"{_PREFIX}{key}", many)
     return values
 
 
@@ -188,44 +169,29 @@ def _tokens(header: Header) -> list[str]:
     if not tokens:
         raise unreadable(header, f"{_PREFIX}tokens", "is empty" if tokens == [] else "is missing")
     tokens = [token or f"[EMPTY_{number}]" for number, token in enumerate(tokens)]
-    if len({*tokens}) != len(tokens):
-        known = dict[str, int]()
-        for number, token in enumerate(tokens):
-            if (first := known.setdefault(token, number)) != number:
-                twice = f"has {token[:40]!r} twice, as {first:,} and {number:,}"
-                raise unreadable(header, f"{_PREFIX}tokens", twice)
+    ids = {token: number for number, token in enumerate(tokens)}
+    if len(ids) != len(tokens):
+        token, first = next((each, at) for at, each in enumerate(tokens) if ids[each] != at)
+        twice = f"has {token[:40]!r} twice, as {first:,} and {ids[token]:,}"
+        raise unreadable(header, f"{_PREFIX}tokens", twice)
     return tokens
 
 
-def _kinds(header: Header, tokens: list[str]) -> list[int]:
-    kinds = _list(header, "token_type", int)
-    if kinds is None:
-        return [Kind.NORMAL] * len(tokens)
-    _require_as_many(header, "token_type", len(kinds), len(tokens))
-    if strange := {*kinds} - {*Kind}:
+def _kinds(header: Header, count: int) -> list[int]:
+    kinds = _list(header, "token_type", int, count=count)
+    if strange := {*(kinds or ())} - {*Kind}:
         raise unreadable(header, f"{_PREFIX}token_type", f"has the unknown type {min(strange)}")
-    return kinds
+    return [Kind.NORMAL] * count if kinds is None else kinds
 
 
 def _scores(header: Header, count: int) -> list[float] | None:
-    scores = _list(header, "scores", float, int)
-    if scores is None:
-        return None
-    _require_as_many(header, "scores", len(scores), count)
-    if any(map(isnan, scores)):
+    scores = _list(header, "scores", float, int, count=count)
+    if any(map(isnan, scores or ())):
         raise unreadable(header, f"{_PREFIX}scores", "has a value that is not a number")
     return scores
 
 
-def _require_as_many(header: Header, key: str, found: int, count: int) -> None:
-    if found != count:
-        raise unreadable(
-            header, f"{_PREFIX}{key}", f"has {found:,} values, and there are {count:,} tokens"
-        )
-
-
 def _roles(header: Header, count: int) -> dict[str, int]:
-    """The ids that the header names."""
     found = dict[str, int]()
     for key, number in header.fields.items():
         if not key.startswith(_PREFIX) or not key.endswith("_token_id"):
@@ -245,8 +211,6 @@ def _more_ends(header: Header, count: int) -> tuple[int, ...]:
     ids = _list(header, "eos_token_ids", int) or ()
     if beyond := [number for number in ids if not 0 <= number < count]:
         raise unreadable(
-            header,
-            f"{_PREFIX}eos_token_ids",
-            f"has {beyond[0]:,}, and there are {count:,} tokens",
+            header, f"{_PREFIX}eos_token_ids", f"has {beyond[0]:,}, and there are {count:,} tokens"
         )
     return (*ids,)
