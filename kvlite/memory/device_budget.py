@@ -148,7 +148,7 @@ def spare_bytes(devices: "Sequence[torch.device]") -> int:
     """Bytes of devices that one more plan may count on beside all that is there; with several,
     which a plan fills alike, the fullest one counts for each."""
     least = min(free_bytes(each) - recorded_bytes(each) for each in devices)
-    return int((1 - ERROR) * len(devices) * least)
+    return max(0, int((1 - ERROR) * len(devices) * least))
 
 
 def card(vram: str, name: str = "") -> DeviceBudget:

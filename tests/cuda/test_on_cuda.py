@@ -2,12 +2,11 @@
 two devices at once, no waiting for the device, and no more launches than there were."""
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import cycle
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import bitsandbytes  # noqa: F401  # before there is a device that its kernels would be for
 import pytest
@@ -16,18 +15,14 @@ from torch import Tensor
 
 from kvlite.cache import KVCache, parse_kv_bits
 from kvlite.config.settings import Settings
-from kvlite.conversation import run_stats
-from kvlite.conversation.metrics import Piece
 from kvlite.conversation.runner import Runner
-from kvlite.conversation.together import ask_all
-from kvlite.engine.callbacks import Callbacks
 from kvlite.engine.cuda_graph import GraphDecoder, Replay
 from kvlite.engine.prefill import prefill
 from kvlite.engine.sampling import Sampler
 from kvlite.engine.speculate import Pace
 from kvlite.engine.step import StepRows, decode_step
 from kvlite.engine.step_program import StepProgram
-from kvlite.memory.device_budget import hold, spare_bytes
+from kvlite.memory.device_budget import hold
 from kvlite.memory.oom import HIDDEN
 from kvlite.methods import parse_method
 from kvlite.methods.layer_policy import LayerPolicy, layer_policies
@@ -40,7 +35,6 @@ from kvlite.model.quantizing import quantize_experts
 from kvlite.model.token_layer import TokenLayer
 from kvlite.model.weights import MXFP4, Weights
 from kvlite.offload import HostKVStore, Recall
-from kvlite.offload.kv.copies import StoreCopies
 from kvlite.offload.weights.leaving import off_device
 from kvlite.ops.blocks import FORMATS
 from tests.conftest import make_tiny
@@ -458,92 +452,3 @@ def test_streamed_weights_come_while_others_compute(cuda: FakeCuda) -> None:
 def test_memory_of_a_device_is_limited_however_it_is_named(cuda: FakeCuda, named: str) -> None:
     for vram in ("auto", "8GiB"):
         hold(choose_device(named), vram)
-
-
-ASKED: list[dict[str, Any]] = [
-    {"method": "full"},
-    {"method": "h2o", "recall": "off"},
-    {"method": "spans", "recall_entries": 6},
-    {"method": "h2o", "recall_entries": 6},
-]
-
-
-@pytest.mark.cases(2)
-@pytest.mark.parametrize("pins", [True, False])
-@pytest.mark.parametrize("given", ASKED, ids=str)
-def test_questions_together_are_those_of_a_cpu(
-    given: dict[str, Any], pins: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """On CUDA by programs of several rows, until the last one is by itself; with recall also where
-    a system pins no copies."""
-    forgo_loops(monkeypatch)
-    monkeypatch.setattr(run_stats, "SLICE_S", 1e9)  # all are read before the first goes on
-    rows, recalls = list[int](), "recall_entries" in given
-
-    def captured(program: StepProgram) -> Replay:
-        rows.append(len(program.rows))
-        program.rehearse()
-        return program.run
-
-    monkeypatch.setattr(
-        "kvlite.conversation.steps_together.graph_decoder",
-        lambda model: GraphDecoder(model, None, captured),
-    )
-    text = " ".join(str(3 + 7 * at % 90) for at in range(120))
-    settings = Settings(**{"budget": 60, "max_new_tokens": 40, "speculate": "off", **given})
-
-    def answers(model: LoadedModel) -> list[list[int | None]]:
-        talk = Runner(model, settings).conversation()
-        talk.read_ahead(text)
-        said: list[list[int | None]] = [[], [], [], []]
-        lengths = [{"max_new_tokens": count} for count in (40, 24, 12, 12)]
-        asked = [(f"{text} {5 + number}", own) for number, own in enumerate(lengths)]
-        for index, piece in ask_all([(talk, talk.config, asked)], Callbacks()):
-            assert isinstance(piece, Piece), piece
-            said[index].append(piece.token_id)
-        return said
-
-    expected = answers(make_tiny("llama", **SIZES).model)
-    rows.clear()
-    with fake_cuda():
-        if not pins:
-            monkeypatch.setattr(StoreCopies, "copy", without_pins(StoreCopies.copy))
-        assert answers(make_tiny("llama", "cuda", **SIZES).model) == expected
-    assert rows == ([4, 2] if pins or not recalls else [])
-
-
-def without_pins(copy: Callable[[StoreCopies], HostKVStore]) -> Callable[..., HostKVStore]:
-    """Copies of a store, where nothing more can be pinned meanwhile."""
-
-    def made(copies: StoreCopies) -> HostKVStore:
-        with mock.patch("kvlite.offload.kv.pinned.register", lambda *_: False):
-            return copy(copies)
-
-    return made
-
-
-def test_a_copy_of_a_store_takes_what_it_says(cuda: FakeCuda) -> None:
-    """In pinned memory, of its own."""
-    reading = read(make_tiny("llama", "cuda", **SIZES).model, "spans", recall=16)
-    assert reading.recall is not None
-    store = reading.recall.store
-    copies = StoreCopies(store, 20)
-    one, other = copies.copy(), copies.copy()
-    assert copies.own_bytes == one.nbytes
-    layers = [each.layers[0].head_group.residual_keys for each in (store, one, other)]
-    assert len({keys.data_ptr() for keys in layers}) == 3
-    assert all(
-        keys.is_pinned() and keys[:, :, :160].equal(layers[0][:, :, :160]) for keys in layers
-    )
-    assert layers[1].shape[2] == 180 and one.layers[0].index is not store.layers[0].index
-
-
-def test_what_recordings_hold_is_not_free(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What torch counts as unused is, but for their replays."""
-    names = ("device", "total_size", "allocated_size", "segment_pool_id")
-    parts = [(0, 8 << 30, 1 << 30, (0, 0)), (0, 3 << 30, 1 << 30, (0, 1)), (1, 2 << 30, 0, (0, 1))]
-    held = [dict(zip(names, part, strict=True)) for part in parts]
-    monkeypatch.setattr(torch.cuda, "memory_snapshot", lambda: held)
-    one, two = (torch.device("cuda", number) for number in range(2))
-    assert spare_bytes([one]) == int(0.98 * (21 << 30))
-    assert spare_bytes([one, two]) == int(0.98 * 2 * (21 << 30))
