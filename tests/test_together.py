@@ -243,6 +243,30 @@ def test_a_question_waits_for_memory(runner: Runner, monkeypatch: pytest.MonkeyP
     assert len(refused) == 2 and made.tokens == expected
 
 
+def test_memory_that_runs_out_beside_others_costs_no_quality(
+    runner: Runner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is given up for it: the question is read again."""
+    expected, take, left = heard(begun(runner, budget="64")), LayerPrefill.take, [0]
+
+    def runs_out(self: LayerPrefill, *args: Any, **given: Any) -> torch.Tensor:
+        if left[0]:
+            left[0] -= 1
+            raise torch.OutOfMemoryError("there is no more")
+        return take(self, *args, **given)
+
+    def fails_next(pieces: Iterator[tuple[int, Any]]) -> Iterator[tuple[int, Any]]:
+        for count, each in enumerate(pieces):
+            left[0] = 2 * (not count)  # it is tried once more at once
+            yield each
+
+    talk = begun(runner, budget="64")
+    monkeypatch.setattr(LayerPrefill, "take", runs_out)
+    made = Heard(fails_next(talk.ask_each(TEXTS)), 4)
+    assert made.tokens == expected.tokens
+    assert [metrics.fallbacks for metrics in made.metrics] == [()] * 4
+
+
 def test_a_question_waits_for_host_memory(runner: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
     """Which a copy of the store takes."""
     expected = heard(begun(runner, budget="64")).tokens

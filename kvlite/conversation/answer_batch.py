@@ -26,6 +26,7 @@ from kvlite.engine.callbacks import Callbacks
 from kvlite.engine.slices import Slices
 from kvlite.errors import KvliteError, OutOfMemory, Stopped
 from kvlite.memory.device_budget import ram_limit, spare_bytes
+from kvlite.memory.oom import alone
 from kvlite.methods.engine_config import EngineConfig
 from kvlite.offload.kv.compile_ahead import begin_compiling
 from kvlite.offload.kv.copies import StoreCopies
@@ -228,7 +229,9 @@ class AnswerBatch:
         turn = own.next_turn(question.ids, config, plan=source.plans.get(length))
         turn.note(talk.notes_on(question.text, config.settings))
         own.cache.queries = watched(talk.model.shape) if talk.documents else {}
+        own.oom_policy.waits = lambda: bool(self.going)
         yield from own.read_in_slices(turn, self.callbacks)
+        own.oom_policy.waits = alone
         taken = own.cache.nbytes + (0 if turn.store is None else turn.store.index_bytes)
         self.largest = max(self.largest, taken)
         if length not in source.plans:

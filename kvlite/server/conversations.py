@@ -26,6 +26,7 @@ from kvlite.engine.sampling import DRAWING
 from kvlite.errors import ContextError, KvliteError, OutOfMemory, SettingError, Stopped
 from kvlite.memory.device_budget import spare_bytes
 from kvlite.memory.free import release_memory
+from kvlite.memory.oom import alone
 from kvlite.server.half_read import Prompt
 from kvlite.server.kept import Kept, held_bytes
 
@@ -91,12 +92,12 @@ class Conversations:
             have = partial(self.have, now=now, more=callbacks.planned)
             prompt = prompt or Prompt(self._opened(now, have), ids, given)
             policy = prompt.talk.oom_policy
-            policy.waits = self._has_others(now)
+            policy.waits = partial(self._has_others, now)
             with closing(prompt.pieces(replace(callbacks, planned=have))) as pieces:
                 for piece in pieces:
-                    policy.waits = False
+                    if piece is not None:
+                        policy.waits = alone
                     yield piece, prompt.talk
-                    policy.waits = piece is None and self._has_others(now)
             broken = False
         except (*_HARMLESS, GeneratorExit):
             broken = False
