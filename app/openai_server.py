@@ -42,11 +42,10 @@ class LentModel(Models):
         self.first = self.current = ServedModel(names_of(settings.model), settings, self.state)
         self.current.loading = loading
 
-    def set_aside(self) -> None:
-        """Make way for the page's conversation, where there is room for one alone."""
-        model = self.current
-        if model.conversations is not None and model.conversations.runner.planned_for_one:
-            model.conversations.set_aside()
+    def make_room(self, nbytes: int) -> None:
+        """Have so much of the device free for the page's conversation, if programs can go."""
+        if self.current.conversations is not None:
+            self.current.conversations.have(nbytes)
 
     def close(self) -> None:
         """The app ends the engine, and keeps what was read."""

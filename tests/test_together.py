@@ -16,6 +16,7 @@ from kvlite.conversation.together import ask_all
 from kvlite.engine import compiled_rows
 from kvlite.engine.layer_prefill import LayerPrefill
 from kvlite.engine.layer_step import LayerStep
+from kvlite.offload import HostKVStore
 from kvlite.offload.kv.copies import StoreCopies
 from tests.cli.conftest import model_of
 
@@ -173,7 +174,7 @@ def test_conversations_join_while_others_answer(
             yield talk, talk.config, [*zip(texts, settings, strict=False)]
 
     if scarce:
-        monkeypatch.setattr(answer_batch, "free_bytes", lambda device: 0)
+        monkeypatch.setattr(answer_batch, "spare_bytes", lambda devices: 0)
     made = Heard(ask_all(conversations(), Callbacks()), 6)
     alone = [
         [piece.token_id for _, piece in talk.ask_each([text], **settings)]
@@ -190,7 +191,7 @@ def test_conversations_join_while_others_answer(
 @pytest.mark.long
 def test_what_is_free_says_how_many(runner: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = heard(begun(runner, budget="64")).tokens
-    monkeypatch.setattr(answer_batch, "free_bytes", lambda device: 0)
+    monkeypatch.setattr(answer_batch, "spare_bytes", lambda devices: 0)
     made = heard(begun(runner, budget="64"))
     assert made.tokens == expected
     assert [metrics.together for metrics in made.metrics] == [1] * 4
@@ -240,6 +241,47 @@ def test_a_question_waits_for_memory(runner: Runner, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(Context, "read_in_slices", runs_out)
     made = heard(talk)
     assert len(refused) == 2 and made.tokens == expected
+
+
+def test_memory_that_runs_out_beside_others_costs_no_quality(
+    runner: Runner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is given up for it: the question is read again."""
+    expected, take, left = heard(begun(runner, budget="64")), LayerPrefill.take, [0]
+
+    def runs_out(self: LayerPrefill, *args: Any, **given: Any) -> torch.Tensor:
+        if left[0]:
+            left[0] -= 1
+            raise torch.OutOfMemoryError("there is no more")
+        return take(self, *args, **given)
+
+    def fails_next(pieces: Iterator[tuple[int, Any]]) -> Iterator[tuple[int, Any]]:
+        for count, each in enumerate(pieces):
+            left[0] = 2 * (not count)  # it is tried once more at once
+            yield each
+
+    talk = begun(runner, budget="64")
+    monkeypatch.setattr(LayerPrefill, "take", runs_out)
+    made = Heard(fails_next(talk.ask_each(TEXTS)), 4)
+    assert made.tokens == expected.tokens
+    assert [metrics.fallbacks for metrics in made.metrics] == [()] * 4
+
+
+def test_a_question_waits_for_host_memory(runner: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which a copy of the store takes."""
+    expected = heard(begun(runner, budget="64")).tokens
+    copy, tried = StoreCopies.copy, list[int]()
+
+    def runs_out(copies: StoreCopies) -> HostKVStore:
+        tried.append(1)
+        if len(tried) in (2, 3):  # it is tried once more at once
+            raise MemoryError
+        return copy(copies)
+
+    talk = begun(runner, budget="64")
+    monkeypatch.setattr(StoreCopies, "copy", runs_out)
+    made = heard(talk)
+    assert len(tried) == 6 and made.tokens == expected
 
 
 def test_stopping_keeps_what_has_come(runner: Runner) -> None:

@@ -182,11 +182,12 @@ class ModelHost:
         if self.runner is None:
             self.load(self.settings, work)
         assert self.runner is not None
+        work.planned = None if self.lent is None else self.lent.make_room
         if (now := self.holds(store, id)) is not None:
             return now
         self.set_aside(work)
-        if self.lent is not None:
-            self.lent.set_aside()
+        if self.lent is not None and (whole := store.whole(id)).is_file():
+            self.lent.make_room(whole.stat().st_size)
         record = store.record_or_new(id)
         session = Session(self.runner, self.settings)
         if record.changed:

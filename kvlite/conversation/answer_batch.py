@@ -25,8 +25,8 @@ from kvlite.conversation.turn import Turn
 from kvlite.engine.callbacks import Callbacks
 from kvlite.engine.slices import Slices
 from kvlite.errors import KvliteError, OutOfMemory, Stopped
-from kvlite.memory.device_budget import ERROR, ram_limit
-from kvlite.memory.free import free_bytes
+from kvlite.memory.device_budget import ram_limit, spare_bytes
+from kvlite.memory.oom import alone
 from kvlite.methods.engine_config import EngineConfig
 from kvlite.offload.kv.compile_ahead import begin_compiling
 from kvlite.offload.kv.copies import StoreCopies
@@ -225,11 +225,13 @@ class AnswerBatch:
         source, cancel, config = question.source, self.callbacks.cancel, question.config
         talk, length = source.talk, config.settings.planned_tokens
         with at_work(talk):
-            own = source.branched()
+            own = talk.context.oom_policy.run(source.branched, {})
         turn = own.next_turn(question.ids, config, plan=source.plans.get(length))
         turn.note(talk.notes_on(question.text, config.settings))
         own.cache.queries = watched(talk.model.shape) if talk.documents else {}
+        own.oom_policy.waits = lambda: bool(self.going)
         yield from own.read_in_slices(turn, self.callbacks)
+        own.oom_policy.waits = alone
         taken = own.cache.nbytes + (0 if turn.store is None else turn.store.index_bytes)
         self.largest = max(self.largest, taken)
         if length not in source.plans:
@@ -248,22 +250,23 @@ class AnswerBatch:
         if not self.going:
             return True
         few = len(self.going) + 1 < MANY_ROWS  # so that what is rounded does not depend on others
-        return few and self._fits(copy, self.largest + self.reading + copy)
+        return few and self._fits(copy, self.largest + self.reading)
 
     def has_room_for_another(self) -> bool:
         """Whether a conversation as large as those so far may be read beside them."""
         if not self.going:
             return True
         store = max(each.source.store_bytes for each in self.going)
-        fits = self._fits(store, 2 * self.largest + self.reading + store)
+        fits = self._fits(store, 2 * self.largest + self.reading)
         return len(self.going) < _ENOUGH and fits
 
     def _fits(self, host_bytes: int, nbytes: int) -> bool:
-        """Whether host stores may take more, and memory has so much."""
+        """Whether host stores may take more, and the device has so much."""
         first = self.going[0].source
         sources = {each.source for each in self.going}
         taken = sum(each.source.copy_bytes for each in self.going)
         taken += sum(each.store_bytes for each in sources)
         limit = ram_limit(first.config.settings.recall_limit, taken)
-        free = (1 - ERROR) * free_bytes(first.talk.model.device)
-        return taken + host_bytes <= limit and nbytes <= free
+        model = first.talk.model
+        nbytes += host_bytes if model.device.type == "cpu" else 0  # which has one memory
+        return taken + host_bytes <= limit and nbytes <= spare_bytes(model.all_devices)

@@ -15,6 +15,7 @@ from kvlite.conversation.checkpoint import (
     restored,
 )
 from kvlite.conversation.metrics import Piece
+from kvlite.conversation.planned_peak import wanted_bytes
 from kvlite.conversation.turn import Turn
 from kvlite.conversation.turn_config import can_compact
 from kvlite.engine.callbacks import Callbacks
@@ -155,6 +156,8 @@ class Context:
     def read_in_slices(self, turn: Turn, callbacks: Callbacks) -> Slices[None]:
         """Read a turn. If it has no answer, its notes and its time go to the next one that has."""
         self._close()
+        if callbacks.planned is not None:
+            callbacks.planned(wanted_bytes(turn))
         gives_back = turn.store is not None and turn.store.bits is None
         if turn.turn_config.loses and not gives_back:
             self._copy_out(turn.config)

@@ -1,6 +1,7 @@
 """The memory that a turn is planned to take, from its own cache, policies and host store."""
 
 from dataclasses import replace
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from kvlite.cache.segment import bytes_held
@@ -36,3 +37,10 @@ def planned_phases(turn: "Turn") -> dict[str, int]:
         return weights + moment.kv + cards * (moment.total - moment.kv)
 
     return {"read": max(map(peak, (made.reading, made.choosing))), "answer": peak(made.answering)}
+
+
+def wanted_bytes(turn: "Turn") -> int:
+    """Bytes of the device that a turn is planned to take beside what there is now."""
+    index = [] if turn.store is None else turn.store.index_tensors
+    held = bytes_held(chain(turn.model.tensors(), turn.cache.tensors, index))
+    return max(0, (turn.run_stats.planned or 0) - held)

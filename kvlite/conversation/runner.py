@@ -59,14 +59,9 @@ class Runner:
         return text_limit(self.tokenizer, self.shape.max_context)
 
     @property
-    def planned_for_one(self) -> bool:
-        """Whether caches take memory that was planned for one conversation alone."""
-        return self.model.device.type == "cuda"
-
-    @property
     def plans_for_others(self) -> bool:
         """Whether an answer leaves memory to others that are read or come beside it."""
-        return not self.planned_for_one and self.settings.vram == "auto"
+        return self.settings.vram == "auto"
 
     @property
     def model_path(self) -> Path:

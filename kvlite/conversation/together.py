@@ -89,9 +89,6 @@ def _once(callbacks: Callbacks) -> Callbacks:
 def _why_alone(talk: "Conversation", config: EngineConfig) -> str:
     """Why answers cannot come together; "" if they can."""
     settings, store = config.settings, talk.store
-    recalls = settings.recall != "off" and not config.ignores_recall and store is not None
-    if recalls and talk.model.device.type == "cuda":
-        return "copies of what each recalls from would not be in memory that the GPU reads"
     if settings.vram != "auto":
         return f"--vram {settings.vram} limits the tensors of one answer"
     if settings.beyond_context == "compact":

@@ -37,17 +37,21 @@ class Callbacks:
         notify: told in a sentence what the user should know.
         cancel: set to end it; checked before every chunk.
         reading: told after every chunk how many bytes are held.
+        planned: told, before anything is read, how many bytes of the device that and the answer are
+            planned to take beside what there is; it may free them, or raise OutOfMemory.
     """
 
     progress: Progress | None = None
     notify: Notify | None = None
     cancel: Event | None = None
     reading: Callable[[ReadingBytes], None] | None = None
+    planned: Callable[[int], None] | None = None
 
     def __post_init__(self) -> None:
         require_callable(self.progress, "progress")
         require_callable(self.notify, "notify")
         require_callable(self.reading, "reading")
+        require_callable(self.planned, "planned")
         if self.cancel is not None and not callable(getattr(self.cancel, "is_set", None)):
             raise SettingError(
                 f"cancel {self.cancel!r} is not a threading.Event: give one, or None"

@@ -110,7 +110,8 @@ class StepRows:
             cache.states.get(index),
             self.positions[index],
             cache.queries.get(index),
-            self.layers,
+            # Layers behind it are not among them: no cycle outlives the step.
+            {lender: self.layers[lender] for lender in self.model.shape.lenders if lender < index},
             again=self._again,
         )
         return step

@@ -39,13 +39,14 @@ class RowProgram:
         self.clock = None if recall is None else RecallClock(recall, position)
         self.states = copies_of(cache.states, model.device_of)
         by_number: dict[int, LayerProgram] = {}
+        lenders = model.shape.lenders
         each = zip(cache.layers, rows.policies, sparse_masks(model, rows.policies), strict=True)
         for index, (layer, policy, mask) in enumerate(each):
             by_number[index] = LayerProgram(
                 *(index, layer, policy, mask, position, cache.seen, self.clock),
                 log=cache.queries.get(index),
                 states=self.states.get(index),
-                lenders=by_number,
+                lenders={lender: by_number[lender] for lender in lenders if lender < index},
             )
         self.layers = [*by_number.values()]
         # Of all layers, where the token at position 0 would have been appended, and where this one

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import psutil
 
 from kvlite.config.units import readable, size_or_auto
-from kvlite.memory.free import free_bytes
+from kvlite.memory.free import free_bytes, recorded_bytes
 from kvlite.memory.nvml import spills
 
 if TYPE_CHECKING:
@@ -142,6 +142,13 @@ def device_budget(device: "torch.device", vram: str, freed: int = 0) -> DeviceBu
     name = torch.cuda.get_device_properties(device).name
     # The context exists already and is not part of what is free.
     return DeviceBudget(name, "cuda", total, 0, margin(), host, bandwidth(name))
+
+
+def spare_bytes(devices: "Sequence[torch.device]") -> int:
+    """Bytes of devices that one more plan may count on beside all that is there; with several,
+    which a plan fills alike, the fullest one counts for each."""
+    least = min(free_bytes(each) - recorded_bytes(each) for each in devices)
+    return max(0, int((1 - ERROR) * len(devices) * least))
 
 
 def card(vram: str, name: str = "") -> DeviceBudget:

@@ -42,6 +42,22 @@ def free_bytes(device: "torch.device") -> int:
     return int(free + held)
 
 
+def recorded_bytes(device: "torch.device") -> int:
+    """Bytes of those that are free only for replays of CUDA graphs: each recording holds what it
+    works with."""
+    import torch
+
+    if device.type != "cuda":
+        return 0
+    parts = torch.cuda.memory_snapshot()
+    own = (each for each in parts if each["device"] == (device.index or 0))
+    return sum(
+        each["total_size"] - each["allocated_size"]
+        for each in own
+        if each["segment_pool_id"] != (0, 0)
+    )
+
+
 def with_free(
     devices: "Iterable[torch.device]", free: "Callable[[torch.device], int]" = free_bytes
 ) -> str:

@@ -35,6 +35,11 @@ def at_once(work: Callable[[], T]) -> T:
     return work()
 
 
+def alone() -> bool:
+    """As `waits` where there are no others."""
+    return False
+
+
 @dataclass(frozen=True)
 class OOMStep:
     """Something that can be given up.
@@ -72,6 +77,7 @@ class OOMPolicy:
 
     Attributes:
         never_lossy: stop instead of taking a step that costs quality.
+        waits: returns whether nothing is given up, as others will end and leave their memory.
         tell: called with a sentence when something is given up.
         taken: names of the steps, in order; a step can come several times.
         free: returns the bytes that are available on a device now.
@@ -87,6 +93,7 @@ class OOMPolicy:
         """For work on a device, or on several `cards`."""
         self.device, self.devices = device, [*dict.fromkeys((device, *cards))]
         self.never_lossy = never_lossy
+        self.waits: Callable[[], bool] = alone
         self.tell: Tell = lambda said: None
         self.taken: list[str] = []
         self.free = free_bytes
@@ -139,7 +146,7 @@ class OOMPolicy:
         return self.taken.count(name)
 
     def _gave_up(self, oom_actions: OOMActions, *, lossless: bool) -> bool:
-        for oom_step in OOM_STEPS:
+        for oom_step in () if self.waits() else OOM_STEPS:
             if oom_step.name not in oom_actions or (lossless and oom_step.lossy):
                 continue
             if self._granted(oom_actions[oom_step.name]):

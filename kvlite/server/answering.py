@@ -44,7 +44,6 @@ class Request:
     Attributes:
         may_begin: whether nothing that it needs is in use; asked when that may have changed.
         steps: its answer, once it has begun.
-        came: whether any of it has come.
         pause: where it waits now.
     """
 
@@ -53,26 +52,25 @@ class Request:
     may_begin: Callable[[], bool]
     steps: Generator[Pause] | None = None
     pause: Pause = READING
-    came: bool = False
 
 
 class Answering:
     """All requests that wait or are answered. The engine's thread does the work.
 
     Attributes:
-        has_room: whether one more answer may begin beside those of these turns.
+        shares: whether an answer may begin beside others.
         between: called between two tokens.
     """
 
     def __init__(
         self,
         engine: Engine,
-        has_room: Callable[[list[Turn]], bool],
+        shares: Callable[[], bool],
         between: Callable[[], None],
     ) -> None:
         self.waiting: list[Request] = []
         self.going: list[Request] = []
-        self.has_room, self.between = has_room, between
+        self.shares, self.between = shares, between
         self._steps = StepsTogether()
         self._engine, self._lock = engine, threading.Lock()
         self._before = 0  # work of others, while the engine has not come to this
@@ -148,7 +146,7 @@ class Answering:
             return None
         self._changed = False
         room = len(self.going) < MOST and not reads and not self._engine.is_wanted
-        room = room and (not self.going or self.has_room(self._turns))
+        room = room and (not self.going or self.shares())
         for request in [*self.waiting]:
             if request.work.cancel.is_set() or (room and _may_begin(request)):
                 with self._lock:
@@ -159,8 +157,7 @@ class Answering:
 
     def _begin(self, request: Request) -> None:
         request.work.show(before=0, done=0, total=0)
-        request.steps, request.came = request.answer(request.work), False
-        request.pause = READING
+        request.steps, request.pause = request.answer(request.work), READING
         self.going.append(request)
         with self._lock:
             self._count()
@@ -174,10 +171,10 @@ class Answering:
             nonlocal more, short
             try:
                 for request.pause in steps:
-                    more, request.came = True, request.came or not request.pause.reads
+                    more = True
                     return
             except OutOfMemory:
-                short = not request.came and len(self.going) > 1
+                short = request.pause.turn is None and len(self.going) > 1
                 if not short:
                     raise
 

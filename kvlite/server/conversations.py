@@ -6,9 +6,10 @@ requests for a title, have places of their own and never take one of these.
 
 import logging
 import os
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,64 +24,17 @@ from kvlite.conversation.snapshot import Snapshot
 from kvlite.engine.callbacks import Callbacks
 from kvlite.engine.sampling import DRAWING
 from kvlite.errors import ContextError, KvliteError, OutOfMemory, SettingError, Stopped
+from kvlite.memory.device_budget import spare_bytes
+from kvlite.memory.free import release_memory
+from kvlite.memory.oom import alone
 from kvlite.server.half_read import Prompt
+from kvlite.server.kept import Kept, held_bytes
 
 _LOG = logging.getLogger("kvlite.server")
-# Tokens up to which a conversation is short, and how many of those are kept.
-SHORT, SHORT_ONES = 1024, 8
+# How many short conversations are kept.
+SHORT_ONES = 8
 # Errors after which a conversation goes on.
 _HARMLESS = (ContextError, OutOfMemory, SettingError, Stopped)
-# Tokens in common from which a conversation is gone on with.
-_FEW = 8
-
-
-@dataclass(eq=False)
-class Kept:
-    """A conversation that may go on.
-
-    Attributes:
-        ids: all that was read and generated.
-        prompt: tokens of its last prompt; the answer after it may come back without its reasoning.
-        settings: that matter to what is kept of it.
-        talk: None while it is on disk alone.
-        path: its file, as it was when it was last put there.
-        changed: whether it has gone on since.
-        used: when, as a number that grows.
-        busy: whether an answer is coming in it.
-        lent: whether its file is the library's.
-        half_read: a prompt that is, since nobody waits for its answer any more.
-        device_bytes, host_bytes: of memory that it takes; 0 while it is on disk alone.
-        file_bytes: of its file.
-    """
-
-    ids: list[int]
-    settings: Settings
-    talk: Conversation | None = None
-    prompt: int | None = None
-    path: Path | None = None
-    changed: bool = True
-    used: int = 0
-    busy: bool = False
-    lent: bool = False
-    half_read: Prompt | None = None
-    device_bytes: int = 0
-    host_bytes: int = 0
-    file_bytes: int = 0
-
-    @property
-    def memory_bytes(self) -> int:
-        """Bytes of memory that it takes, on the device and on the host."""
-        return self.device_bytes + self.host_bytes
-
-    @property
-    def is_idle(self) -> bool:
-        """Whether it may be written to disk, or leave memory."""
-        return not self.busy and self.half_read is None
-
-    @property
-    def is_short(self) -> bool:
-        """Whether there is little to read again."""
-        return len(self.ids) <= SHORT
 
 
 class Conversations:
@@ -120,23 +74,29 @@ class Conversations:
         ignore_eos: bool = False,
     ) -> Generator[tuple[Piece | None, Conversation]]:
         """Answer a prompt, by the usual settings with these changed, in the conversation that has
-        read most of it. Pieces and errors are those of `answer_prompt`. A prompt that is left half
-        read goes on where it was if it is the next one that is asked, and memory was not planned
-        for one prompt alone."""
+        read most of it. Pieces and errors are those of `answer_prompt`; those of OutOfMemory, too,
+        while others are answered that will end. A prompt that is left half read goes on where it
+        was if it is the next one that is asked, unless memory is limited to one (`--vram`).
+        `callbacks.planned` is told what memory lacks once nothing else can go."""
         chosen = self.runner.settings.after_load(settings)
         lasting, given = self._lasting(chosen), {**settings, "ignore_eos": ignore_eos}
         now = self._left(ids, given) or self._found(ids, lasting) or Kept([], lasting)
         if now not in self.kept:
             self.kept.append(now)
         self._used += 1
-        now.ids, now.used, now.busy, now.changed = [*ids], self._used, True, True
+        before, now.ids, now.used, now.busy, now.changed = now.ids, [*ids], self._used, True, True
         now.prompt, broken = len(ids), True
         prompt, now.half_read = now.half_read, None
         try:
-            self._make_room(now, len(ids))
-            prompt = prompt or Prompt(self._opened(now), ids, given)
-            with closing(prompt.pieces(callbacks)) as pieces:
+            self._make_room(now)
+            have = partial(self.have, now=now, more=callbacks.planned)
+            prompt = prompt or Prompt(self._opened(now, have), ids, given)
+            policy = prompt.talk.oom_policy
+            policy.waits = partial(self._has_others, now)
+            with closing(prompt.pieces(replace(callbacks, planned=have))) as pieces:
                 for piece in pieces:
+                    if piece is not None:
+                        policy.waits = alone
                     yield piece, prompt.talk
             broken = False
         except (*_HARMLESS, GeneratorExit):
@@ -149,12 +109,35 @@ class Conversations:
             else:
                 if prompt is not None:
                     prompt.give_up()
-                self._settle(now, broken=broken)
-            self._make_room(now, len(now.ids))
+                self._settle(now, before, broken=broken)
+            self._make_room(now)
 
-    def _settle(self, kept: Kept, *, broken: bool = False) -> None:
-        """Know what a conversation has read; forget it if that is nothing, or it is broken."""
-        kept.ids = [] if kept.talk is None else known_ids(kept.talk)
+    def have(
+        self, nbytes: int, now: Kept | None = None, more: Callable[[int], None] | None = None
+    ) -> None:
+        """Have so many bytes of the device free for what is read `now`: as many as that takes leave
+        memory, the least recently used first, before `more` is asked for them. Raises OutOfMemory
+        while others are answered that take it."""
+        devices = self.runner.model.all_devices
+        others = (each for each in self.kept if each is not now and not each.busy)
+        for each in sorted((each for each in others if each.talk), key=lambda each: each.used):
+            if nbytes <= spare_bytes(devices):
+                return
+            self._leave(each)
+            release_memory(devices[0])
+        if more is not None and nbytes > spare_bytes(devices):
+            more(nbytes)
+        if self._has_others(now) and nbytes > spare_bytes(devices):
+            raise OutOfMemory("there is no room beside the answers that are coming")
+
+    def _has_others(self, now: Kept | None) -> bool:
+        """Whether others are answered, which will end."""
+        return any(each.busy for each in self.kept if each is not now)
+
+    def _settle(self, kept: Kept, before: Sequence[int] = (), *, broken: bool = False) -> None:
+        """Know what a conversation has read, which is as `before` if it was not opened; forget it
+        if that is nothing, or it is broken."""
+        kept.ids = [*before] if kept.talk is None else known_ids(kept.talk)
         if broken or not kept.ids:
             self._drop(kept)
 
@@ -178,14 +161,14 @@ class Conversations:
         """Whether a prompt had better wait for an answer, as else much were read again."""
         lasting = self._lasting(self.runner.settings.after_load(settings))
         busy = (each for each in self.kept if each.busy and each.settings == lasting)
-        return any(_goes_on(same := common(each.ids, ids), each) and same > SHORT for each in busy)
+        return any(each.is_awaited_by(ids) for each in busy)
 
     def _found(self, ids: Sequence[int], settings: Settings) -> Kept | None:
         """The conversation to go on with: it has most of the prompt, and loses less than that."""
         free = (each for each in self.kept if each.settings == settings and not each.busy)
         alike = [(common(each.ids, ids), each) for each in free]
         for same, each in sorted(alike, key=lambda pair: (-pair[0], -pair[1].used)):
-            if _goes_on(same, each):
+            if each.is_gone_on_with(same):
                 if same < min(len(ids), len(each.ids)):
                     _LOG.info(
                         "%d of %d tokens are known; the first different token is %d of the %d of "
@@ -201,13 +184,15 @@ class Conversations:
         )
         return None
 
-    def _opened(self, kept: Kept) -> Conversation:
-        """A conversation in memory; a new one if its file cannot be opened."""
+    def _opened(self, kept: Kept, have: Callable[[int], None]) -> Conversation:
+        """A conversation in memory; a new one if its file cannot be opened. Raises as `have`."""
         if kept.talk is None and kept.path is not None:
             try:
-                kept.talk = self.runner.open(kept.path)
+                kept.talk = self._read_back(kept.path, partial(have, kept.file_bytes))
                 kept.talk.settings = kept.settings
             except (KvliteError, OSError) as error:
+                if isinstance(error, OutOfMemory) and self._has_others(kept):
+                    raise
                 _LOG.warning("%s is not gone on with: %s", kept.path.name, error)
                 self._forget_file(kept)
             if kept.lent:
@@ -216,30 +201,34 @@ class Conversations:
             kept.talk = Conversation(self.runner.model, kept.settings)
         return kept.talk
 
-    def _make_room(self, now: Kept, count: int) -> None:
-        """Keep within the limits beside a conversation of `count` tokens; the least recently used
-        go first. It raises nothing: answers do not depend on it."""
+    def _read_back(self, path: Path, make_room: Callable[[], None]) -> Conversation:
         try:
-            self._keep_within(now, count)
-        except Exception as error:
-            self._tell("room was not made for a conversation of %d tokens: %s", error, count)
+            return self.runner.open(path)
+        except OutOfMemory:
+            pass  # and the traceback is gone
+        make_room()
+        return self.runner.open(path)
 
-    def _keep_within(self, now: Kept, count: int) -> None:
+    def _make_room(self, now: Kept) -> None:
+        """Keep within the limits beside a conversation; the least recently used go first. It raises
+        nothing: answers do not depend on it."""
+        try:
+            self._keep_within(now)
+        except Exception as error:
+            self._tell("room was not made for a conversation of %d tokens: %s", error, len(now.ids))
+
+    def _keep_within(self, now: Kept) -> None:
         if now.talk is not None:
             now.device_bytes, now.host_bytes = held_bytes(now.talk)
         idle = (each for each in self.kept if each is not now and each.is_idle)
         others = sorted(idle, key=lambda each: -each.used)
-        short, places = SHORT_ONES - 1, len(others)
         busy = (each for each in self.kept if each is not now and not each.is_idle)
         total = (now.memory_bytes or now.file_bytes) + sum(each.memory_bytes for each in busy)
-        if self.runner.planned_for_one:
-            short, places = 0, int(count <= SHORT)
-        for each in [each for each in others if each.is_short][short:]:
+        for each in [each for each in others if each.is_short][SHORT_ONES - 1 :]:
             self._drop(each)
-        here = [each for each in others if each.talk is not None and not each.is_short]
-        for each in here:
-            total, places = total + each.memory_bytes, places - 1
-            if places < 0 or total > self.keep:
+        for each in [each for each in others if each.talk is not None and not each.is_short]:
+            total += each.memory_bytes
+            if total > self.keep:
                 self._put_away(each)
         self._keep_within_disk()
 
@@ -269,6 +258,14 @@ class Conversations:
                     found += [] if path.parent == self.folder else [(path, path.stat())]
         found.sort(key=lambda pair: -pair[1].st_mtime)
         return [(path, stat.st_size) for path, stat in found]
+
+    def _leave(self, kept: Kept) -> None:
+        """Let a conversation leave memory, for the disk if it is long."""
+        self._give_up(kept)
+        if kept in self.kept and kept.is_short:
+            self._drop(kept)
+        elif kept in self.kept and kept.talk is not None:
+            self._put_away(kept)
 
     def _drop(self, kept: Kept) -> None:
         self._forget_file(kept)
@@ -359,12 +356,7 @@ class Conversations:
     def set_aside(self) -> None:
         """Leave memory: what is long goes to disk, the last used first, as far as there is room."""
         for each in sorted(self.kept, key=lambda each: -each.used):
-            self._give_up(each)
-        for each in sorted(self.kept, key=lambda each: -each.used):
-            if each.is_short:
-                self._drop(each)
-            elif each.talk is not None:
-                self._put_away(each)
+            self._leave(each)
         self._keep_within_disk()
 
     def _on_disk(self, path: Path) -> Kept:
@@ -381,18 +373,3 @@ class Conversations:
 
 # Settings that end with the answer.
 _PASSING = (*DRAWING, "max_new_tokens", "reserve_tokens")
-
-
-def held_bytes(talk: Conversation) -> tuple[int, int]:
-    """Bytes of memory that a conversation takes: of the device, and of the host."""
-    device, host = talk.cache.nbytes + talk.cache.state_bytes, talk.checkpoint_bytes
-    if talk.store is not None:
-        device += talk.store.index_bytes
-        host += 0 if talk.store.on_disk else talk.store.nbytes
-    return device, host
-
-
-def _goes_on(same: int, kept: Kept) -> bool:
-    """Whether a prompt with `same` tokens in common goes on there: it loses less than that of what
-    was said to the model."""
-    return same >= _FEW and 2 * same >= min(len(kept.ids), kept.prompt or len(kept.ids))

@@ -36,7 +36,8 @@ class Prompt:
         missed = perf_counter() - self._left if self.is_half_read else None
         self._follower = follower
         if self._pieces is None:
-            callbacks = Callbacks(self._progress, self._notify, cast(Event, self), self._reading)
+            told = self._progress, self._notify, cast(Event, self), self._reading
+            callbacks = Callbacks(*told, follower.planned)
             self._pieces = answer_prompt(self.talk, self.ids, callbacks=callbacks, **self.settings)
         try:
             while True:

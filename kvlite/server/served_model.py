@@ -15,10 +15,8 @@ from kvlite.config.settings import Settings
 from kvlite.conversation.conversation import Conversation
 from kvlite.conversation.metrics import Piece
 from kvlite.conversation.runner import Runner, open_runner
-from kvlite.conversation.turn import Turn
-from kvlite.errors import Stopped
-from kvlite.memory.device_budget import ERROR
-from kvlite.memory.free import free_bytes, return_memory, settle_heap
+from kvlite.errors import KvliteError, Stopped
+from kvlite.memory.free import return_memory, settle_heap
 from kvlite.model.source import lasting_name
 from kvlite.model.text_limit import too_long
 from kvlite.server.answering import READING, Answering, Pause
@@ -33,6 +31,8 @@ from kvlite.web.work import Shown, Work
 _OFTEN, _SHARE = 2.0, 20
 # Seconds of silence after which a waiting client is told how far things are.
 BEAT = 5.0
+# Of a request, what comes before its first answer.
+_PROMPT = -1
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ class ServedModel:
         self._max_context = max_context
         self.users = self.planned = 0
         self.conversations: Conversations | None = None
-        self.answering = Answering(state.engine, self._has_room, self._keep_some)
+        self.answering = Answering(state.engine, self._shares, self._keep_some)
         self.loading: Work | None = None
         self._keep_next = 0.0
 
@@ -169,7 +169,9 @@ class ServedModel:
 
         self.users += 1
         self.state.counters.waiting += 1
-        work = self.answering.submit(partial(self._answers, ask, put), partial(self._free, ask))
+        left = [*[_PROMPT] * ask.scored, *range(ask.choices if ask.answers else 0)]
+        answers = partial(self._answers, ask, left, put)
+        work = self.answering.submit(answers, partial(self._free, ask))
         work.on_show = shows
         shows(work.shown)
         try:
@@ -231,18 +233,22 @@ class ServedModel:
         self.loading = None
         return_memory(devices)
 
-    def _answers(self, ask: Ask, put: Callable[[Token], None], work: Work) -> Generator[Pause]:
+    def _answers(
+        self, ask: Ask, left: list[int], put: Callable[[Token], None], work: Work
+    ) -> Generator[Pause]:
+        """All that is `left` to answer; what is whole leaves that, and does not come again."""
         if (runner := self.runner) is None or self.conversations is None:
             raise Stopped
-        if self.state.make_way is not None and runner.planned_for_one:
-            self.state.make_way(work)
-        if ask.scored:
+        if self.state.make_way is not None:
+            work.planned = partial(self._make_way, self.state.make_way, work)
+        if _PROMPT in left:
             scores = prompt_chances(runner.model, ask.ids, ask.top or 0, work.callbacks)
             put(Token(prompt=tuple(scores)))
+            left.remove(_PROMPT)
             yield Pause()
         for path in ask.lent:
             self.conversations.lend(path)
-        for choice in range(ask.choices if ask.answers else 0):
+        for choice in [*left]:
             settings = {**ask.settings}
             if choice and settings.get("seed") is not None:
                 settings["seed"] += choice
@@ -265,20 +271,20 @@ class ServedModel:
             finally:
                 if piece is not None:  # an answer that nobody waits for any more took time, too
                     self.state.counters.end(piece.metrics)
+            left.remove(choice)
 
     def _free(self, ask: Ask) -> bool:
         """Whether nothing is being used that a request would better go on with."""
         return self.conversations is None or not self.conversations.waits(ask.ids, ask.settings)
 
-    def _has_room(self, turns: Sequence[Turn]) -> bool:
-        """Whether one more answer may begin beside those of these turns."""
-        runner = self.ready()
-        if not runner.plans_for_others:
-            return False
-        weights = bytes_held(runner.model.tensors())
-        planned = max((each.run_stats.planned or 0 for each in turns), default=0)
-        held = max((each.cache.nbytes for each in turns), default=0)
-        return max(held, planned - weights) <= (1 - ERROR) * free_bytes(runner.model.device)
+    def _shares(self) -> bool:
+        """Whether an answer may begin beside others, if there is memory for it."""
+        return self.ready().plans_for_others
+
+    def _make_way(self, make_way: Callable[[Work], None], work: Work, nbytes: int) -> None:
+        """Have others of this program free what they can; answers do not depend on it."""
+        with suppress(KvliteError):
+            make_way(work)
 
 
 def _without_token(piece: Piece) -> Piece:

@@ -26,8 +26,8 @@ class ServerState:
 
     Attributes:
         folder: where conversations on disk are.
-        make_way: called by the engine's thread before an answer, where the device has room for one
-            conversation alone; None if nobody else has one.
+        make_way: called by the engine's thread before an answer for which the device has no room;
+            None if nobody else has a conversation there.
     """
 
     def __init__(

@@ -103,6 +103,7 @@ class Work:
         result: what it made, once it has ended well.
         failure: what went wrong, without its traceback.
         on_show: called by the thread that does it, each time it shows something.
+        planned: as of `Callbacks`.
     """
 
     def __init__(
@@ -124,6 +125,7 @@ class Work:
         self.failure: Exception | None = None
         self.shown = Shown(title=title, since=time.monotonic())
         self.on_show: Callable[[Shown], None] | None = None
+        self.planned: Callable[[int], None] | None = None
         self._failed = failed
         self._task: Task | None = task
         self._changed = Condition()
@@ -131,7 +133,7 @@ class Work:
     @property
     def callbacks(self) -> Callbacks:
         """Callbacks that show how far prefill and decoding are."""
-        return Callbacks(self.progress, self.note, self.cancel, self._reading)
+        return Callbacks(self.progress, self.note, self.cancel, self._reading, self.planned)
 
     def show(self, **values: Any) -> None:
         """Change what is shown."""

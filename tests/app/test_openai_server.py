@@ -11,7 +11,6 @@ from typing import Any
 import httpx
 import pytest
 
-import kvlite
 from kvlite.config.settings import Settings
 from kvlite.errors import ModelError
 from kvlite.server.config import ServerConfig
@@ -31,7 +30,7 @@ HERONS = "Herons stand in the water. " * 20
 @pytest.fixture
 def http(service: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """A program that asks the page's model."""
-    monkeypatch.setattr("kvlite.server.conversations.SHORT", 100)
+    monkeypatch.setattr("kvlite.server.kept.SHORT", 100)
     server = OpenAIServer(ServerConfig(port=free_port(), folder=tmp_path / "server"))
     loading = service.load(service.model_host.settings)
     with (
@@ -90,22 +89,32 @@ def test_page_and_programs_take_turns(service: Service, http: httpx.Client, refe
 def test_where_one_conversation_fits_each_makes_way_for_the_other(
     service: Service, http: httpx.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kvlite.Runner, "planned_for_one", True)
-    host = service.model_host
+    """Where both do, both stay."""
+    host, fits = service.model_host, True
 
     def of_programs() -> list[bool]:
         assert host.lent is not None and host.lent.current.conversations is not None
         return [each.talk is not None for each in host.lent.current.conversations.kept]
 
+    def free(devices: Any) -> int:
+        return 100 * (fits or host.active is None or True not in of_programs())
+
+    monkeypatch.setattr("kvlite.conversation.context.wanted_bytes", lambda turn: 100)
+    monkeypatch.setattr("kvlite.server.conversations.spare_bytes", free)
     service.say("", A, HERONS).wait()
-    assert host.active is not None
     asked(http, HERONS)
+    assert host.active is not None and of_programs() == [True]
+    fits = False
+    service.say("", A, "Who?").wait()
+    assert host.active is not None and of_programs() == [False]
+    asked(http, HERONS, "Yes.", "Where?")
     assert host.active is None and of_programs() == [True]
     service.say("", A, "Where?").wait()
     assert host.active is not None and of_programs() == [False]
     assert host.active.session.last is not None
     assert host.active.session.last.prompt_tokens < 80
-    assert asked(http, HERONS, "Yes.", "Where?")["read"] < 80 and host.active is None
+    assert asked(http, HERONS, "Yes.", "Where?", "There.", "When?")["read"] < 80
+    assert host.active is None
 
 
 @pytest.mark.long
@@ -145,7 +154,7 @@ def test_programs_have_the_model_that_the_page_has(
 def test_what_programs_had_read_is_kept_when_the_app_ends(
     given: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kvlite.server.conversations.SHORT", 100)
+    monkeypatch.setattr("kvlite.server.kept.SHORT", 100)
     config = ServerConfig(port=free_port(), folder=tmp_path / "server")
     for text in ((HERONS,), (HERONS, "Yes.", "Where?")):
         service, server = Service(given, tmp_path), OpenAIServer(config)

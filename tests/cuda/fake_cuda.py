@@ -409,6 +409,7 @@ def fake_cuda(*, maps: bool = True, count: int = 1) -> Iterator[FakeCuda]:
         "empty_cache": lambda: None,
         "memory_allocated": lambda *_: GIB,
         "memory_reserved": lambda *_: GIB,
+        "memory_snapshot": list,
         "max_memory_allocated": lambda *_: GIB,
         "reset_peak_memory_stats": lambda *_: None,
         "set_per_process_memory_fraction": _limited,

@@ -15,10 +15,7 @@ from torch import Tensor
 
 from kvlite.cache import KVCache, parse_kv_bits
 from kvlite.config.settings import Settings
-from kvlite.conversation.metrics import Piece
 from kvlite.conversation.runner import Runner
-from kvlite.conversation.together import ask_all
-from kvlite.engine.callbacks import Callbacks
 from kvlite.engine.cuda_graph import GraphDecoder, Replay
 from kvlite.engine.prefill import prefill
 from kvlite.engine.sampling import Sampler
@@ -455,41 +452,3 @@ def test_streamed_weights_come_while_others_compute(cuda: FakeCuda) -> None:
 def test_memory_of_a_device_is_limited_however_it_is_named(cuda: FakeCuda, named: str) -> None:
     for vram in ("auto", "8GiB"):
         hold(choose_device(named), vram)
-
-
-@pytest.mark.parametrize("given", [{"method": "full"}, {"method": "h2o", "recall": "off"}], ids=str)
-def test_questions_together_are_those_of_a_cpu(
-    given: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """On CUDA by programs of several rows, until the last one is by itself."""
-    forgo_loops(monkeypatch)
-    rows = list[int]()
-
-    def captured(program: StepProgram) -> Replay:
-        rows.append(len(program.rows))
-        program.rehearse()
-        return program.run
-
-    monkeypatch.setattr(
-        "kvlite.conversation.steps_together.graph_decoder",
-        lambda model: GraphDecoder(model, None, captured),
-    )
-    text = " ".join(str(3 + 7 * at % 90) for at in range(120))
-    settings = Settings(**{"budget": 60, "max_new_tokens": 40, "speculate": "off", **given})
-
-    def answers(model: LoadedModel) -> list[list[int | None]]:
-        talk = Runner(model, settings).conversation()
-        talk.read_ahead(text)
-        said: list[list[int | None]] = [[], [], []]
-        lengths = ({"max_new_tokens": count} for count in (40, 24, 12))
-        asked = [(f"{text} {number}", own) for number, own in zip((5, 6, 7), lengths, strict=True)]
-        for index, piece in ask_all([(talk, talk.config, asked)], Callbacks()):
-            assert isinstance(piece, Piece), piece
-            said[index].append(piece.token_id)
-        return said
-
-    expected = answers(make_tiny("llama", **SIZES).model)
-    rows.clear()
-    with fake_cuda():
-        assert answers(make_tiny("llama", "cuda", **SIZES).model) == expected
-    assert rows == [3, 2]

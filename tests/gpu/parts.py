@@ -21,6 +21,7 @@ PARTS: dict[str, Part] = {
         speed.other_weights,
         speed.graphs,
         speed.together,
+        speed.requests,
         speed.beside_transformers,
         memory.long_documents,
         memory.out_of_memory,

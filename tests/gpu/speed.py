@@ -2,7 +2,10 @@
 
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import chain
+from pathlib import Path
 from statistics import median
+from tempfile import TemporaryDirectory
 from time import perf_counter
 from typing import Any
 from unittest.mock import patch
@@ -12,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kvlite.cache.segment import bytes_held
+from kvlite.conversation import run_stats
 from kvlite.conversation.steps_together import StepsTogether
 from kvlite.engine.callbacks import Callbacks
 from kvlite.engine.cuda_graph import GraphDecoder
@@ -20,6 +24,7 @@ from kvlite.model.load import LoadedModel
 from kvlite.ops.attention import attend, attend_causal, attend_ragged
 from kvlite.ops.blocks import FORMATS
 from kvlite.ops.softmax import Softmax
+from kvlite.server import answering
 from tests.gpu.measure import (
     Row,
     answered,
@@ -35,6 +40,7 @@ from tests.gpu.measure import (
 )
 from tests.gpu.models import Place, pack_at_random
 from tests.oracles.packed import blocks
+from tests.served import served
 
 WAYS: tuple[dict[str, Any], ...] = (
     {"method": "full", "recall": "off"},
@@ -269,6 +275,37 @@ def together(place: Place) -> Iterator[Row]:
     for way in WAYS[: 1 if place.rehearsal else None]:
         for rows in (1, 4, 8):
             yield attempted({"answers": rows, **way}, partial(measured, rows, way))
+
+
+def requests(place: Place) -> Iterator[Row]:
+    """How many tokens a second do requests to a server make together, beside one at a time?"""
+    model = place.large_model()
+
+    def measured(count: int, way: dict[str, Any]) -> Row:
+        length = place.answer + 2 * count  # the first goes on while the last is read
+        runner = place.runner(model, max_new_tokens=length, **way)
+        asked: Any = [(place.tokens(place.short, seed), {}) for seed in range(count)]
+        with TemporaryDirectory() as folder, patch.object(run_stats, "SLICE_S", 1e9):
+            said = served(runner, Path(folder), asked)
+            with patch.object(answering, "MOST", 1):
+                alone = served(runner, Path(folder), asked)
+        begun, end = (at(each.came[end] for each in said) for at, end in ((max, 0), (min, -1)))
+        between = sum(begun < came <= end for each in said for came in each.came)
+        by_itself = sum(each.came[-1] - each.came[0] for each in alone)
+        rate, other = between / (end - begun), count * (length - 1) / by_itself
+        own, others = ([each.tokens for each in every] for every in (said, alone))
+        pairs = zip(chain(*own), chain(*others), strict=False)
+        return {
+            "tokens/s": rate,
+            "one at a time, tokens/s": other,
+            "times as many": rate / other,
+            "equal": own == others,
+            "tokens alike": sum(one == two for one, two in pairs),
+        }
+
+    for way in WAYS[1:3]:
+        for count in (4, 8):
+            yield attempted({"requests": count, **way}, partial(measured, count, way))
 
 
 def kernels(place: Place) -> Iterator[Row]:

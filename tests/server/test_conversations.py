@@ -2,6 +2,7 @@
 
 import logging
 import random
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,8 +14,9 @@ import kvlite
 from kvlite.config.settings import Settings
 from kvlite.conversation.runner import Runner
 from kvlite.engine.callbacks import NO_CALLBACKS
-from kvlite.errors import ContextError, SettingError
-from kvlite.server import conversations, half_read
+from kvlite.engine.layer_prefill import LayerPrefill
+from kvlite.errors import ContextError, OutOfMemory, SettingError
+from kvlite.server import conversations, half_read, kept
 from kvlite.server.conversations import Conversations
 from tests.conftest import Tiny
 
@@ -23,7 +25,7 @@ GIVEN: dict[str, Any] = {"max_new_tokens": 4, "budget": "60"}
 
 @pytest.fixture(autouse=True)
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(conversations, "SHORT", 100)
+    monkeypatch.setattr(kept, "SHORT", 100)
     monkeypatch.setattr(conversations, "SHORT_ONES", 3)
 
 
@@ -224,23 +226,119 @@ def test_what_could_not_be_written_is_tried_again_or_forgotten(
     assert Asked(pool, [*asked[2].ids, *ids_of(80, 4)]).read <= 81
 
 
-def test_a_gpu_has_one_long_conversation_and_a_short_one(
+class Device:
+    """Memory of a device, as `pool` finds it: what its conversations do not take is free; and what
+    the next turn is planned to take."""
+
+    def __init__(self, pool: Conversations, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.pool, self.size, self.wanted = pool, 0, 0
+        monkeypatch.setattr(conversations, "spare_bytes", lambda devices: self.free)
+        monkeypatch.setattr("kvlite.conversation.context.wanted_bytes", lambda turn: self.wanted)
+
+    @property
+    def free(self) -> int:
+        return self.size - sum(each.device_bytes for each in self.pool.kept)
+
+
+def test_as_many_leave_memory_as_the_next_turn_takes_the_least_recently_used_first(
     tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pool = Conversations(kvlite.load(str(tiny_folder), **GIVEN), 1 << 30, 1 << 30, tmp_path)
-    monkeypatch.setattr(kvlite.Runner, "planned_for_one", True)
+    device = Device(pool, monkeypatch)
+    device.size = 1 << 30
+    asked = [Asked(pool, ids_of(count, seed)) for seed, count in enumerate((300, 20, 300, 300))]
+    asked[0] = Asked(pool, [*asked[0].ids, *ids_of(80, 9)])  # the last used now
+    taken = sum(each.device_bytes for each in pool.kept)
+    one = max(each.device_bytes for each in pool.kept)
+    device.size, device.wanted = taken + one, one
+    asked.append(Asked(pool, ids_of(300, 8)))
+    assert all(each.talk is not None for each in pool.kept) and len(pool.kept) == 5
+    device.size = sum(each.device_bytes for each in pool.kept)
+    device.wanted = one + 1  # the short one's is not enough, and one more's is
+    Asked(pool, [*asked[4].ids, *ids_of(80, 5)])
+    assert [(len(each.ids) // 300, each.talk is None) for each in pool.kept] == [
+        (1, False),
+        (1, True),
+        (1, False),
+        (1, False),
+    ]
+    device.wanted = 1 << 40  # which is not there, and nobody else takes it
+    ids = [*asked[2].ids, *ids_of(80, 6)]
+    again = Asked(pool, ids)
+    assert again.read <= 81 and [each.talk is None for each in pool.kept].count(False) == 1
+    fresh = Conversations(pool.runner, 0, 0, tmp_path / "fresh")
+    assert again.answer == Asked(fresh, ids).answer
 
-    def here() -> list[bool]:
-        return [each.is_short for each in pool.kept if each.talk is not None]
 
+def test_beside_others_a_turn_for_which_there_is_no_room_waits(
+    tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is as if it had not been asked, and then takes what they leave."""
+    pool = Conversations(kvlite.load(str(tiny_folder), **GIVEN), 1 << 30, 1 << 30, tmp_path)
+    device, lacks = Device(pool, monkeypatch), list[int]()
     first = Asked(pool, ids_of(300, 0))
-    Asked(pool, ids_of(20, 9))
-    Asked(pool, ids_of(20, 8))
-    assert here() == [False, True]
-    Asked(pool, ids_of(300, 1))
-    assert here() == [False]
-    assert Asked(pool, [*first.ids, *ids_of(80, 2)]).read <= 81
-    assert here() == [False] and len(pool.kept) == 2
+    going = pool.answer(ids_of(300, 1), {}, NO_CALLBACKS, ignore_eos=True)
+    next(piece for piece, _ in going if piece is not None)
+    device.size, device.wanted = sum(each.device_bytes for each in pool.kept), 10**6
+    ids = [*first.ids, *ids_of(80, 2)]
+    for _ in range(2):
+        with pytest.raises(OutOfMemory, match="no room beside"):
+            list(pool.answer(ids, {}, replace(NO_CALLBACKS, planned=lacks.append)))
+    assert lacks == [10**6] * 2 and [each.busy for each in pool.kept] == [False, True]
+    assert len(list(going)) == 3
+    assert Asked(pool, ids).read <= 81
+    assert [each.talk is None for each in pool.kept] == [False, True]
+
+
+def test_memory_that_runs_out_beside_others_costs_nobody_anything(
+    pool: Conversations, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By itself, an answer goes on with less."""
+    take, short = LayerPrefill.take, [2]
+
+    def runs_out(layer: LayerPrefill, *args: Any, **given: Any) -> torch.Tensor:
+        if short[0]:
+            short[0] -= 1
+            raise torch.OutOfMemoryError("there is no more")
+        return take(layer, *args, **given)
+
+    going = pool.answer(ids_of(300, 1), {}, NO_CALLBACKS, ignore_eos=True)
+    next(piece for piece, _ in going if piece is not None)
+    monkeypatch.setattr(LayerPrefill, "take", runs_out)
+    with pytest.raises(OutOfMemory):
+        Asked(pool, ids_of(300, 2))
+    assert [each.busy for each in pool.kept] == [True]
+    (*_, (last, _)) = going
+    assert last is not None and last.metrics.fallbacks == ()
+    short[0] = 2
+    (*_, (last, _)) = pool.answer(ids_of(300, 2), {}, NO_CALLBACKS)
+    assert last is not None and last.metrics.fallbacks == ("smaller chunk",)
+
+
+def test_what_cannot_be_opened_for_want_of_memory_stays_on_disk(
+    tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While others take it; those who are idle leave it."""
+    pool = Conversations(kvlite.load(str(tiny_folder), **GIVEN), 1 << 30, 1 << 30, tmp_path)
+    first = Asked(pool, ids_of(300, 0))
+    pool.set_aside()
+    device, opens = Device(pool, monkeypatch), kvlite.Runner.open
+
+    def runs_out(runner: Runner, path: Path) -> kvlite.Conversation:
+        if device.free < 1:
+            raise OutOfMemory("there is no room for it")
+        return opens(runner, path)
+
+    monkeypatch.setattr(kvlite.Runner, "open", runs_out)
+    going = pool.answer(ids_of(300, 1), {}, NO_CALLBACKS, ignore_eos=True)
+    next(piece for piece, _ in going if piece is not None)
+    ids = [*first.ids, *ids_of(80, 2)]
+    with pytest.raises(OutOfMemory):
+        Asked(pool, ids)
+    assert pool.kept[0].path is not None and len(list(going)) == 3
+    device.size = 1 + pool.kept[1].device_bytes // 2
+    assert Asked(pool, ids).read <= 81
+    assert [each.talk is None for each in pool.kept] == [False, True]
 
 
 def test_a_disk_that_fails_fails_no_answer(

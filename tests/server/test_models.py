@@ -47,7 +47,7 @@ def home(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         patch.setenv("KVLITE_MODELS", str(home / "models"))
         patch.delenv("OLLAMA_MODELS", raising=False)
         patch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(home / "hub"))
-        patch.setattr("kvlite.server.conversations.SHORT", 100)
+        patch.setattr("kvlite.server.kept.SHORT", 100)
         yield home
 
 

@@ -1,8 +1,9 @@
 """Copies of a host store that share what was read, for several answers at once.
 
 On Linux, exact entries lie in a memory file that every copy maps privately: only the pages that a
-copy writes (its question and its answer) are its own, everything else exists once. On other
-systems, and for quantized entries and sliding windows, a copy is a full copy.
+copy writes (its question and its answer) are its own, everything else exists once. A copy is a full
+copy on other systems, of quantized entries and sliding windows, and of pinned memory that a CUDA
+device reads: a mapping would be pinned page by page, each of them a copy.
 """
 
 import mmap
@@ -28,7 +29,7 @@ class StoreCopies:
     """Makes copies of a host store in memory, each for a question and its answer.
 
     Attributes:
-        own_bytes: bytes that another copy takes.
+        own_bytes: bytes of host memory that another copy takes.
     """
 
     @torch.inference_mode()
@@ -40,10 +41,15 @@ class StoreCopies:
             room: entries that a copy may add, its answer's included.
         """
         store.forget_answer()
-        self.store = store
+        self.store, self.room = store, room
         self.pages = _Pages() if hasattr(os, "memfd_create") else None
-        self.own_bytes = store.index_bytes + bytes_held(state_tensors(store.states))
+        self.own_bytes = bytes_held(state_tensors(store.states))
         for layer in store.layers:
+            if _pinned_for(layer, store) is not None:
+                self.own_bytes += (
+                    layer.cache.nbytes * (layer.read + room) // layer.head_group.capacity
+                )
+                continue
             if self.pages is None or layer.window is not None or store.bits is not None:
                 self.own_bytes += layer.cache.nbytes
                 continue
@@ -55,19 +61,27 @@ class StoreCopies:
 
     @torch.inference_mode()
     def copy(self) -> HostKVStore:
-        """Make another copy."""
+        """Make another copy. Raises MemoryError if host memory has no room for it."""
         home = None if self.pages is None else self.pages.copying()
-        layers = [_copied(layer, home) for layer in self.store.layers]
-        made = HostKVStore(layers, self.store.bits, self.store.seen, spare=self.store.spare)
+        made = HostKVStore([], self.store.bits, self.store.seen, spare=self.store.spare)
+        for layer in self.store.layers:
+            device, index = _pinned_for(layer, self.store), layer.index
+            if device is None:
+                (cache,) = copied([layer.cache], [HOST], home)
+            else:
+                cache = layer.grown(self.room, made.transfer(device))
+            if index is not None:
+                index = replace(index, signs=index.signs.clone(), sizes=index.sizes.clone())
+            made.layers.append(replace(layer, cache=cache, index=index, disk=None))
         made.carry(self.store.states)
         return made
 
 
-def _copied(layer: HostKVLayer, home: Callable[[Tensor], Tensor] | None) -> HostKVLayer:
-    (cache,), index = copied([layer.cache], [HOST], home), layer.index
-    if index is not None:
-        index = replace(index, signs=index.signs.clone(), sizes=index.sizes.clone())
-    return replace(layer, cache=cache, index=index, disk=None)
+def _pinned_for(layer: HostKVLayer, store: HostKVStore) -> torch.device | None:
+    """The device that reads a layer where it lies, if one does."""
+    device = None if layer.index is None else layer.index.mean.device
+    transfer = None if device is None else store.transfers.get(device)
+    return device if transfer is not None and transfer.reads(layer.head_group) else None
 
 
 class _Pages:

@@ -1,0 +1,83 @@
+"""A conversation that a server keeps, in memory or on disk."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvlite.config.settings import Settings
+from kvlite.conversation.conversation import Conversation
+from kvlite.conversation.prefix import common
+from kvlite.server.half_read import Prompt
+
+# Tokens up to which a conversation is short.
+SHORT = 1024
+# Tokens in common from which a conversation is gone on with.
+_FEW = 8
+
+
+@dataclass(eq=False)
+class Kept:
+    """A conversation that may go on.
+
+    Attributes:
+        ids: all that was read and generated.
+        prompt: tokens of its last prompt; the answer after it may come back without its reasoning.
+        settings: that matter to what is kept of it.
+        talk: None while it is on disk alone.
+        path: its file, as it was when it was last put there.
+        changed: whether it has gone on since.
+        used: when, as a number that grows.
+        busy: whether an answer is coming in it.
+        lent: whether its file is the library's.
+        half_read: a prompt that is, since nobody waits for its answer any more.
+        device_bytes, host_bytes: of memory that it takes; 0 while it is on disk alone.
+        file_bytes: of its file.
+    """
+
+    ids: list[int]
+    settings: Settings
+    talk: Conversation | None = None
+    prompt: int | None = None
+    path: Path | None = None
+    changed: bool = True
+    used: int = 0
+    busy: bool = False
+    lent: bool = False
+    half_read: Prompt | None = None
+    device_bytes: int = 0
+    host_bytes: int = 0
+    file_bytes: int = 0
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of memory that it takes, on the device and on the host."""
+        return self.device_bytes + self.host_bytes
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether it may be written to disk, or leave memory."""
+        return not self.busy and self.half_read is None
+
+    @property
+    def is_short(self) -> bool:
+        """Whether there is little to read again."""
+        return len(self.ids) <= SHORT
+
+    def is_gone_on_with(self, same: int) -> bool:
+        """Whether a prompt with `same` tokens in common goes on there: it loses less than that of
+        what was said to the model."""
+        return same >= _FEW and 2 * same >= min(len(self.ids), self.prompt or len(self.ids))
+
+    def is_awaited_by(self, ids: Sequence[int]) -> bool:
+        """Whether much of a prompt was read here, and it goes on with that."""
+        same = common(self.ids, ids)
+        return same > SHORT and self.is_gone_on_with(same)
+
+
+def held_bytes(talk: Conversation) -> tuple[int, int]:
+    """Bytes of memory that a conversation takes: of the device, and of the host."""
+    device, host = talk.cache.nbytes + talk.cache.state_bytes, talk.checkpoint_bytes
+    if talk.store is not None:
+        device += talk.store.index_bytes
+        host += 0 if talk.store.on_disk else talk.store.nbytes
+    return device, host
