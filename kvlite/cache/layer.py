@@ -12,6 +12,7 @@ from kvlite.cache.head_group import KVHeadGroup
 from kvlite.cache.kv_size import KVSize
 from kvlite.cache.segment import CompressedSegment, bytes_held
 from kvlite.cache.selection import GroupLength, Selection
+from kvlite.ops.device import has_triton
 
 
 @dataclass(frozen=True)
@@ -258,6 +259,19 @@ class LayerCache:
         for head_group, before in zip(made.head_groups, groups, strict=True):
             head_group.head_alias = before.head_alias
         return made
+
+    def write(self, slots: Tensor, keys: Tensor, values: Tensor, position: Tensor) -> None:
+        """Write one entry a KV head, `(1, heads, 1, dim)`, to slots of the flat buffers `(heads,)`,
+        at a position `(1,)` that is on the device. It does not count yet."""
+        if has_triton(keys.device):
+            from kvlite.ops.triton_write import write_token
+
+            into = self.keys, self.values, self.positions
+            write_token(keys[:, :, 0], values[:, :, 0], position, into, slots)
+            return
+        self.keys.index_copy_(1, slots, keys[:, :, 0])
+        self.values.index_copy_(1, slots, values[:, :, 0])
+        self.positions.index_copy_(1, slots, position.int().expand(1, len(slots)))
 
     def in_order(self, each: Sequence[Tensor]) -> Tensor:
         """One tensor a head group, `(batch, heads of the group, ...)`, as one with the layer's

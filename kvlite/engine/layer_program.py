@@ -16,7 +16,6 @@ from kvlite.model.attention_interface import Lender
 from kvlite.model.rotary import Rotation
 from kvlite.offload.kv.recall_program import RecallClock, RecallProgram
 from kvlite.ops.attention import attend_ragged, grouped
-from kvlite.ops.device import has_triton
 from kvlite.ops.softmax import Softmax
 
 
@@ -156,7 +155,7 @@ class LayerProgram:
         last slot of each KV head."""
         if not any(self.evicts):
             if self.writes:
-                self._write(self.slots, k, v)
+                self.layer.write(self.slots, k, v, self.position)
             return self.slots
         evict, budget = self.policy.method.decoding.evict, self.policy.budget
         assert evict is not None
@@ -172,7 +171,7 @@ class LayerProgram:
             every = zip(groups, chosen, appended, self._split(k, 1), self._split(v, 1), strict=True)
             for group, own, slots, keys, values in every:
                 if own is None:
-                    self._write(slots, keys, values)
+                    self.layer.write(slots, keys, values, self.position)
                 else:
                     group.overwrite(own, keys, values, self.position)
             return last
@@ -181,7 +180,7 @@ class LayerProgram:
             slots if own is None else own[0] + start
             for own, slots, start in zip(chosen, appended, starts, strict=True)
         ]
-        self._write(torch.cat(by_group), k, v)
+        self.layer.write(torch.cat(by_group), k, v, self.position)
         for group, own in zip(groups, chosen, strict=True):
             if group.rows is not None and own is not None:
                 gone = own[:, :, None, None].expand(-1, -1, group.rows.shape[2], -1)
@@ -194,18 +193,6 @@ class LayerProgram:
         for group, own in zip(self.layer.head_groups, self._split(queries, 1), strict=True):
             if any(group is each for each in self.recall.reached):
                 self.recall.bring_back(group, own, scale, scores, writes=self.writes)
-
-    def _write(self, slots: Tensor, k: Tensor, v: Tensor) -> None:
-        layer = self.layer
-        if has_triton(k.device):
-            from kvlite.ops.triton_write import write_token
-
-            into = layer.keys, layer.values, layer.positions
-            write_token(k[:, :, 0], v[:, :, 0], self.position, into, slots)
-            return
-        layer.keys.index_copy_(1, slots, k[:, :, 0])
-        layer.values.index_copy_(1, slots, v[:, :, 0])
-        layer.positions.index_copy_(1, slots, self.position.int().expand(1, len(slots)))
 
     def _at_once(self, queries: Tensor, softmax: Softmax, remembers: bool) -> Tensor:
         """Attention of all KV heads, whose entries lie in the layer's own slots."""

@@ -20,7 +20,6 @@ from kvlite.model.attention_interface import Lender
 from kvlite.model.rotary import Rotation
 from kvlite.offload import Recall
 from kvlite.ops.attention import attend, attend_causal, attend_with_rows, grouped
-from kvlite.ops.device import has_triton
 from kvlite.ops.heads import of_heads
 from kvlite.ops.softmax import Softmax
 
@@ -89,20 +88,20 @@ class LayerStep:
         if recall is not None:
             recall.store.answer(self.index, k, v, self.position)
 
+        queries, scale = grouped(q, k.shape[1])[:, :, :, 0], softmax.scale
+
         @functools.cache
-        def wanted() -> tuple[Tensor, Tensor, float]:
+        def scores() -> Tensor:
             assert recall is not None
-            queries, scale = _queries(q, k.shape[1], softmax.scale)
-            return queries, recall.scores(self.index, queries, scale), scale
+            return recall.scores(self.index, queries, scale)
 
         def over(
             head_group: KVHeadGroup, q: Tensor, k: Tensor, v: Tensor, softmax: Softmax
         ) -> Tensor:
             self._write(head_group, k, v)
             if recall is not None and recall.reaches(self.index, head_group):
-                queries, scores, scale = wanted()
                 own = of_heads(queries, head_group.heads)
-                recall.bring_back(self.index, head_group, own, scores, scale)
+                recall.bring_back(self.index, head_group, own, scores(), scale)
             return self._over_entries(head_group, q, softmax, self.policy.remembers(self.layer))
 
         out = over_head_groups(self.layer, q, k, v, softmax, over)
@@ -235,11 +234,3 @@ class LayerStep:
         if policy.quantize_now is not None or not policy.keeps_all(view.lengths):
             layer = policy.cut(view, ROOM)
         self.policy, self.layer, self.asked = policy, layer, None
-
-
-def _queries(q: Tensor, kv_heads: int, scale: float) -> tuple[Tensor, float]:
-    """One token's queries by KV head, `(batch, kv heads, rows, dim)`, and what is left to multiply
-    them by; kernels do that themselves."""
-    queries = grouped(q, kv_heads)[:, :, :, 0]
-    kernels = has_triton(q.device, q.shape[3])
-    return (queries, scale) if kernels else (queries.float() * scale, 1.0)

@@ -117,8 +117,8 @@ class Index:
         """Estimated attention: probabilities, averaged over a KV head's queries.
 
         Args:
-            queries: `(batch, kv heads, rows, dim)`; on a CPU float32 and scaled.
-            scale: what they are multiplied by elsewhere.
+            queries: `(batch, kv heads, rows, dim)`.
+            scale: what they are multiplied by.
             entries: how many there are, including those not in the index yet.
 
         Returns:
@@ -130,7 +130,7 @@ class Index:
         if has_compiled(queries.device):
             from kvlite.ops.numba_search import search as compiled
 
-            asked = np.ascontiguousarray(_lines(queries))
+            asked = np.ascontiguousarray(_lines(queries.float() * scale))
             found = compiled(asked, _lines(self.balance), *self._arrays(), self.used, entries)
             return torch.from_numpy(found).view(batch, heads, entries)
         turned, dim = self.turned(queries, scale), queries.shape[3]

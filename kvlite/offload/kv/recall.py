@@ -80,9 +80,8 @@ class Recall:
         return self._counted[device]
 
     def scores(self, layer: int, queries: Tensor, scale: float = 1.0) -> Tensor:
-        """Estimated attention of queries `(batch, kv heads, rows, dim)`, on a CPU float32 and
-        scaled, elsewhere multiplied by `scale`, to everything a layer has read, `(batch, kv heads,
-        n)` float32."""
+        """Estimated attention of queries `(batch, kv heads, rows, dim)`, multiplied by `scale`, to
+        everything a layer has read, `(batch, kv heads, n)` float32."""
         source = self.store.layers[layer]
         assert source.index is not None
         return source.index.scores(queries, source.head_group.used, scale)
@@ -111,7 +110,8 @@ class Recall:
         transfer = self.store.transfers.get(queries.device)
         count, ordered = self.count(head_group.used), is_ordered(source)
         if ordered and len(queries) == 1 and _compiles(head_group) and _compiles(source):
-            self._known += _swap_in_compiled(head_group, queries, scores, source, count)
+            asked = queries.float() * scale
+            self._known += _swap_in_compiled(head_group, asked, scores, source, count)
         elif ordered and transfer is not None and _in_place(head_group, source, transfer):
             counter = self.counter(queries.device)
             swap_in_place(head_group, queries, scale, scores, source, count, transfer, counter)
