@@ -81,6 +81,11 @@ class KVHeadGroup:
     head_alias: Mapping[int, int] = field(default_factory=dict)
 
     @property
+    def residuals(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Keys, values and positions of its own slots."""
+        return self.residual_keys, self.residual_values, self.residual_positions
+
+    @property
     def latent(self) -> bool:
         """Whether an entry is one vector, its key and its value."""
         return self.residual_values is self.residual_keys
@@ -196,8 +201,8 @@ class KVHeadGroup:
         if count == 1 and has_triton(keys.device) and not self.shares_keys:
             from kvlite.ops.triton_write import write_token
 
-            own = self.residual_keys, self.residual_values, self.residual_positions
-            into = (own[0][:, :, at], own[1][:, :, at], own[2][:, :, at])
+            own_keys, own_values, own_positions = (each[:, :, at] for each in self.residuals)
+            into = own_keys, own_values, own_positions
             write_token(keys[:, :, 0], values[:, :, 0], positions, into)
             self.used += 1
             return
@@ -294,13 +299,13 @@ class KVHeadGroup:
         """Drop, in place, all entries but the first and the last ones."""
         assert self.segment is None
         recent, kept = slice(self.used - last, self.used), slice(first, first + last)
-        held = (self.residual_keys, self.residual_values, self.residual_positions)
-        copies, packed_before = [each[:, :, recent].clone() for each in held], self.packed_before
+        packed_before = self.packed_before
+        copies = [each[:, :, recent].clone() for each in self.residuals]
         if packed_before is not None:
             places = packed_before.places_of(recent.stop)
             both = torch.cat([places[:, :, :first], places[:, :, recent]], 2)
             packed_before = replace(packed_before, places=both)
-        for each, copy in zip(held, copies, strict=True):
+        for each, copy in zip(self.residuals, copies, strict=True):
             each[:, :, kept] = copy
         self.used, self.packed_before = kept.stop, packed_before
 

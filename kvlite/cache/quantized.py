@@ -11,6 +11,7 @@ from functools import cache
 from importlib.util import find_spec
 from itertools import islice
 from math import gcd
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -37,6 +38,9 @@ class Codes:
     zeros: Tensor
     bits: int
 
+    # The dimension of scales and zeros that grows with the vectors.
+    VECTORS_OF_SCALES = 3
+
     @property
     def count(self) -> int:
         """Vectors a head."""
@@ -56,6 +60,15 @@ class Codes:
     def tensors(self) -> tuple[Tensor, ...]:
         """All that is held."""
         return self.codes, self.scales, self.zeros
+
+    def joined(self, later: Self) -> Self:
+        """These followed by others, copied."""
+        return type(self)(
+            torch.cat([self.codes, later.codes], 2),
+            torch.cat([self.scales, later.scales], self.VECTORS_OF_SCALES),
+            torch.cat([self.zeros, later.zeros], self.VECTORS_OF_SCALES),
+            self.bits,
+        )
 
 
 class Quantized(Codes):
@@ -190,15 +203,6 @@ class Quantized(Codes):
             ),
             of_heads(self.scales, heads).gather(3, along.expand(-1, -1, self.groups, -1)),
             of_heads(self.zeros, heads).gather(3, along.expand(-1, -1, self.groups, -1)),
-            self.bits,
-        )
-
-    def joined(self, later: "Quantized") -> "Quantized":
-        """These followed by others, copied."""
-        return Quantized(
-            torch.cat([self.codes, later.codes], 2),
-            torch.cat([self.scales, later.scales], 3),
-            torch.cat([self.zeros, later.zeros], 3),
             self.bits,
         )
 

@@ -100,10 +100,9 @@ class Selection:
             )
             head_group.residual_positions[:, :, held] = self.source.positions[:, :, held]
         else:
+            ahead = head_group.segment_len
             self._copy_part(head_group, slice(0, start), 0)
-            self._copy_part(
-                head_group, slice(start + head_group.segment_len, kept), head_group.segment_len
-            )
+            self._copy_part(head_group, slice(start + ahead, kept), ahead)
         head_group.used, head_group.selection_scores = kept, self.selection_scores
         head_group.head_alias = self.head_alias
         packed_source = self.source.packed_source
@@ -143,21 +142,14 @@ class Selection:
     def keys(self, part: slice) -> Tensor:
         """Keys of a part of them, `(batch, heads, n, dim)`, restored where they are packed."""
         source = self.source
-        return self._entries(
-            part,
-            source.residual_keys if source.segment is not None else source.keys,
-            lambda: source.keys,
-            lambda packed, out: packed.write_keys(out),
-        )
+        exact = source.keys if source.segment is None else source.residual_keys
+        return self._entries(part, exact, lambda: source.keys, Packed.write_keys)
 
     def values(self, part: slice) -> Tensor:
         """Values, likewise."""
         source = self.source
         return self._entries(
-            part,
-            source.residual_values,
-            lambda: source.values,
-            lambda packed, out: packed.write_values(out),
+            part, source.residual_values, lambda: source.values, Packed.write_values
         )
 
     def _entries(
@@ -236,10 +228,8 @@ class Selection:
             keys = self.source.keys[:, :, : self.source.used]
             mean = of_heads(keys.mean(2, dtype=torch.float32), self.rows).clone()
             return self._quantized(middle, mean.zero_() if self.source.latent else mean, bits)
-        heads, places = (
-            [packed_source.rows[row] for row in self.rows],
-            self._places(packed_source, middle),
-        )
+        heads = [packed_source.rows[row] for row in self.rows]
+        places = self._places(packed_source, middle)
         known = places >= 0
         lead = int(known.flatten(0, 1).all(0).cumprod(0).sum())
         before = _unchanged(packed_source.packed, places[:, :, :lead], heads)

@@ -6,6 +6,7 @@ Only filled slots are saved, and shared parts once. A file can only create objec
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from functools import partial
 from typing import Any, Protocol, get_origin, get_type_hints
 
 import torch
@@ -205,18 +206,14 @@ class LayerReader:
         Raises:
             SnapshotError: they are damaged.
         """
-        return {
-            int(index): {
-                int(place): RecurrentState(
-                    **{
-                        part: self.source.new(name, device_of(int(index)))
-                        for part, name in parts.items()
-                    }
-                )
+        made = dict[int, States]()
+        for index, own in plain.items():
+            read = partial(self.source.new, device=device_of(int(index)))
+            made[int(index)] = {
+                int(place): RecurrentState(**{part: read(name) for part, name in parts.items()})
                 for place, parts in own.items()
             }
-            for index, own in plain.items()
-        }
+        return made
 
     def _fill(self, head_group: KVHeadGroup, plain: Plain) -> None:
         segment: Packed | Half | None = self._object(plain["front"], Packed | Half)
