@@ -309,6 +309,11 @@ class KVHeadGroup:
             each[:, :, kept] = copy
         self.used, self.packed_before = kept.stop, packed_before
 
+    def copy_first(self, other: "KVHeadGroup", count: int) -> None:
+        """Copy the first entries of another one's own slots, from any device."""
+        for own, given in zip(self.residuals, other.residuals, strict=True):
+            own[:, :, :count] = given[:, :, :count]
+
     def record(self, row: Tensor) -> None:
         """Record an attention row, `(batch, heads, used)`, in place of the oldest one."""
         assert self.rows is not None

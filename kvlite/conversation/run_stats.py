@@ -136,7 +136,7 @@ def recalled(store: HostKVStore | None, recall: Recall | None, entry_bytes: int)
     return {
         "index_bytes": store.index_bytes,
         "host_kv_bytes": store.nbytes,
-        "host_kv_place": store.place,
+        "host_kv_place": "disk" if store.on_disk else "ram",
         "recalled_bytes": recall.brought * entry_bytes,
         "recall_hit_rate": 1 - recall.brought / recall.wanted if recall.wanted else None,
     }

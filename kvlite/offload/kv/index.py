@@ -169,11 +169,6 @@ class Index:
         return packed_codes(F.pad(turned > 0, (0, -dim % WORD)), 1), turned.abs().mean(-1)
 
 
-def index_entry_bytes(dim: int) -> int:
-    """Bytes per key in the index."""
-    return sign_bytes(dim) + torch.float32.itemsize
-
-
 def sign_bytes(dim: int) -> int:
     """Bytes of one key's signs."""
     return -(-dim // WORD) * WORD // 8

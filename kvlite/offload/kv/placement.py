@@ -8,7 +8,7 @@ from kvlite.errors import RecallError
 from kvlite.memory.device_budget import ram_limit
 from kvlite.model.shape import ModelShape
 from kvlite.offload.kv.disk import Disk
-from kvlite.offload.kv.index import index_entry_bytes
+from kvlite.offload.kv.index import sign_bytes
 from kvlite.offload.kv.store import SPARE, HostKVStore
 
 
@@ -35,7 +35,7 @@ def host_kv_bytes(
 def index_bytes(shape: ModelShape, tokens: int) -> int:
     """Bytes of a host store's indexes on the device for `tokens`, including the room for an
     answer."""
-    line = tokens * index_entry_bytes(shape.head_dim) + 8 * shape.head_dim
+    line = tokens * (sign_bytes(shape.head_dim) + 4) + 8 * shape.head_dim
     return len(shape.full_layers) * shape.kv_heads * line
 
 

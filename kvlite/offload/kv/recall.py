@@ -191,12 +191,7 @@ _NOTHING = np.empty((0, 0, 0), np.float32)
 
 def _arrays(head_group: KVHeadGroup) -> tuple[Any, ...]:
     """A head group of one sequence, as compiled loops take it: see `fill`."""
-    segment = head_group.segment
-    own = (
-        head_group.residual_keys.numpy()[0],
-        head_group.residual_values.numpy()[0],
-        head_group.residual_positions.numpy()[0],
-    )
+    segment, own = head_group.segment, tuple(each.numpy()[0] for each in head_group.residuals)
     if not isinstance(segment, Packed):
         return own, _none_packed(len(head_group.heads)), (0, 0, 0)
     return own, segment.arrays(), (segment.start, segment.keys.bits, segment.values.bits)

@@ -97,10 +97,7 @@ class HostKVLayer:
         if transfer is not None:
             transfer.pin(cache)
         (made,) = cache.head_groups
-        kept = slice(0, held.residual_len)
-        made.residual_keys[:, :, kept] = held.residual_keys[:, :, kept]
-        made.residual_values[:, :, kept] = held.residual_values[:, :, kept]
-        made.residual_positions[:, :, kept] = held.residual_positions[:, :, kept]
+        made.copy_first(held, held.residual_len)
         made.used = held.used
         return cache
 
@@ -200,9 +197,11 @@ class HostKVStore:
     @property
     def _of_entries(self) -> list[Tensor]:
         held = [tensor for layer in self.layers for tensor in layer.cache.tensors]
-        return held + [
-            layer.cached_scores for layer in self.layers if layer.cached_scores is not None
-        ]
+        return [*held, *self._cached_scores]
+
+    @property
+    def _cached_scores(self) -> list[Tensor]:
+        return [each.cached_scores for each in self.layers if each.cached_scores is not None]
 
     @property
     def index_tensors(self) -> list[Tensor]:
@@ -214,14 +213,7 @@ class HostKVStore:
     @property
     def cached_score_bytes(self) -> int:
         """Bytes of cached scores, which `nbytes` includes."""
-        return bytes_held(
-            layer.cached_scores for layer in self.layers if layer.cached_scores is not None
-        )
-
-    @property
-    def place(self) -> str:
-        """Where the store is: "ram" or "disk"."""
-        return "disk" if self.on_disk else "ram"
+        return bytes_held(self._cached_scores)
 
     @property
     def on_disk(self) -> bool:
@@ -278,12 +270,10 @@ class HostKVStore:
 
     def is_scored_by(self, scored_by: str) -> bool:
         """Whether all layers have complete cached scores by this method."""
-        found = [each for each in self.layers if each.cached_scores is not None]
-        return bool(found) and all(
-            each.scored_by == scored_by
-            and each.cached_scores is not None
-            and each.cached_scores.shape[2] == each.read
-            for each in found
+        layers = [each for each in self.layers if each.cached_scores is not None]
+        pairs = zip(layers, self._cached_scores, strict=True)
+        return bool(layers) and all(
+            each.scored_by == scored_by and scores.shape[2] == each.read for each, scores in pairs
         )
 
     def filled(self) -> list[tuple[HostKVLayer, int, int]]:
@@ -369,19 +359,13 @@ class HostKVStore:
         if head_group.segment is None and transfer is not None:
             transfer.restore(head_group, made, source.read)
         elif head_group.segment is None:
-            made.residual_keys[:, :, every] = head_group.residual_keys[:, :, every]
-            made.residual_values[:, :, every] = head_group.residual_values[:, :, every]
-            made.residual_positions[:, :, every] = head_group.residual_positions[:, :, every]
+            made.copy_first(head_group, source.read)
         else:
             head_group.write_out(made.residual_keys[:, :, every], made.residual_values[:, :, every])
             made.residual_positions[:, :, every] = head_group.positions[:, :, every].to(device)
-        made.used = source.read
-        if (
-            made.rows is not None
-            and source.cached_scores is not None
-            and source.scored_by == scored_by
-        ):
-            made.rows[:, :, 0, : source.cached_scores.shape[2]] = source.cached_scores.to(device)
+        made.used, scores = source.read, source.cached_scores
+        if made.rows is not None and scores is not None and source.scored_by == scored_by:
+            made.rows[:, :, 0, : scores.shape[2]] = scores.to(device)
         return layer
 
     def mark(self) -> None:

@@ -142,10 +142,11 @@ class FileReader:
     """Reads from files that are kept open, so that they may be deleted in the meantime. Not
     thread-safe."""
 
-    def __init__(self, paths: Iterable[Path], device: torch.device) -> None:
-        """Open every file, to read into tensors on `device`."""
+    def __init__(self, parts: Iterable[Stored], device: torch.device) -> None:
+        """Open every file that has one of the parts, to read into tensors on `device`."""
         self.stage = stage_for(device)
-        self.files = {path: path.open("rb", buffering=0) for path in set(paths)}
+        paths = {part.path for part in parts}
+        self.files = {path: path.open("rb", buffering=0) for path in paths}
         self.states = {path: _state(file) for path, file in self.files.items()}
         self.scratch = torch.empty(SCRATCH, dtype=torch.uint8)
 
@@ -216,8 +217,8 @@ class InFiles:
         self, layers: Sequence[Sequence[tuple[Place, list[Stored]]]], device: torch.device
     ) -> None:
         self.layers = layers
-        paths = {part.path for layer in layers for _, parts in layer for part in parts}
-        self.reader = FileReader(paths, device)
+        every = (part for layer in layers for _, parts in layer for part in parts)
+        self.reader = FileReader(every, device)
 
     def bring(self, index: int, memory: Tensor) -> None:
         """Read one layer. Raises ModelError if the files were changed."""

@@ -113,8 +113,8 @@ class ExpertsInFiles:
 
     def __init__(self, layers: Sequence[Sequence[list[Stored]]], device: torch.device) -> None:
         self.layers = layers
-        paths = {part.path for layer in layers for parts in layer for part in parts}
-        self.reader = FileReader(paths, device)
+        every = (part for layer in layers for parts in layer for part in parts)
+        self.reader = FileReader(every, device)
 
     def bring(self, layer: int, expert: int, rows: Sequence[Tensor]) -> None:
         """As of `ExpertSource`."""

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -43,7 +44,7 @@ from kvlite.offload.weights.experts import (
     apart,
     expert_pool,
 )
-from kvlite.offload.weights.gguf import open_gguf
+from kvlite.offload.weights.gguf import loading_info, open_gguf
 from kvlite.offload.weights.layers import StreamedLayers
 
 HOST = torch.device("cpu")
@@ -138,17 +139,15 @@ def in_files(model: LoadedModel, resident: Resident = LEAST) -> StreamedLayers:
         BODY if isinstance(layer, LayerGroup) else f"{LAYERS}{index}."
         for index, layer in enumerate(modules)
     ]
-    layouts, layers, stacks = list[Layout](), list[ExpertLayer](), list[list[list[Stored]]]()
-    for name, layer in zip(names, modules, strict=True):
-        layout, found = apart(layer, lay_out(layer, model.device), model.shape.chosen_experts)
-        layouts.append(layout)
-        layers += found
-        stacks += [[parts_of(name + place.name, stored) for place in each.places] for each in found]
+    layouts, experts = _laid_out(model)
+    stacks = [
+        [parts_of(name + place.name, stored) for place in each.places]
+        for name, found in zip(names, experts, strict=True)
+        for each in found
+    ]
     parts = [_parts(*each, stored) for each in zip(names, layouts, strict=True)]
-    source = InFiles(parts, model.device)
-    pool = expert_pool(
-        layers, partial(ExpertsInFiles, stacks, model.device), resident, model.device
-    )
+    source, of_experts = InFiles(parts, model.device), partial(ExpertsInFiles, stacks, model.device)
+    pool = expert_pool([*chain(*experts)], of_experts, resident, model.device)
     return StreamedLayers(
         modules, layouts, source, model.device, "disk", pool, stay=resident.layers
     )
@@ -161,15 +160,22 @@ def _parts(
     return [(place, parts_of(within + place.name, stored)) for place in layout.places]
 
 
+def _laid_out(model: LoadedModel) -> tuple[list[Layout], list[list[ExpertLayer]]]:
+    layouts, experts = list[Layout](), list[list[ExpertLayer]]()
+    for layer in model.layers.modules:
+        layout, found = apart(layer, lay_out(layer, model.device), model.shape.chosen_experts)
+        layouts.append(layout)
+        experts.append(found)
+    return layouts, experts
+
+
 def in_memory(model: LoadedModel, resident: Resident = LEAST) -> StreamedLayers:
     """Layers copied from host memory in turn, for a model from `open_beside`."""
     modules = model.layers.modules
-    layouts, layers = list[Layout](), list[ExpertLayer]()
+    layouts, experts = _laid_out(model)
     for layer in modules:
-        layout, found = apart(layer, lay_out(layer, model.device), model.shape.chosen_experts)
-        layouts.append(layout)
-        layers += found
         move_unstreamed(layer, model.device)
+    layers = [*chain(*experts)]
     pool = expert_pool(layers, partial(ExpertsInMemory, layers), resident, model.device)
     source = InMemory([taken(layout) for layout in layouts])
     return StreamedLayers(modules, layouts, source, model.device, "ram", pool, stay=resident.layers)
@@ -287,11 +293,7 @@ def open_without_layers(
     with making_modules():
         module.tie_weights(missing_keys=missing, recompute_mapping=False)
     module.eval().requires_grad_(False)
-    return module, {
-        "missing_keys": missing,
-        "mismatched_keys": {(name,) for name in misfits},
-        "unexpected_keys": set(),
-    }
+    return module, loading_info(missing, misfits)
 
 
 def _read_the_rest(module: Any, made: dict[str, list[Stored]], device: torch.device) -> None:
@@ -303,8 +305,8 @@ def _read_the_rest(module: Any, made: dict[str, list[Stored]], device: torch.dev
         for name, parts in made.items()
         if name in buffers or not name.startswith(LAYERS)
     }
-    paths = {part.path for parts in resident.values() for part in parts}
-    with closing(FileReader(paths, device)) as reader:
+    every = (part for parts in resident.values() for part in parts)
+    with closing(FileReader(every, device)) as reader:
         for name, parts in resident.items():
             owner, _, own = name.rpartition(".")
             empty = buffers.get(name)
@@ -315,9 +317,7 @@ def _read_the_rest(module: Any, made: dict[str, list[Stored]], device: torch.dev
             if name not in buffers:
                 whole = nn.Parameter(whole, requires_grad=False)
             setattr(module.get_submodule(owner), own, whole)
-    for part in module.modules():
-        for name, buffer in part.named_buffers(recurse=False):
-            setattr(part, name, buffer.to(device))
+    move_unstreamed(module, device)
 
 
 def _require_plain(made: dict[str, list[Stored]], state: dict[str, Tensor]) -> None:
