@@ -56,9 +56,7 @@ class ByChannel(Codes):
         return out
 
     def dot(self, queries: Tensor) -> Tensor:
-        """See `Quantized.dot`."""
         return dotted(queries, map(self.read, self.blocks()))
 
     def weigh(self, weights: Tensor) -> Tensor:
-        """See `Quantized.weigh`."""
         return weighed(weights, self.dim, map(self.read, self.blocks()))

@@ -41,7 +41,6 @@ def flat_storage(tensor: Tensor) -> Tensor:
 
 
 def _placed(tensor: Tensor, homes: dict[int, Tensor], made: Callable[[Tensor], Tensor]) -> Tensor:
-    """The same view of a copy of its storage, of which there is one."""
     storage = tensor.untyped_storage()
     if storage._cdata not in homes:
         homes[storage._cdata] = made(flat_storage(tensor))

@@ -249,8 +249,7 @@ class KVHeadGroup:
             self.rows.scatter_(3, index[:, :, None].expand(-1, -1, self.rows.shape[2], 1), 0.0)
 
     def _packed_into(self, slots: Tensor, segment: Packed) -> tuple[Tensor, list[Write]]:
-        """Room for a new entry where `slots` (batch, heads) give way: there, or, where that is in
-        the segment, in place of an exact entry that goes there; and what has to move for it."""
+        # The oldest exact entry goes into the segment, where the evicted one was.
         start, end = segment.start, segment.start + self.segment_len
         inside = (slots >= start) & (slots < end)
         oldest = self.residual_positions[:, :, start:].argmin(-1) + start

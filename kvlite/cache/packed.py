@@ -62,17 +62,14 @@ class Packed:
 
     @property
     def start(self) -> int:
-        """How many of the head group's own slots come before the segment."""
         return self.bits.sinks
 
     @property
     def fixed(self) -> bool:
-        """Never: entries can be replaced."""
         return False
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """All that it holds."""
         return *self.keys.tensors, *self.values.tensors, self.positions, self.mean
 
     def arrays(self) -> tuple[np.ndarray, ...]:
@@ -167,19 +164,15 @@ class Packed:
         )
 
     def write_keys(self, out: Tensor) -> None:
-        """Restore the keys."""
         for part in self.keys.blocks():
             out[:, :, part] = self.keys.read(part) + self.mean[:, :, None]
 
     def write_values(self, out: Tensor) -> None:
-        """Restore the values."""
         for part in self.values.blocks():
             out[:, :, part] = self.values.read(part)
 
     def dot(self, queries: Tensor) -> Tensor:
-        """See `CompressedSegment`."""
         return self.keys.dot(queries) + queries @ self.mean[..., None]
 
     def weigh(self, weights: Tensor) -> Tensor:
-        """See `CompressedSegment`."""
         return self.values.weigh(weights)

@@ -143,14 +143,12 @@ class Quantized(Codes):
             mine.copy_(torch.where(mask, theirs, mine))
 
     def _quantized(self, vectors: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Codes, scales and zeros, as they are held."""
         turned = vectors.float() @ rotation(self.dim, vectors.device)
         channels = turned.unflatten(-1, (self.groups, -1))
         codes, scales, zeros = quantized(channels, -1, self.bits)
         return packed_codes(codes.flatten(-2), self.bits), scales.mT, zeros.mT
 
     def _flat(self) -> tuple[Tensor, Tensor, Tensor]:
-        """What is held, heads of all sequences in one dimension."""
         return self.codes.flatten(0, 1), self.scales.flatten(0, 1), self.zeros.flatten(0, 1)
 
     def dot(self, queries: Tensor) -> Tensor:
@@ -187,7 +185,6 @@ class Quantized(Codes):
         return out
 
     def _turned(self, part: slice) -> Tensor:
-        """Some vectors, still rotated, `(batch, heads, n, dim)` float32."""
         codes = unpacked_codes(self.codes[:, :, part], self.bits)
         channels = codes.unflatten(-1, (self.groups, -1))
         channels *= self.scales[..., part].mT.float()[..., None]

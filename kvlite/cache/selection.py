@@ -114,16 +114,11 @@ class Selection:
 
     @property
     def _in_order(self) -> bool:
-        """Whether they are all that the source holds, slot by slot."""
         every = torch.arange(self.source.used, dtype=self.slots.dtype, device=self.slots.device)
         return self.heads is None and self.slots.equal(every.expand(*self.slots.shape[:2], -1))
 
     def _copy_part(self, head_group: KVHeadGroup, part: slice, ahead: int) -> None:
-        """Copy a part of them to the own slots of a new head group.
-
-        Args:
-            ahead: how many slots before them are not the head group's own.
-        """
+        # `ahead` slots before them are not the head group's own.
         for each in self.blocks(part):
             own = slice(each.start - ahead, each.stop - ahead)
             stored = head_group.residual_keys[:, :, own]
@@ -159,13 +154,7 @@ class Selection:
         whole: Callable[[], Tensor],
         write: Callable[[Packed, Tensor], None],
     ) -> Tensor:
-        """One side of a part of them.
-
-        Args:
-            exact: what lies in the source's own slots.
-            whole: gives all that the source holds.
-            write: restores that side of quantized entries.
-        """
+        # `exact` lies in the source's own slots, `write` restores what is quantized.
         source, slots, segment = self.source, self._slots(part), self.source.segment
         if segment is None:
             return self._gathered(exact, slots)
@@ -183,12 +172,9 @@ class Selection:
 
     @staticmethod
     def _picks(segment: CompressedSegment) -> bool:
-        """Whether some entries of a segment can be restored without the others."""
         return isinstance(segment, Packed) and not segment.bits.by_channel
 
     def _gathered(self, tensor: Tensor, slots: Tensor) -> Tensor:
-        """Pick `slots` (batch, heads, n) of the selected heads from a tensor of the source's,
-        `(batch, heads of the source, capacity, dim)`."""
         index = wide(slots, tensor)
         if self.heads is None:
             return tensor.gather(2, index)
@@ -196,7 +182,6 @@ class Selection:
         return torch.stack(each, 1)
 
     def _slots(self, part: slice) -> Tensor:
-        """Slots of a part of them, wide enough to gather by."""
         return self.slots[:, :, part].long()
 
     def positions(self, part: slice) -> Tensor:
@@ -248,7 +233,6 @@ class Selection:
         return places.gather(2, self._slots(part))
 
     def _quantized(self, part: slice, mean: Tensor, bits: KVBits) -> Packed:
-        """A part of them, quantized now."""
         latent = self.source.latent
         made = Packed.empty(part.stop - part.start, mean, bits, latent=latent)
         for own in self.blocks(part):
@@ -265,8 +249,7 @@ def wide(slots: Tensor, entries: Tensor) -> Tensor:
 
 
 def _unchanged(packed: Packed, places: Tensor, heads: list[int]) -> Packed | None:
-    """Entries packed before, at `places` (batch, heads, n) of some heads; None if there are none,
-    or only all of them could stay."""
+    # None if there are none, or only all of them could stay.
     every = torch.arange(packed.count, device=places.device).expand(packed.positions.shape)
     if places.equal(every):
         return packed

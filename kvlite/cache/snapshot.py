@@ -38,11 +38,7 @@ class Source(Protocol):
     """A file of named tensors."""
 
     def new(self, name: str, device: torch.device) -> Tensor:
-        """Read a tensor.
-
-        Raises:
-            SnapshotError: it is missing or damaged.
-        """
+        """Read a tensor. Raises SnapshotError if it is missing or damaged."""
 
     def fill(self, name: str, into: Tensor) -> None:
         """Read a tensor into another of its shape and type; errors as of `new`."""
@@ -123,7 +119,6 @@ class LayerWriter:
         return whole
 
     def _object(self, value: Any) -> int | None:
-        """Add an object, once; returns its number, or None for None."""
         if value is None:
             return None
         if id(value) not in self._numbers:
@@ -202,10 +197,7 @@ class LayerReader:
 
     def states(self, plain: Plain, device_of: Callable[[int], torch.device]) -> dict[int, States]:
         """The states of recurrent layers, by layer, each on the device that it says for the layer.
-
-        Raises:
-            SnapshotError: they are damaged.
-        """
+        Raises SnapshotError if they are damaged."""
         made = dict[int, States]()
         for index, own in plain.items():
             read = partial(self.source.new, device=device_of(int(index)))
@@ -247,7 +239,6 @@ class LayerReader:
             require(int(low) >= 0 and int(high) < self.seen)
 
     def _object(self, number: int | None, kind: Any) -> Any:
-        """The object of a number, which must be of the class(es) `kind`; None for None."""
         if number is None:
             return None
         if number not in self._made:
@@ -280,5 +271,4 @@ class LayerReader:
 
 
 def _dim(segment: Packed | Half) -> int:
-    """The channels of its keys."""
     return segment.mean.shape[2] if isinstance(segment, Packed) else segment.keys.exact.shape[3]

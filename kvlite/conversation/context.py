@@ -75,11 +75,7 @@ class Context:
 
     def end_step(self, config: EngineConfig) -> None:
         """Finish a decode step for which there was no memory, unless the next turn reads its token
-        from the host store anyway.
-
-        Raises:
-            OutOfMemory: there is still not enough.
-        """
+        from the host store anyway. Raises OutOfMemory if there is still not enough."""
         turn = self.turn
         if turn is not None and (turn.store is None or self._store_for(config) is None):
             turn.finish_step()
@@ -106,8 +102,7 @@ class Context:
         return self.store is not None and self.store.begun and not self.cache.entries_mean
 
     def _fill(self) -> list[int]:
-        """Move everything from the host store to an emptied cache. Returns the tokens of the last
-        answer that it did not have: read them next."""
+        # What the host store did not have of the last answer is read next.
         store = self.store
         assert store is not None
         work = partial(everything, self.model, self.cache, store)
@@ -201,7 +196,6 @@ class Context:
             self._keep_within(config)
 
     def _copy_out(self, config: EngineConfig) -> None:
-        """Copy what checkpoints need of the cache, as far as memory and the limit allow."""
         most = config.checkpoint_limit
         try:
             self.oom_policy.run(partial(copy_out, self.checkpoints, self.cache, most), {})
@@ -246,7 +240,6 @@ class Context:
         self._capture(end, self.store, config)
 
     def _restore(self, known: Checkpoint, ids: Sequence[int]) -> bool:
-        """Return to a checkpoint; False if nothing holds what that takes."""
         before = self._restored(known, self.store)
         if before is None:
             return False
@@ -320,14 +313,12 @@ class Context:
         self.checkpoints = [each for each in self.checkpoints if not each.lost]
 
     def _keep_within(self, config: EngineConfig) -> None:
-        """Free the oldest checkpoints while all take more than the limit."""
         limit = config.checkpoint_limit
         while self.checkpoint_bytes > limit:
             holding = next(each for each in self.checkpoints if bytes_of([each]))
             self.release(holding)
 
     def _forget(self, seen: int) -> None:
-        """Free checkpoints of what came later, unless they are complete copies."""
         later = (each for each in self.checkpoints if each.seen > seen and not each.alone)
         self.release(*later)
 
@@ -337,7 +328,6 @@ class Context:
         self._answer = None
 
     def _store_for(self, config: EngineConfig) -> HostKVStore | None:
-        """The host store a turn recalls from, if its settings ask for one."""
         recall = config.settings.recall
         if recall == "off" or config.ignores_recall:
             return None
@@ -360,7 +350,7 @@ class Context:
 
 
 def _telling(turn: Turn) -> Callable[[str], None]:
-    """Note on a turn what is given up. A weak reference: the turn holds the OOM policy itself."""
+    # The turn holds the OOM policy itself, hence a weak reference.
     held = ref(turn)
 
     def tell(said: str) -> None:

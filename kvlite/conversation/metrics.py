@@ -111,9 +111,9 @@ class GenerationMetrics:
     phase_peak_bytes: dict[str, int]
     planned_phase_bytes: dict[str, int]
     plan_error: float | None
-    score_bytes_to_host: int | None
-    score_bytes_back: int | None
-    score_s: float | None
+    score_bytes_to_host: int | None = None
+    score_bytes_back: int | None = None
+    score_s: float | None = None
     graph_steps: int | None = None
     no_graph: str = ""
     together: int = 1

@@ -43,7 +43,6 @@ def with_reasoning(
 
 
 def _read(model: LoadedModel, ids: Sequence[int], begun: int) -> tuple[AnswerReader, int]:
-    """What reads the rest of an answer, and how many tokens of it were reasoning."""
     form, at, count = model.answer_form, len(ids) - begun, 0
     reader = AnswerReader(form, reasoning=opens_reasoning(form, model.tokenizer, ids[:at]))
     text = AnswerText(model.tokenizer, (), model.spelled)

@@ -139,16 +139,13 @@ class HostScores(ScoringBackend):
         self.seconds = 0.0
 
     def scores(self, scores: Tensor) -> Tensor:
-        """The scores on the host, float32."""
         return self.host_transfer.fetch(scores)
 
     def slots(self, slots: Tensor) -> Tensor:
-        """The slots on the device, int32."""
         return self.host_transfer.give(slots)
 
     @contextmanager
     def timed(self) -> Iterator[None]:
-        """Add to `seconds`."""
         began = perf_counter()
         try:
             yield
@@ -163,11 +160,9 @@ class HostSoftmax(HostScores):
     """
 
     def place(self, device: torch.device) -> torch.device:
-        """The host."""
         return HOST
 
     def attention(self, blocks: Iterable[Logits]) -> Iterator[Tensor]:
-        """Attention on the host, one block behind the device."""
         before: tuple[Tensor, int, Softmax] | None = None
         for block in blocks:
             whole, ticket = torch.empty(block.shape), 0
@@ -184,11 +179,9 @@ class HostSoftmax(HostScores):
         return softmax.probabilities(logits)
 
     def beside(self, tensor: Tensor) -> Tensor:
-        """A copy on the host."""
         return self.host_transfer.fetch(tensor)
 
     def scores(self, scores: Tensor) -> Tensor:
-        """The scores themselves, which are on the host already."""
         return scores
 
 
@@ -199,7 +192,6 @@ def host_scoring_backend(scores: str, device: torch.device) -> HostScores | None
 
 
 def _lines(tensor: Tensor) -> list[Tensor]:
-    """Views along the last dimension."""
     if tensor.dim() == 1:
         return [tensor]
     return [line for each in tensor.unbind(0) for line in _lines(each)]

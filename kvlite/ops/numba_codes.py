@@ -78,8 +78,6 @@ def put(vector, codes, scales, zeros, head, place, bits):
 
 @intrinsic
 def _restore_lanes(context, codes, shift, mask, step, zero, out):
-    """Restore as many channels as there are lanes, of codes at one address, to another."""
-
     def generate(context, builder, signature, arguments):
         codes, shift, mask, step, zero, out = arguments
         given = builder.zext(load(builder, codes, 0, BYTES), PLACES)

@@ -108,8 +108,6 @@ def share_heads(board, attend_head, given):
 
 @jitted
 def _entries(line, first, head, dim):
-    """A head's exact keys, values and positions that a line says where to find, from a column on,
-    `(1, slots, ...)`."""
     slots = line[first + SLOTS]
     before, shape = 4 * head * slots, (1, slots, dim)
     keys = carray(floats_at(line[first + KEYS] + before * dim), shape)
@@ -119,7 +117,6 @@ def _entries(line, first, head, dim):
 
 @jitted
 def _whole(line, first, head, dim):
-    """All entries likewise, as `numba_recall.fill` takes them."""
     count, bits, value_bits = line[first + PACKED], line[first + BITS], line[first + VALUE_BITS]
     keys = _packed(line, first + TENSORS, head, count, dim * bits // 8, line[first + GROUPS])
     width, groups = dim * value_bits // 8, line[first + VALUE_GROUPS]
@@ -132,7 +129,6 @@ def _whole(line, first, head, dim):
 
 @jitted
 def _packed(line, column, head, count, width, groups):
-    """A head's codes, scales and zeros."""
     codes = carray(bytes_at(line[column] + head * count * width), (1, count, width))
     before, shape = 2 * head * groups * count, (1, groups, count)
     scales = carray(halves_at(line[column + 1] + before), shape)
@@ -141,7 +137,6 @@ def _packed(line, column, head, count, width, groups):
 
 @jitted
 def _write(line, first, head, k, v):
-    """Write the token's entry, the last one."""
     keys, values, positions = _entries(line, first, head, k.size)
     place = line[first + USED] - line[first + PACKED] - 1
     for d in range(k.size):
@@ -196,7 +191,6 @@ def fetch_packed(address, part):
 
 @jitted
 def _tokens(given, part):
-    """The tokens that a part of the work is, each with its KV head."""
     heads, row = given[1].shape[1], given[10]
     first = part // heads * row
     return [(token, part % heads) for token in range(first, first + row)]
@@ -204,7 +198,6 @@ def _tokens(given, part):
 
 @jitted
 def _remember(given, token, at):
-    """Write down the positions of what a head holds after a token."""
     held = given[9]
     if not held.size:
         return
@@ -221,7 +214,6 @@ def _remember(given, token, at):
 
 @jitted
 def _enter(given, token, at):
-    """Write the token's entry into all that it goes to."""
     _, k, v, table, _, _, recalling, _, _, _, _ = given
     line, key, value = table[token], k[token, at], v[token, at]
     _write(line, 0, at, key, value)
@@ -242,7 +234,6 @@ def _fetch_exact(given, token, at):
 
 @jitted
 def _multiply_exact(given, token, at):
-    """Products `(rows, entries)` with all that is held."""
     q, k, _, table, _, _, _, _, _, _, _ = given
     line = table[token]
     keys, _, _ = _entries(line, 0, at, k.shape[2])
@@ -265,7 +256,6 @@ def _weigh_exact(given, token, at, products):
 
 @jitted
 def _attend_packed(given, token, at):
-    """Attend to all that is held."""
     q, k, _, table, softcap, sinks, _, out, _, _, _ = given
     line, queries, made = table[token], q[token, at : at + 1], out[token, at : at + 1]
     entries, packed, sizes = _whole(line, 0, at, k.shape[2])
@@ -275,7 +265,6 @@ def _attend_packed(given, token, at):
 
 @jitted
 def _index(line, head, dim):
-    """A head's signs, sizes, mean and balance that a line says where to find."""
     slots, words, before = line[INDEX_SLOTS], -(-dim // 64), 4 * head * dim
     signs = carray(words_at(line[SIGNS] + 8 * head * slots * words), (1, slots, words))
     sizes = carray(floats_at(line[SIZES] + 4 * head * slots), (1, slots))
@@ -292,7 +281,6 @@ def _indexed(line, at_once):
 
 @jitted
 def _tell(line, head, k, v, at_once):
-    """Write an entry into the host store, and its key into the index if it is time."""
     _write(line, SOURCE, head, k, v)
     read, packed = line[SOURCE + USED], line[SOURCE + PACKED]
     if _indexed(line, at_once) == read:
@@ -305,15 +293,12 @@ def _tell(line, head, k, v, at_once):
 
 @jitted
 def _rough(line, head, queries, at_once):
-    """Roughly the attention that entries of the host store get."""
     signs, sizes, _, balance = _index(line, head, queries.shape[2])
     return search(queries, balance, signs, sizes, _indexed(line, at_once), line[SOURCE + USED])
 
 
 @jitted
 def _fetch_packed(line, head, queries, recalling):
-    """Bring what is wanted most into a head, where some entries are quantized; returns how many
-    came."""
     at_once, among, first, recent = recalling
     dim, which = queries.shape[2], np.zeros(1, np.int64)
     source, held = _whole(line, SOURCE, head, dim), _whole(line, 0, head, dim)
@@ -324,8 +309,7 @@ def _fetch_packed(line, head, queries, recalling):
 
 @jitted
 def _fetch(line, head, queries, products, recalling):
-    """As `_fetch_packed`, where all are exact, of queries `(rows, dim)`; and bring products
-    `(rows, slots)` up to date."""
+    # As `_fetch_packed`, where all are exact; products are brought up to date.
     at_once, among, first, recent = recalling
     dim, read, used = queries.shape[1], line[SOURCE + USED], line[USED]
     far_keys, far_values, _ = _entries(line, SOURCE, head, dim)
@@ -357,8 +341,7 @@ def _fetch(line, head, queries, products, recalling):
 
 @jitted
 def _products(queries, keys, named, products, slot_of):
-    """A head's products `(rows, entries)` with the entries that were named: those that are held
-    have theirs in `products`."""
+    # Those that are held have theirs in `products`.
     rows, count = queries.shape[0], named.size
     far, places, others = np.empty(count, np.int64), np.empty(count, np.int64), 0
     out = np.empty((rows, count), np.float32)

@@ -49,7 +49,6 @@ def through(
 
 @lru_cache(maxsize=256)
 def _joined(layers: tuple[LayerWeights, ...]) -> tuple[Array, Array]:
-    """Norms and products of all layers."""
     return np.stack([each.norms for each in layers]), np.stack([each.products for each in layers])
 
 
@@ -90,7 +89,6 @@ def _through(
 
 @jitted
 def _scale(heads, scale, out):
-    """Multiply the first heads of each token."""
     for each in range(out.shape[0]):
         for head in range(out.shape[1]):
             for d in range(out.shape[2]):

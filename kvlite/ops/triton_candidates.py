@@ -209,7 +209,6 @@ def _name(
     BITS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """The candidates of one KV head, ascending, and the slots they are held in, or -1."""
     head, batch = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
     line = batch * tl.num_programs(0) + head
     scores += batch * s_batch + head * s_head
@@ -276,7 +275,6 @@ def _near(maxima, near, groups, wanted, GROUPS: tl.constexpr, BITS: tl.constexpr
 
 @triton.jit
 def _place(positions, packed_positions, slot, real, start, packed):
-    """The positions of what is in slots that are `real`."""
     inside = is_packed(slot, start, packed)
     place = tl.load(positions + own_slot(slot, start, packed), mask=real & ~inside, other=-1)
     if packed_positions is not None:

@@ -147,13 +147,11 @@ def _stages(bits: int, remembers: bool) -> int:
 
 
 def _chunk(entries: Quantized) -> int:
-    """The largest run of channels that lies in one plane of the codes and in one group, as often
-    as it goes."""
+    # Channels that lie in one plane of the codes and in one group.
     return gcd(entries.codes.shape[3], entries.dim // entries.groups)
 
 
 def _steps_between(entries: Quantized) -> tuple[int, ...]:
-    """Elements between batches, heads and entries, and between batches, heads and groups."""
     return *entries.codes.stride()[:3], *entries.scales.stride()[:3]
 
 
@@ -360,7 +358,6 @@ def _width(chunk):
 
 @triton.jit
 def _queries_of(queries, lanes, real, c, CHUNK: tl.constexpr, DIM: tl.constexpr):
-    """The c-th chunk of the queries' channels, `(channels, LANES)`."""
     inside = tl.arange(0, _width(CHUNK))
     held = (inside < CHUNK)[:, None] & real[None, :]
     places = queries + lanes[None, :] * DIM + c * CHUNK + inside[:, None]
@@ -377,7 +374,6 @@ def _halves(numbers, OPERAND: tl.constexpr):
 
 @triton.jit
 def _bytes_of(codes, stride, entries, held, b, CHUNK: tl.constexpr):
-    """The b-th chunk of bytes of a tile's entries, `(TILE, bytes)`."""
     inside = tl.arange(0, _width(CHUNK))
     places = codes + entries[:, None] * stride + b * CHUNK + inside[None, :]
     return tl.load(places, mask=held[:, None] & (inside < CHUNK)[None, :], other=0)

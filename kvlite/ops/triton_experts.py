@@ -91,7 +91,6 @@ def _multiplied(
     groups: int,
     tile: tuple[int, int],
 ) -> Tensor:
-    """What a kernel makes of packed weights, of outputs whose inputs come in so many groups."""
     pairs = len(chosen)
     out = rows.new_empty(pairs, outputs)
     # The two numbers that belong to a byte are read as one.
@@ -133,7 +132,6 @@ def _multiply(
     OUTPUTS: tl.constexpr,
     INPUTS: tl.constexpr,
 ):
-    """Some outputs of one pair."""
     pair = tl.program_id(0).to(tl.int64)
     own = tl.program_id(1) * OUTPUTS + tl.arange(0, OUTPUTS)
     real = own < outputs
@@ -166,7 +164,6 @@ def _multiply_mxfp4(
     OUTPUTS: tl.constexpr,
     GROUPS: tl.constexpr,
 ):
-    """Some outputs of one pair."""
     pair = tl.program_id(0).to(tl.int64)
     own = tl.program_id(1) * OUTPUTS + tl.arange(0, OUTPUTS)
     real = own < outputs
@@ -210,7 +207,6 @@ def _multiply_nf4(
     OUTPUTS: tl.constexpr,
     GROUPS: tl.constexpr,
 ):
-    """Some outputs of one pair."""
     pair = tl.program_id(0).to(tl.int64)
     own = tl.program_id(1) * OUTPUTS + tl.arange(0, OUTPUTS)
     real = own < outputs
@@ -241,7 +237,6 @@ def _multiply_nf4(
 
 @triton.jit
 def _put(made, bias, out, pair, expert, own, outputs):
-    """Some outputs of a pair, with what its expert adds, to where they belong."""
     real = own < outputs
     if bias is not None:
         made += tl.load(bias + expert * outputs + own, mask=real, other=0.0).to(tl.float32)
@@ -250,7 +245,6 @@ def _put(made, bias, out, pair, expert, own, outputs):
 
 @triton.jit
 def _number(bits, NUMBER: tl.constexpr, out):
-    """The number that the lowest bits are."""
     return bits.to(NUMBER).to(out.dtype.element_ty, bitcast=True).to(tl.float32)
 
 

@@ -152,8 +152,7 @@ def _turn(
     NORMS: tl.constexpr,
     FROM_ONE: tl.constexpr,
 ):
-    """A head of the queries or of the keys, each channel together with the one it is turned
-    against."""
+    # Each channel comes together with the one it is turned against.
     batch = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
     if head < heads:
@@ -183,7 +182,6 @@ def _turn(
 
 @triton.jit
 def _gate(gate, up, out, g_row, u_row, width, GELU: tl.constexpr, BLOCK: tl.constexpr):
-    """A part of a row."""
     row = tl.program_id(0).to(tl.int64)
     channels = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = channels < width

@@ -85,7 +85,6 @@ def unpack(blocks: Tensor, form: BlockFormat, out: Tensor) -> None:
 
 
 def _constants(form: BlockFormat, width: int) -> dict[str, int | bool]:
-    """What a kernel is compiled for, of blocks with `width` bytes an output."""
     return {
         "WIDTH": width,
         "KIND": form.number,
@@ -124,8 +123,7 @@ def _multiply(
     OUTPUTS: tl.constexpr,
     UNITS: tl.constexpr,
 ):
-    """Products of some of `count` rows with some outputs; or of a chosen expert, where each row has
-    some. A unit is what a thread takes of an output at once, of which a block has `PARTS`."""
+    # A unit is what a thread takes of an output at once, of which a block has `PARTS`.
     total: tl.constexpr = WIDTH // NBYTES * PARTS
     # The last program begins early enough to end with the last output.
     first = tl.minimum(tl.program_id(0) * OUTPUTS, outputs - OUTPUTS)
@@ -166,7 +164,6 @@ def _unpack(
     OUTPUTS: tl.constexpr,
     GROUPS: tl.constexpr,
 ):
-    """Some inputs of some outputs."""
     own = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
     total: tl.constexpr = WIDTH // NBYTES * INPUTS
     weights, at = weights_of(

@@ -161,8 +161,7 @@ def _round(
     DIM: tl.constexpr,
     WIDE: tl.constexpr,
 ):
-    """Write a vector to a place of a line that begins at `first`, as `quantized` and `packed_codes`
-    of `cache.quantized` do."""
+    # As `quantized` and `packed_codes` of `cache.quantized` do.
     WIDTH: tl.constexpr = DIM * BITS // 8
     GROUPS: tl.constexpr = DIM // GROUP
     levels: tl.constexpr = 2**BITS - 1

@@ -136,8 +136,7 @@ def _weigh(
     ROWS: tl.constexpr,
     ALL: tl.constexpr,
 ):
-    """The attention that candidates get, summed over rows, as whole numbers; those at the ends get
-    most."""
+    # Summed over rows, as whole numbers; those at the ends get most.
     every = tl.arange(0, ALL)
     real = every < wanted
     weight = tl.zeros((ALL,), tl.float32)

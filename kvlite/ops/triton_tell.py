@@ -167,7 +167,6 @@ def _tell(
 
 @triton.jit
 def _turned(vector, rotation, every, held, channels, there, DIM: tl.constexpr):
-    """Some channels of a rotated vector."""
     turn = rotation + every[:, None] * DIM + channels[None, :]
     turn = tl.load(turn, mask=held[:, None] & there[None, :], other=0.0)
     return tl.sum(vector[:, None] * turn, 0)

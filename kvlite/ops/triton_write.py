@@ -63,7 +63,6 @@ def _write(
     DIM: tl.constexpr,
     WIDE: tl.constexpr,
 ):
-    """One KV head's entry."""
     batch, head = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
     channels = tl.arange(0, WIDE)
     inside = channels < DIM

@@ -80,7 +80,6 @@ class HostKVCheckpoint:
         return all(mark.window is not None or self._holds(mark, layer) for mark, layer in pairs)
 
     def _holds(self, mark: _LayerMark, layer: HostKVLayer) -> bool:
-        """Whether a layer still has the same entries, quantized in the same way."""
         segment = layer.head_group.segment
         if not mark.exact:
             return segment is None
@@ -133,7 +132,7 @@ def _exact(layer: HostKVLayer, quantizes: bool) -> tuple[Tensor, ...]:
 
 
 def _cut(layer: HostKVLayer, mark: _LayerMark) -> LayerCache:
-    """A quantized layer's first entries; each was quantized once, so they are unchanged."""
+    # Each was quantized once, so they are unchanged.
     head_group, (keys, _, positions) = layer.head_group, mark.exact
     count, segment = mark.read - keys.shape[2], head_group.segment
     heads = [*range(len(head_group.heads))]

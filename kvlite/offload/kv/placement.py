@@ -75,7 +75,6 @@ def place(
 
 
 def _written(store: HostKVStore, needed: int) -> int:
-    """Bytes that a host store writes to disk in addition to what it has there."""
     if store.on_disk and store.bits is None:
         # Layers with room stay; those that grow are copied, one at a time.
         more = needed - store.nbytes

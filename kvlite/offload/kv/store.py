@@ -283,12 +283,8 @@ class HostKVStore:
 
     def make_room(self, index: int, count: int = 1) -> None:
         """Let a layer grow if it has no room for `count` tokens: an answer may get longer than was
-        planned. After an error it may be called again.
-
-        Raises:
-            MemoryError: there is not enough memory.
-            OutOfMemory: the disk is full or fails.
-        """
+        planned. After an error it may be called again. Raises MemoryError if there is not enough
+        memory, and OutOfMemory if the disk is full or fails."""
         layer = self.layers[index]
         if layer.index is None or layer.room >= count:
             return

@@ -120,7 +120,6 @@ class KVTransfer:
         self._land(lambda each: False)
 
     def _gathered(self, source: Tensor, heads: tuple[int, ...], places: Tensor) -> Tensor:
-        """Entries gathered on the host and sent to the device."""
         shape, pinned = (*places.shape, source.shape[3]), self.stream is not None
         out = torch.empty(shape, dtype=source.dtype, pin_memory=pinned)
         for sequence, lines in enumerate(out):
@@ -141,7 +140,6 @@ class KVTransfer:
         )
 
     def _land(self, stays: Callable[[_Arriving], bool]) -> None:
-        """Store arrived tokens in order, up to the first that `stays` under way."""
         while self._arriving and not stays(self._arriving[0]):
             each = self._arriving[0]
             if each.done is not None:
@@ -153,7 +151,6 @@ class KVTransfer:
             self._arriving.popleft()
 
     def _now(self) -> torch.cuda.Event | None:
-        """An event after everything queued on the device."""
         if self.stream is None:
             return None
         now = torch.cuda.Event()
@@ -162,7 +159,6 @@ class KVTransfer:
 
     @contextmanager
     def _aside(self) -> Iterator[None]:
-        """On a separate stream, after everything queued so far."""
         if self.stream is None:
             yield
             return
@@ -177,8 +173,7 @@ def transfer_to(device: torch.device) -> KVTransfer | None:
 
 
 def _copy(target: Tensor, source: Tensor) -> None:
-    """Copy `(batch, heads, n, ...)` one head at a time: these are contiguous; other copies would go
-    through a buffer, and wait."""
+    # Heads are contiguous; other copies would go through a buffer, and wait.
     for own, lines in zip(target, source, strict=True):
         for to, line in zip(own, lines, strict=True):
             flat, given = to.view(-1), line.reshape(-1)

@@ -152,10 +152,7 @@ class FileReader:
 
     def read(self, parts: Sequence[Stored], into: Tensor) -> None:
         """Fill the flat tensor `into` with parts one after the other, converted to its dtype.
-
-        Raises:
-            ModelError: a file was changed, or cannot be read.
-        """
+        Raises ModelError if a file was changed, or cannot be read."""
         ends = [part.count for part in parts]
         for part, own in zip(parts, into.split(ends), strict=True):
             at = part.begin
@@ -177,7 +174,6 @@ class FileReader:
                 )
 
     def _fill(self, part: Stored, at: int, piece: Tensor) -> int:
-        """Fill `piece` from byte `at` on; returns the byte after the last."""
         dtype = part.dtype
         assert dtype is not None
         if piece.dtype == dtype:
@@ -263,8 +259,7 @@ def pinned_pieces(stack: Tensor) -> list[Tensor]:
 
 
 def _pinned(piece: Tensor) -> Tensor:
-    """A pinned copy, which a GPU can copy while it computes; a pageable one if the system pins no
-    more."""
+    # It is pageable if the system pins no more.
     try:
         return piece.pin_memory()
     except RuntimeError:

@@ -125,7 +125,6 @@ class ExpertsInFiles:
 
 
 def _numbers_of(parts: Sequence[Stored], first: int, count: int) -> list[Stored]:
-    """So many numbers of stored tensors that lie one after the other, from the `first` on."""
     found = []
     for part in parts:
         begin, end = max(first, 0), min(first + count, part.count)
@@ -156,11 +155,7 @@ class ExpertPool:
         device: torch.device,
     ) -> None:
         """Bind the experts of all layers, which are of one size, to `slots` on the device, at least
-        as many as a layer has.
-
-        Raises:
-            torch.OutOfMemoryError: there is no room.
-        """
+        as many as a layer has. Raises torch.OutOfMemoryError if there is no room."""
         self.layers, self.source, self.brought = layers, source, 0
         sizes = layers[0].sizes
         self.stacks = [
@@ -208,8 +203,6 @@ class ExpertPool:
     def _bring(
         self, layer: int, experts: Sequence[int], held: Sequence[int]
     ) -> list["torch.cuda.Event | None"]:
-        """Bring experts in place of those that were used least, but for `held` slots; on CUDA, what
-        is done once each is there."""
         if not experts:
             return []
         scores = np.where(self.owners[:, 0] < 0, -1, self.uses[tuple(self.owners.T)])

@@ -55,11 +55,8 @@ LAYERS = f"{BODY}layers."
 def require_streamable(
     setting: str, folder: Path, *, device: torch.device, weights: Weights
 ) -> None:
-    """Check `--stream` before any weight is read.
-
-    Raises:
-        SettingError: the model's weights cannot be streamed to this device this way.
-    """
+    """Check `--stream` before any weight is read. Raises SettingError if the model's weights cannot
+    be streamed to this device this way."""
     if setting == "off":
         return
     as_stored = weights.name in PLAIN or weights.name == MXFP4
@@ -156,7 +153,6 @@ def in_files(model: LoadedModel, resident: Resident = LEAST) -> StreamedLayers:
 def _parts(
     within: str, layout: Layout, stored: dict[str, Stored]
 ) -> list[tuple[Place, list[Stored]]]:
-    """Where the weights of a layer lie in files; their names there begin with `within`."""
     return [(place, parts_of(within + place.name, stored)) for place in layout.places]
 
 
@@ -219,11 +215,7 @@ def open_by_layer(
 ) -> tuple[Any, dict[str, Any]]:
     """A transformers model whose layers may be on several devices, with weights in 4 bits
     (`model.packing`) or quantized (`model.quantizing`). At most one layer is in memory unquantized
-    at a time. Args are those of `open_whole`.
-
-    Raises:
-        Stopped: `cancel` was set.
-    """
+    at a time. Args are those of `open_whole`. Raises Stopped if `cancel` was set."""
     module, found = open_without_layers(folder, device=device, weights=weights)
     if found["missing_keys"] or found["mismatched_keys"]:
         return module, found
@@ -297,8 +289,6 @@ def open_without_layers(
 
 
 def _read_the_rest(module: Any, made: dict[str, list[Stored]], device: torch.device) -> None:
-    """Read all weights outside decoder layers, and all buffers there are in files; move the others
-    to the device."""
     buffers = dict(module.named_buffers())
     resident = {
         name: parts
