@@ -54,23 +54,9 @@ def _joined(layers: tuple[LayerWeights, ...]) -> tuple[Array, Array]:
 
 @jitted
 def _through(
-    norms,
-    products,
-    heads,
-    x,
-    cos,
-    sin,
-    scale,
-    table,
-    sinks,
-    recalling,
-    came,
-    held,
-    row,
-    multiplying,
-    one,
-    board,
-):
+    norms, products, heads, x, cos, sin, scale, table, sinks, recalling, came, held, row,
+    multiplying, one, board,
+):  # fmt: skip
     (every, own), count = heads, len(x)
     for layer in range(len(table)):
         weights = norms[layer], products[layer]

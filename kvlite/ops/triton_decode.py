@@ -86,49 +86,25 @@ def attend_quantized(
     # Triton launches on the current device, which need not be the one of this layer.
     with torch.cuda.device_of(queries):
         _attend_split[batch * heads, splits](
-            turned,
-            shift.contiguous(),
-            *keys.tensors,
-            *values.tensors,
-            None if lengths is None else lengths.contiguous(),
-            logits,
-            outs,
-            lses,
-            *_steps_between(keys),
-            *_steps_between(values),
+            turned, shift.contiguous(),
+            *keys.tensors, *values.tensors,
+            None if lengths is None else lengths.contiguous(), logits, outs, lses,
+            *_steps_between(keys), *_steps_between(values),
             *((0, 0, 0) if logits is None else logits.stride()[:3]),
-            keys.count,
-            heads,
-            0.0 if softcap is None else softcap,
-            CAPPED=softcap is not None,
-            ROWS=rows,
-            LANES=max(8, 1 << (rows - 1).bit_length()),
-            DIM=dim,
-            TILE=TILE,
-            K_BITS=keys.bits,
-            K_GROUP=dim // keys.groups,
-            K_CHUNK=_chunk(keys),
-            V_BITS=values.bits,
-            V_GROUP=dim // values.groups,
-            V_CHUNK=_chunk(values),
+            keys.count, heads, 0.0 if softcap is None else softcap,
+            CAPPED=softcap is not None, ROWS=rows, LANES=max(8, 1 << (rows - 1).bit_length()),
+            DIM=dim, TILE=TILE, K_BITS=keys.bits, K_GROUP=dim // keys.groups, K_CHUNK=_chunk(keys),
+            V_BITS=values.bits, V_GROUP=dim // values.groups, V_CHUNK=_chunk(values),
             # Triton's interpreter on a CPU multiplies no bfloat16.
             OPERAND=tl.bfloat16 if queries.is_cuda else tl.float32,
-            num_warps=4,
-            num_stages=_stages(keys.bits + values.bits, logits is not None),
+            num_warps=4, num_stages=_stages(keys.bits + values.bits, logits is not None),
             # As many of a thread's registers as let three programs share a processor.
             maxnreg=168 if dim <= 128 else None,
-        )
+        )  # fmt: skip
         merge_splits[batch * heads * rows,](
-            outs,
-            lses,
-            out,
-            lse,
-            splits,
-            ROWS=rows,
-            DIM=dim,
-            WIDE=1 << (dim - 1).bit_length(),
-            BLOCK=MERGED_AT_ONCE,
-        )
+            outs, lses, out, lse, splits,
+            ROWS=rows, DIM=dim, WIDE=1 << (dim - 1).bit_length(), BLOCK=MERGED_AT_ONCE,
+        )  # fmt: skip
     return out @ hadamard, lse
 
 
@@ -157,49 +133,15 @@ def _steps_between(entries: Quantized) -> tuple[int, ...]:
 
 @triton.jit
 def _attend_split(
-    queries,
-    shift,
-    k_codes,
-    k_scales,
-    k_zeros,
-    v_codes,
-    v_scales,
-    v_zeros,
-    lengths,
-    logits,
-    outs,
+    queries, shift, k_codes, k_scales, k_zeros, v_codes, v_scales, v_zeros, lengths, logits, outs,
     lses,
-    k_batch,
-    k_head,
-    k_entry,
-    ks_batch,
-    ks_head,
-    ks_group,
-    v_batch,
-    v_head,
-    v_entry,
-    vs_batch,
-    vs_head,
-    vs_group,
-    l_batch,
-    l_head,
-    l_row,
-    count,
-    heads,
-    softcap,
-    CAPPED: tl.constexpr,
-    ROWS: tl.constexpr,
-    LANES: tl.constexpr,
-    DIM: tl.constexpr,
-    TILE: tl.constexpr,
-    K_BITS: tl.constexpr,
-    K_GROUP: tl.constexpr,
-    K_CHUNK: tl.constexpr,
-    V_BITS: tl.constexpr,
-    V_GROUP: tl.constexpr,
-    V_CHUNK: tl.constexpr,
-    OPERAND: tl.constexpr,
-):
+    k_batch, k_head, k_entry, ks_batch, ks_head, ks_group, v_batch, v_head, v_entry,
+    vs_batch, vs_head, vs_group, l_batch, l_head, l_row,
+    count, heads, softcap,
+    CAPPED: tl.constexpr, ROWS: tl.constexpr, LANES: tl.constexpr, DIM: tl.constexpr,
+    TILE: tl.constexpr, K_BITS: tl.constexpr, K_GROUP: tl.constexpr, K_CHUNK: tl.constexpr,
+    V_BITS: tl.constexpr, V_GROUP: tl.constexpr, V_CHUNK: tl.constexpr, OPERAND: tl.constexpr,
+):  # fmt: skip
     """One split of one KV head: its output `(rows, dim)` and lse. Logits lie as `(TILE, LANES)`,
     a row a column; output as `(channels, LANES)`, chunk by chunk."""
     V_CHUNKS: tl.constexpr = DIM // V_CHUNK
@@ -315,16 +257,9 @@ def _attend_split(
 
 @triton.jit
 def merge_splits(
-    outs,
-    lses,
-    out,
-    lse,
-    splits,
-    ROWS: tl.constexpr,
-    DIM: tl.constexpr,
-    WIDE: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
+    outs, lses, out, lse, splits,
+    ROWS: tl.constexpr, DIM: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     """One row of one KV head, from all splits."""
     row = tl.program_id(0)
     first = (row // ROWS).to(tl.int64) * splits * ROWS + row % ROWS

@@ -32,19 +32,11 @@ def multiply(rows: Tensor, chosen: Tensor, weights: Tensor, bias: Tensor | None 
     # Triton launches on the current device, which need not be the one of this layer.
     with torch.cuda.device_of(rows):
         _multiply[pairs, triton.cdiv(outputs, tile[0])](
-            rows.contiguous(),
-            chosen,
-            weights,
-            bias,
-            out,
-            pairs // len(rows),
-            outputs,
-            inputs,
+            rows.contiguous(), chosen, weights, bias, out, pairs // len(rows), outputs, inputs,
             *weights.stride(),
-            OUTPUTS=tile[0],
-            INPUTS=tile[1],
+            OUTPUTS=tile[0], INPUTS=tile[1],
             num_warps=4,
-        )
+        )  # fmt: skip
     return out
 
 
@@ -97,19 +89,12 @@ def _multiplied(
     pair, number = _NUMBERS[rows.element_size()]
     with torch.cuda.device_of(rows):
         kernel[pairs, triton.cdiv(outputs, tile[0])](
-            rows.contiguous().view(pair),
-            chosen,
+            rows.contiguous().view(pair), chosen,
             *packed,
-            bias,
-            out,
-            pairs // len(rows),
-            outputs,
-            groups,
-            NUMBER=number,
-            OUTPUTS=tile[0],
-            GROUPS=tile[1],
+            bias, out, pairs // len(rows), outputs, groups,
+            NUMBER=number, OUTPUTS=tile[0], GROUPS=tile[1],
             num_warps=4,
-        )
+        )  # fmt: skip
     return out
 
 
@@ -118,20 +103,10 @@ _NUMBERS = {2: (torch.int32, tl.uint16), 4: (torch.int64, tl.uint32)}
 
 @triton.jit
 def _multiply(
-    rows,
-    chosen,
-    weights,
-    bias,
-    out,
-    each,
-    outputs,
-    inputs,
-    expert_stride,
-    output_stride,
-    input_stride,
-    OUTPUTS: tl.constexpr,
-    INPUTS: tl.constexpr,
-):
+    rows, chosen, weights, bias, out, each, outputs, inputs,
+    expert_stride, output_stride, input_stride,
+    OUTPUTS: tl.constexpr, INPUTS: tl.constexpr,
+):  # fmt: skip
     pair = tl.program_id(0).to(tl.int64)
     own = tl.program_id(1) * OUTPUTS + tl.arange(0, OUTPUTS)
     real = own < outputs
@@ -151,19 +126,9 @@ def _multiply(
 
 @triton.jit
 def _multiply_mxfp4(
-    rows,
-    chosen,
-    blocks,
-    scales,
-    bias,
-    out,
-    each,
-    outputs,
-    groups,
-    NUMBER: tl.constexpr,
-    OUTPUTS: tl.constexpr,
-    GROUPS: tl.constexpr,
-):
+    rows, chosen, blocks, scales, bias, out, each, outputs, groups,
+    NUMBER: tl.constexpr, OUTPUTS: tl.constexpr, GROUPS: tl.constexpr,
+):  # fmt: skip
     pair = tl.program_id(0).to(tl.int64)
     own = tl.program_id(1) * OUTPUTS + tl.arange(0, OUTPUTS)
     real = own < outputs
@@ -190,23 +155,9 @@ def _multiply_mxfp4(
 
 @triton.jit
 def _multiply_nf4(
-    rows,
-    chosen,
-    codes,
-    scales,
-    nested,
-    offsets,
-    levels,
-    table,
-    bias,
-    out,
-    each,
-    outputs,
-    groups,
-    NUMBER: tl.constexpr,
-    OUTPUTS: tl.constexpr,
-    GROUPS: tl.constexpr,
-):
+    rows, chosen, codes, scales, nested, offsets, levels, table, bias, out, each, outputs, groups,
+    NUMBER: tl.constexpr, OUTPUTS: tl.constexpr, GROUPS: tl.constexpr,
+):  # fmt: skip
     pair = tl.program_id(0).to(tl.int64)
     own = tl.program_id(1) * OUTPUTS + tl.arange(0, OUTPUTS)
     real = own < outputs
