@@ -183,14 +183,8 @@ class KVHeadGroup:
         return self.capacity - self.used
 
     def append(self, keys: Tensor, values: Tensor, positions: Tensor) -> None:
-        """Write `(batch, heads, n, dim)` entries.
-
-        Args:
-            positions: theirs, `(n,)` int32.
-
-        Raises:
-            CapacityError: fewer than n slots are left.
-        """
+        """Write entries `(batch, heads, n, dim)` at positions `(n,)` int32. Raises CapacityError if
+        fewer than n slots are left."""
         count = keys.shape[2]
         if count > self.room:
             raise CapacityError(

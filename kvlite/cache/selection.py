@@ -86,11 +86,7 @@ class Selection:
 
     def copy_to(self, head_group: KVHeadGroup, *, remember_packed: bool) -> None:
         """Fill a new head group of the same heads: what its segment does not hold, in its own
-        slots.
-
-        Args:
-            remember_packed: let it know where entries were packed.
-        """
+        slots; with `remember_packed` it knows where entries were packed."""
         kept = self.slots.shape[2]
         start = 0 if head_group.segment is None else head_group.segment.start
         if head_group.segment is None and self.source.segment is not None and self._in_order:

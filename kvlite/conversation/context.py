@@ -123,15 +123,8 @@ class Context:
 
     def compact(self) -> list[int]:
         """Shift the entries of the cache to the first positions, at most half of the model's
-        trained context. All else is forgotten: it cannot be recalled or gone back to.
-
-        Returns:
-            Tokens of the last answer to read next.
-
-        Raises:
-            SettingError: the model's rotations do not allow it.
-            OutOfMemory: there is not enough memory.
-        """
+        trained context, and forget all else. Returns tokens of the last answer to read next; raises
+        SettingError if the model's rotations do not allow it, OutOfMemory if memory is short."""
         self._close()
         again = self._fill() if self.emptied else []
         half = self.model.shape.max_context // 2

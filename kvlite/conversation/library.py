@@ -179,10 +179,7 @@ def matching(
 ) -> Entry | None:
     """The entry that answers questions about `documents` as if they were read now: with the same
     texts, model and way of reading. The budget may differ, since the host store has everything.
-
-    Args:
-        notify: called with a sentence for each entry that cannot be opened.
-    """
+    `notify` is told of each entry that cannot be opened."""
     if settings.recall == "off":
         return None
     wanted = digest_of(documents)

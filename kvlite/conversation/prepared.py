@@ -118,15 +118,8 @@ class Prepared:
     def load(
         self, notify: Callable[[str], None] | None = None, cancel: Event | None = None
     ) -> tuple[LoadedModel, Plan | None]:
-        """Read its weights.
-
-        Returns:
-            The model, and the plan as it came to be.
-
-        Raises:
-            ModelError: it cannot be loaded or run.
-            Stopped: `cancel` was set.
-        """
+        """Read its weights; returns the model, and the plan as it came to be. Raises ModelError if
+        it cannot be loaded or run, and Stopped if `cancel` was set."""
         settings, devices, plan, choice = self.settings, self.devices, self.plan, self.choice
         shape, forecaster = self.planner.shape, self.planner.forecaster
         for each in devices:

@@ -22,12 +22,8 @@ from kvlite.model.load import LoadedModel
 def with_reasoning(
     pieces: Iterable[Piece], model: LoadedModel, ids: Sequence[int], begun: int = 0
 ) -> Iterator[Piece]:
-    """Pieces of one answer, with what is reasoning in its own place.
-
-    Args:
-        ids: the prompt, which may begin reasoning, and what there is of the answer.
-        begun: how many of them are the answer's, which goes on.
-    """
+    """Pieces of one answer, with what is reasoning in its own place. `ids` are the prompt, which
+    may begin reasoning, and what there is of the answer: the last `begun` of them."""
     if model.answer_form.reasoning is None:
         yield from pieces
         return

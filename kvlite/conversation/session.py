@@ -122,16 +122,10 @@ class Session:
         return numbered(self.messages, number)
 
     def read(self, documents: Sequence[Document], callbacks: Callbacks) -> bool:
-        """Take documents for the next message.
-
-        Returns:
-            Whether they were read. If not, they are read with the message: it decides what stays
-            of them, or other documents wait before them.
-
-        Raises:
-            ContextError: they do not fit the model's trained context.
-            Stopped: `callbacks.cancel` was set; nothing was read.
-        """
+        """Take documents for the next message; returns whether they were read. If not, they are
+        read with the message: it decides what stays of them, or others wait before them. Raises
+        ContextError if they do not fit the model's trained context, and Stopped if they were
+        cancelled."""
         text = all_of(documents)
         if self.waiting:
             self._require_room(text, callbacks.cancel)

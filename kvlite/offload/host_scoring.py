@@ -61,15 +61,9 @@ class HostTransfer:
         self._sent = 0
 
     def send(self, source: Tensor, target: Tensor) -> int:
-        """Begin to copy a tensor; if two copies are under way, first wait for one.
-
-        Args:
-            source: contiguous; kept alive until it has arrived.
-            target: on the host, of the same shape and dtype; not to be read before `arrive`.
-
-        Returns:
-            A ticket for `arrive`.
-        """
+        """Begin to copy a contiguous tensor, which is kept alive until it has arrived, to one on
+        the host, of the same shape and dtype, not to be read before `arrive`. If two copies are
+        under way, wait for one first. Returns a ticket for `arrive`."""
         if len(self._flights) == IN_FLIGHT:
             self._land()
         size = source.numel() * source.element_size()

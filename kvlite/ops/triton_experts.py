@@ -43,12 +43,8 @@ def multiply(rows: Tensor, chosen: Tensor, weights: Tensor, bias: Tensor | None 
 def multiply_mxfp4(
     rows: Tensor, chosen: Tensor, blocks: Tensor, scales: Tensor, bias: Tensor | None = None
 ) -> Tensor:
-    """As `multiply`, by weights as `model.mxfp4` has them.
-
-    Args:
-        blocks: `(experts, outputs, inputs / 32, 16)` uint8.
-        scales: `(experts, outputs, inputs / 32)` uint8.
-    """
+    """As `multiply`, by weights as `model.mxfp4` has them: blocks `(experts, outputs, inputs / 32,
+    16)` and scales `(experts, outputs, inputs / 32)` uint8."""
     outputs, groups = scales.shape[1:]
     given = rows, chosen, (blocks, scales), bias, outputs, groups
     return _multiplied(_multiply_mxfp4, *given, MXFP4_TILE)

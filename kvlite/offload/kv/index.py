@@ -41,12 +41,8 @@ class Index:
 
     @classmethod
     def of(cls, keys: Tensor, query_sq_sum: Tensor, room: int) -> "Index":
-        """An index of `keys`, with `room` for more.
-
-        Args:
-            keys: `(batch, kv heads, n, dim)`.
-            query_sq_sum: the sum of squared queries, `(batch, kv heads, dim)` float32.
-        """
+        """An index of keys `(batch, kv heads, n, dim)`, with `room` for more; `query_sq_sum` is the
+        sum of squared queries, `(batch, kv heads, dim)` float32."""
         mean = keys.mean(2, dtype=torch.float32)
         own = torch.zeros_like(mean)
         for part in _parts(keys):

@@ -15,12 +15,8 @@ from kvlite.offload.kv.store import SPARE, HostKVStore
 def host_kv_bytes(
     shape: ModelShape, tokens: int, reserve: int, itemsize: int, bits: KVBits | None
 ) -> int:
-    """Bytes of a host store that has read `tokens` at once.
-
-    Args:
-        reserve: tokens of the answer that room is kept for; their entries are exact.
-        itemsize: bytes of an element of keys and values.
-    """
+    """Bytes of a host store that has read `tokens` at once, with room for `reserve` tokens of an
+    answer, whose entries are exact; `itemsize` is that of keys and values."""
     total = 0
     for window, size in zip(shape.windows, shape.kv_sizes, strict=True):
         entries = tokens + reserve if window is None else min(window.size, tokens)
@@ -42,16 +38,9 @@ def index_bytes(shape: ModelShape, tokens: int) -> int:
 def place(
     settings: Settings, store: HostKVStore, needed: int
 ) -> tuple[Disk | None, bool, list[str]]:
-    """Where a host store of `needed` bytes goes.
-
-    Returns:
-        The disk, or None for memory; whether layers may reserve more than they need; messages for
-        the user.
-
-    Raises:
-        RecallError: it fits nowhere.
-        SettingError: `recall_limit` is no size.
-    """
+    """Where a host store of `needed` bytes goes: the disk, or None for memory; whether layers may
+    reserve more than they need; messages for the user. Raises RecallError if it fits nowhere, and
+    SettingError if `recall_limit` is no size."""
     limit = ram_limit(settings.recall_limit, 0 if store.on_disk else store.nbytes)
     stays = store.on_disk and settings.recall == "auto"
     if settings.recall != "disk" and not stays and needed <= limit:

@@ -81,15 +81,9 @@ class HostKVLayer:
         return min(self.head_group.room, indexed)
 
     def grown(self, more: int, transfer: KVTransfer | None) -> LayerCache:
-        """The entries in storage with room for more of the answer. What is quantized stays so, and
-        what is exact stays exact, as the next turn goes back to what was read.
-
-        Args:
-            transfer: pins the storage, if it pins any.
-
-        Raises:
-            MemoryError: host memory has no room for another copy.
-        """
+        """The entries in storage with room for more of the answer, pinned if `transfer` pins any.
+        What is quantized stays so, and what is exact stays exact, as the next turn goes back to
+        what was read. Raises MemoryError if host memory has no room for another copy."""
         held, own = self.head_group, self.cache
         if own.nbytes * (held.used + more) // held.capacity > (1 - ERROR) * free_bytes(HOST):
             raise MemoryError("an answer grew beyond the host memory that is left")
@@ -111,14 +105,9 @@ class HostKVLayer:
         spare: int,
         transfer: KVTransfer | None,
     ) -> None:
-        """Append entries `(batch, kv heads, n, dim)` at positions `(n,)` to those that were read.
-
-        Args:
-            reserve: entries to keep room for.
-            spare: additional room if the storage has to grow.
-            transfer: copies from another device without waiting, if entries stay exact and in
-                memory.
-        """
+        """Append entries `(batch, kv heads, n, dim)` at positions `(n,)` to those that were read,
+        and keep room for `reserve` more, `spare` if the storage has to grow. A `transfer` copies
+        from another device without waiting, if entries stay exact and in memory."""
         new, before, own = keys.shape[2], self.cache, bits
         self.head_group.used = self.read  # an earlier attempt may have failed
         if self.window is not None:
@@ -342,11 +331,8 @@ class HostKVStore:
     def restored(
         self, index: int, room: int, device: torch.device, scored_by: str = ""
     ) -> LayerCache:
-        """A layer cache on a device with everything the layer has read, and `room` for more.
-
-        Args:
-            scored_by: the method whose cached scores go to the cache's row, if any.
-        """
+        """A layer cache on a device with everything the layer has read, and `room` for more; its
+        row has the cached scores of the method `scored_by`, if any."""
         source = self.layers[index]
         head_group, rows = source.head_group, int(bool(scored_by))
         layer = source.cache.empty_like([source.read + room], decode_rows=rows, device=device)

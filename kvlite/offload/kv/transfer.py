@@ -94,14 +94,9 @@ class KVTransfer:
     def fetch(
         self, source: KVHeadGroup, heads: tuple[int, ...], places: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Keys and values of some entries, `(batch, heads, n, dim)` on the device; the host waits
-        once, for `places`.
-
-        Args:
-            source: everything, in host memory, exact.
-            heads: of which KV heads.
-            places: which entries, `(batch, heads, n)` int64.
-        """
+        """Keys and values `(batch, heads, n, dim)`, on the device, of the entries at `places`
+        `(batch, heads, n)` int64 of some KV heads of an exact source in host memory; the host waits
+        once, for `places`."""
         named = torch.empty(places.shape, dtype=places.dtype, pin_memory=self.stream is not None)
         named.copy_(places, non_blocking=True)
         if self.stream is not None:

@@ -183,11 +183,8 @@ class ExpertPool:
         return sum(layer.expert_bytes * layer.count for layer in self.layers)
 
     def arriving(self, layer: int, chosen: Tensor) -> Iterator[tuple[int, int]]:
-        """Yields the experts that tokens chose, ascending, with the slot of each, once it is there.
-
-        Args:
-            chosen: `(n, top k)` int64.
-        """
+        """Yields the experts that tokens chose, `(n, top k)` int64, ascending, with the slot of
+        each, once it is there."""
         wanted, tokens = (each.tolist() for each in chosen.unique(return_counts=True))
         self.uses[layer, wanted] += tokens
         self.now += 1

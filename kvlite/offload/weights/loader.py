@@ -107,15 +107,9 @@ def load_streamed(
     cancel: Event | None = None,
     resident: Resident = LEAST,
 ) -> LoadedModel:
-    """Like `load_model`, with streamed decoder layers; the rest of the model stays on the device.
-
-    Args:
-        setting: ram keeps the layers in host memory, disk leaves them in their files.
-        resident: the part of the layers that stays on the device.
-
-    Raises:
-        ModelError: as `load_model`, or a file was changed in the meantime.
-    """
+    """Like `load_model`, with decoder layers that stay in host memory (`ram`) or in their files
+    (`disk`), but for what is `resident`; the rest of the model stays on the device. Raises
+    ModelError also if a file was changed in the meantime."""
     model = load_model(
         folder,
         device=device,
@@ -187,14 +181,8 @@ def open_whole(
     notify: Callable[[str], None] | None = None,
 ) -> tuple[Any, dict[str, Any]]:
     """A transformers model with all weights on the device, and loading info like transformers'.
-
-    Args:
-        cards: of each of its layers, where these are on several.
-        notify: called with a sentence while it takes long.
-
-    Raises:
-        Stopped: `cancel` was set.
-    """
+    `cards` are those of its layers, where these are on several; `notify` is told while it takes
+    long. Raises Stopped if `cancel` was set."""
     model_type = read_config(folder)["model_type"]
     index = weights.index or gguf_alone(folder)
     if index is not None:
