@@ -52,7 +52,6 @@ def attend_quantized(
     shift: Tensor,
     softcap: float | None,
     *,
-    lengths: Tensor | None = None,
     logits: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Attention of a few rows over the quantized entries of their KV head.
@@ -67,9 +66,8 @@ def attend_quantized(
         shift: `(batch, kv heads, rows)` float32, added to every logit of a row: its product with
             the mean that keys were centered by.
         softcap: bends the shifted logits to softcap * tanh(logit / softcap).
-        lengths: `(batch, kv heads)` int32, how many of the n entries count; all without it.
         logits: `(batch, kv heads, rows, n)` float32, filled with the logits as the softmax sees
-            them, -inf beyond `lengths`.
+            them.
 
     Returns:
         output `(batch, kv heads, rows, dim)` float32 and natural-log lse `(batch, kv heads, rows)`
@@ -80,15 +78,13 @@ def attend_quantized(
     splits = splits_for(batch * heads, keys.count, queries.device)
     outs = queries.new_empty(batch, heads, splits, rows, dim)
     lses = queries.new_empty(batch, heads, splits, rows)
-    if logits is not None and lengths is not None:
-        logits.fill_(-torch.inf)
     out, lse = torch.empty_like(turned), queries.new_empty(batch, heads, rows)
     # Triton launches on the current device, which need not be the one of this layer.
     with torch.cuda.device_of(queries):
         _attend_split[batch * heads, splits](
             turned, shift.contiguous(),
             *keys.tensors, *values.tensors,
-            None if lengths is None else lengths.contiguous(), logits, outs, lses,
+            logits, outs, lses,
             *_steps_between(keys), *_steps_between(values),
             *((0, 0, 0) if logits is None else logits.stride()[:3]),
             keys.count, heads, 0.0 if softcap is None else softcap,
@@ -133,7 +129,7 @@ def _steps_between(entries: Quantized) -> tuple[int, ...]:
 
 @triton.jit
 def _attend_split(
-    queries, shift, k_codes, k_scales, k_zeros, v_codes, v_scales, v_zeros, lengths, logits, outs,
+    queries, shift, k_codes, k_scales, k_zeros, v_codes, v_scales, v_zeros, logits, outs,
     lses,
     k_batch, k_head, k_entry, ks_batch, ks_head, ks_group, v_batch, v_head, v_entry,
     vs_batch, vs_head, vs_group, l_batch, l_head, l_row,
@@ -162,12 +158,9 @@ def _attend_split(
     if logits is not None:
         logits += batch * l_batch + head * l_head
 
-    length = count
-    if lengths is not None:
-        length = tl.minimum(tl.load(lengths + line), count)
-    part = tl.cdiv(tl.cdiv(length, TILE), tl.num_programs(1)) * TILE
+    part = tl.cdiv(tl.cdiv(count, TILE), tl.num_programs(1)) * TILE
     start = split * part
-    stop = tl.minimum(start + part, length)
+    stop = tl.minimum(start + part, count)
 
     lanes = tl.arange(0, LANES)
     real = lanes < ROWS
