@@ -11,7 +11,7 @@ one to be used. If not all experts fit, the most frequently used ones stay, inst
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -41,11 +41,6 @@ class ExpertLayer:
     def count(self) -> int:
         """The number of experts."""
         return self.places[0].shape[0]
-
-    @property
-    def sizes(self) -> list[tuple[torch.Size, torch.dtype]]:
-        """The sizes of one expert's part of each parameter."""
-        return [(place.shape[1:], place.dtype) for place in self.places]
 
     @property
     def expert_bytes(self) -> int:
@@ -80,14 +75,6 @@ class Resident:
 LEAST = Resident()
 
 
-class ExpertSource(Protocol):
-    """Where experts are loaded from."""
-
-    def bring(self, layer: int, expert: int, rows: Sequence[Tensor]) -> None:
-        """Fill memory on the device with an expert's parameters. Raises ModelError if they can no
-        longer be read."""
-
-
 class ExpertsInMemory:
     """Experts in host memory, pinned if possible."""
 
@@ -96,7 +83,7 @@ class ExpertsInMemory:
         self.layers = [[_taken(place) for place in layer.places] for layer in layers]
 
     def bring(self, layer: int, expert: int, rows: Sequence[Tensor]) -> None:
-        """As of `ExpertSource`."""
+        """Fill memory on the device with an expert's parameters."""
         for row, pieces in zip(rows, self.layers[layer], strict=True):
             piece, at = divmod(expert, len(pieces[0]))
             row.copy_(pieces[piece][at], non_blocking=True)
@@ -117,7 +104,7 @@ class ExpertsInFiles:
         self.reader = FileReader(every, device)
 
     def bring(self, layer: int, expert: int, rows: Sequence[Tensor]) -> None:
-        """As of `ExpertSource`."""
+        """Likewise. Raises ModelError if they can no longer be read."""
         for row, parts in zip(rows, self.layers[layer], strict=True):
             own = _numbers_of(parts, expert * row.numel(), row.numel())
             self.reader.read(own, row.view(-1))
@@ -150,16 +137,16 @@ class ExpertPool:
     def __init__(
         self,
         layers: Sequence[ExpertLayer],
-        source: ExpertSource,
+        source: ExpertsInMemory | ExpertsInFiles,
         slots: int,
         device: torch.device,
     ) -> None:
         """Bind the experts of all layers, which are of one size, to `slots` on the device, at least
         as many as a layer has. Raises torch.OutOfMemoryError if there is no room."""
         self.layers, self.source, self.brought = layers, source, 0
-        sizes = layers[0].sizes
         self.stacks = [
-            torch.empty(slots, *size, dtype=dtype, device=device) for size, dtype in sizes
+            torch.empty(slots, *place.shape[1:], dtype=place.dtype, device=device)
+            for place in layers[0].places
         ]
         self.uses = np.zeros((len(layers), layers[0].count), dtype=np.int64)
         self.owners = np.full((slots, 2), -1)
@@ -223,7 +210,7 @@ class ExpertPool:
 
 def expert_pool(
     layers: Sequence[ExpertLayer],
-    source: Callable[[], ExpertSource],
+    source: Callable[[], ExpertsInMemory | ExpertsInFiles],
     resident: Resident,
     device: torch.device,
 ) -> ExpertPool | None:
