@@ -8,7 +8,7 @@ import numpy as np
 from kvlite.ops.numba_jit import jitted
 from kvlite.ops.numba_layer_ops import LayerWeights, to_heads, to_hidden
 from kvlite.ops.numba_linear import multiplying
-from kvlite.ops.numba_rows import attending, no_sinks, share_heads
+from kvlite.ops.numba_rows import Given, attending, no_sinks, share_heads
 from kvlite.ops.numba_threads import board
 
 Array = np.ndarray
@@ -67,8 +67,8 @@ def _through(
         _scale(parts, scale, q.reshape(count, every, dim))
         k, v = parts[:, every : every + own].copy(), parts[:, every + own :].copy()
         out = np.empty_like(q)
-        what = (q, k, v, table[layer], 0.0, sinks, recalling, out, came[layer], held[layer], row)
-        share_heads(board, one, what)
+        of_layer = table[layer], 0.0, sinks, recalling, out, came[layer], held[layer], row
+        share_heads(board, one, Given(q, k, v, *of_layer))
         x = to_hidden(*weights, x, out.reshape(count, every * dim), multiplying, board)
     return x
 
