@@ -6,7 +6,7 @@ What returns a log-sum-exp leaves a softmax's sinks out: `Softmax.with_sinks` pu
 parts are merged. What returns attention alone has them in it.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -174,9 +174,19 @@ def attention_sums(q: Tensor, k: Tensor, lse: Tensor, softmax: Softmax) -> Tenso
     if softmax.in_tiles:
         by_head = attention_of(q, k, lse, softmax, causal=True, highest=False)
         return grouped(by_head, k.shape[1]).mean(2)
-    sums = torch.zeros(*k.shape[:3], device=q.device)
-    for logits in _logits_by_rows(q, k, lse, softmax, causal=True):
-        sums[..., : logits.shape[4]] += logits.exp_().sum(3).mean(2)
+    (batch, heads, length, _), (kv_heads, entries) = q.shape, k.shape[1:3]
+    sums = torch.zeros(batch, kv_heads, entries, device=q.device)
+    block = max(1, ELEMENTS_AT_ONCE // (batch * heads * entries))
+    columns = torch.arange(entries, device=q.device)
+    for start in range(0, length, block):
+        rows = slice(start, min(start + block, length))
+        stop = entries - length + rows.stop
+        first = stop - (rows.stop - rows.start)
+        logits = scaled_logits(q[:, :, rows], k[:, :, :stop], softmax)
+        own = columns[first:stop]
+        logits[..., first:].masked_fill_(own > own[:, None], -torch.inf)
+        weights = (logits - grouped(lse[:, :, rows, None], kv_heads)).exp_()
+        sums[..., :stop] += weights.sum(3).mean(2)
     return sums
 
 
@@ -187,27 +197,15 @@ def attention_peaks(q: Tensor, k: Tensor, lse: Tensor, softmax: Softmax) -> Tens
     if softmax.in_tiles:
         by_head = attention_of(q, k, lse, softmax, causal=False, highest=True)
         return grouped(by_head, k.shape[1]).amax(2)
-    peaks = torch.full(k.shape[:3], -torch.inf, device=q.device)
-    for logits in _logits_by_rows(q, k, lse, softmax, causal=False):
-        torch.maximum(peaks, logits.flatten(2, 3).amax(2), out=peaks)
-    return peaks.exp_()
-
-
-def _logits_by_rows(
-    q: Tensor, k: Tensor, lse: Tensor, softmax: Softmax, *, causal: bool
-) -> Iterator[Tensor]:
-    # Less their lse, `(batch, kv heads, group, rows, entries)`, of some queries at a time; with
-    # `causal` up to the last of these.
-    (batch, heads, length, _), entries = q.shape, k.shape[2]
+    (batch, heads, length, _), (kv_heads, entries) = q.shape, k.shape[1:3]
+    peaks = torch.full((batch, kv_heads, entries), -torch.inf, device=q.device)
     block = max(1, ELEMENTS_AT_ONCE // (batch * heads * entries))
     for start in range(0, length, block):
-        rows = slice(start, min(start + block, length))
-        stop = entries - length + rows.stop if causal else entries
-        logits = scaled_logits(q[:, :, rows], k[:, :, :stop], softmax)
-        if causal:
-            own = torch.arange(start - rows.stop, 0, device=q.device)
-            logits[..., start - rows.stop :].masked_fill_(own > own[:, None], -torch.inf)
-        yield logits.sub_(grouped(lse[:, :, rows, None], k.shape[1]))
+        rows = slice(start, start + block)
+        logits = scaled_logits(q[:, :, rows], k, softmax)
+        logits -= grouped(lse[:, :, rows, None], kv_heads)
+        torch.maximum(peaks, logits.flatten(2, 3).amax(2), out=peaks)
+    return peaks.exp_()
 
 
 def attention_of(
