@@ -44,7 +44,7 @@ def test_turns_are_exact_wherever_it_is(llama: Tiny, cache: Path, recall: str, b
         logits = last_logits(talk, random_ids(120 if turn == 0 else 30, turn)[0].tolist())
         upto = talk.token_ids[: len(talk.token_ids) - 8]
         torch.testing.assert_close(logits, logits_of_the_whole(llama, upto), atol=1e-4, rtol=1e-4)
-    assert talk.store is not None and talk.store.place == ("disk" if recall == "disk" else "ram")
+    assert talk.store is not None and talk.store.on_disk == (recall == "disk")
     assert all((layer.disk is None) == (recall != "disk") for layer in talk.store.layers)
 
 
@@ -436,7 +436,7 @@ def test_a_stopped_turn_does_not_move_a_tier(llama: Tiny, cache: Path) -> None:
     cancel.set()
     with pytest.raises(Stopped):
         talk.generate([5, 6], recall="disk", callbacks=Callbacks(cancel=cancel))
-    assert talk.store is not None and talk.store.place == "ram"
+    assert talk.store is not None and not talk.store.on_disk
     assert talk.generate([5, 6]).metrics.host_kv_place == "ram"
 
 

@@ -168,7 +168,7 @@ def test_a_file_that_changes_meanwhile_ends_an_answer_in_one_sentence(
 def test_bytes_that_are_not_there_are_not_made_up(llama: Tiny, tmp_path: Path) -> None:
     llama.reference.save_pretrained(tmp_path)
     stored = stored_weights(tmp_path)["lm_head.weight"]
-    with closing(FileReader([stored.path], CPU)) as reader:
+    with closing(FileReader([stored], CPU)) as reader:
         os.truncate(stored.path, stored.end - 4)
         with pytest.raises(ModelError, match=r"cannot be read from any more.*has come to its end"):
             reader.read([stored], torch.empty(stored.count))

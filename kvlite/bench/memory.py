@@ -76,6 +76,8 @@ def memory(
 def _rows(runner: Runner, ids: list[int], choice: Choice) -> Iterator[MemoryRow]:
     talk = runner.conversation(**choice.settings)
     peak = peak_over_weights(runner.model.module, partial(talk.read, ids))
+    turn = talk.context.turn
+    planned = 0 if turn is None else turn.run_stats.planned or 0
     yield MemoryRow(
         length=len(ids),
         method=choice.method.spec,
@@ -85,7 +87,7 @@ def _rows(runner: Runner, ids: list[int], choice: Choice) -> Iterator[MemoryRow]
         kv_bytes=talk.cache.nbytes,
         full_kv_bytes=runner.shape.full_kv_bytes(len(ids), runner.model.dtype.itemsize),
         peak_bytes=peak,
-        planned_bytes=max(0, talk.planned_peak_bytes - bytes_held(runner.model.tensors())),
+        planned_bytes=max(0, planned - bytes_held(runner.model.tensors())),
     )
 
 

@@ -67,12 +67,9 @@ def written(bits: KVBits | None) -> str:
 
 
 def parse_kv_bits(text: str | int) -> KVBits | None:
-    """What a user wrote: `16` for no quantization (None), `8`, `4`, `2`, `k8v4`; with another
-    group `4g32`; KIVI's layout `kivi4`. `auto` is none, where no plan made something of it.
-
-    Raises:
-        SettingError: it is none of these.
-    """
+    """What a user wrote: `16` for no quantization (None), `8`, `4`, `2`, `k8v4`; with another group
+    `4g32`; KIVI's layout `kivi4`. `auto` is none, where no plan made something of it. Raises
+    SettingError if it is none of these."""
     asked = str(text).strip().lower()
     if asked in (UNCHANGED, AUTO):
         return None

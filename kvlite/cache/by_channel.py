@@ -16,6 +16,8 @@ class ByChannel(Codes):
     Source: "KIVI: A Tuning-Free Asymmetric 2bit Quantization for KV Cache", section 3.
     """
 
+    VECTORS_OF_SCALES = 2
+
     @classmethod
     def empty(
         cls, shape: tuple[int, int, int, int], bits: int, group: int, device: torch.device
@@ -54,18 +56,7 @@ class ByChannel(Codes):
         return out
 
     def dot(self, queries: Tensor) -> Tensor:
-        """See `Quantized.dot`."""
         return dotted(queries, map(self.read, self.blocks()))
 
     def weigh(self, weights: Tensor) -> Tensor:
-        """See `Quantized.weigh`."""
         return weighed(weights, self.dim, map(self.read, self.blocks()))
-
-    def joined(self, later: "ByChannel") -> "ByChannel":
-        """These followed by others, copied."""
-        return ByChannel(
-            torch.cat([self.codes, later.codes], 2),
-            torch.cat([self.scales, later.scales], 2),
-            torch.cat([self.zeros, later.zeros], 2),
-            self.bits,
-        )

@@ -16,13 +16,9 @@ def copied(
     devices: Sequence[torch.device],
     home: Callable[[Tensor], Tensor] | None = None,
 ) -> list[LayerCache]:
-    """Copies on a device each; what layers share, their copies share.
-
-    Only between readings: what head groups remember for a cut to come is copied with them.
-
-    Args:
-        home: makes a flat copy of a storage, `(bytes,)` uint8, on the device.
-    """
+    """Copies on a device each; what layers share, their copies share. Only between readings: what
+    head groups remember for a cut to come is copied with them. `home` makes a flat copy of a
+    storage, `(bytes,)` uint8, on the device."""
     homes: dict[int, Tensor] = {}
     placed: dict[int, Any] = {}
     for layer, device in zip(layers, devices, strict=True):
@@ -41,7 +37,6 @@ def flat_storage(tensor: Tensor) -> Tensor:
 
 
 def _placed(tensor: Tensor, homes: dict[int, Tensor], made: Callable[[Tensor], Tensor]) -> Tensor:
-    """The same view of a copy of its storage, of which there is one."""
     storage = tensor.untyped_storage()
     if storage._cdata not in homes:
         homes[storage._cdata] = made(flat_storage(tensor))

@@ -81,6 +81,11 @@ class KVHeadGroup:
     head_alias: Mapping[int, int] = field(default_factory=dict)
 
     @property
+    def residuals(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Keys, values and positions of its own slots."""
+        return self.residual_keys, self.residual_values, self.residual_positions
+
+    @property
     def latent(self) -> bool:
         """Whether an entry is one vector, its key and its value."""
         return self.residual_values is self.residual_keys
@@ -178,14 +183,8 @@ class KVHeadGroup:
         return self.capacity - self.used
 
     def append(self, keys: Tensor, values: Tensor, positions: Tensor) -> None:
-        """Write `(batch, heads, n, dim)` entries.
-
-        Args:
-            positions: theirs, `(n,)` int32.
-
-        Raises:
-            CapacityError: fewer than n slots are left.
-        """
+        """Write entries `(batch, heads, n, dim)` at positions `(n,)` int32. Raises CapacityError if
+        fewer than n slots are left."""
         count = keys.shape[2]
         if count > self.room:
             raise CapacityError(
@@ -196,8 +195,8 @@ class KVHeadGroup:
         if count == 1 and has_triton(keys.device) and not self.shares_keys:
             from kvlite.ops.triton_write import write_token
 
-            own = self.residual_keys, self.residual_values, self.residual_positions
-            into = (own[0][:, :, at], own[1][:, :, at], own[2][:, :, at])
+            own_keys, own_values, own_positions = (each[:, :, at] for each in self.residuals)
+            into = own_keys, own_values, own_positions
             write_token(keys[:, :, 0], values[:, :, 0], positions, into)
             self.used += 1
             return
@@ -244,8 +243,7 @@ class KVHeadGroup:
             self.rows.scatter_(3, index[:, :, None].expand(-1, -1, self.rows.shape[2], 1), 0.0)
 
     def _packed_into(self, slots: Tensor, segment: Packed) -> tuple[Tensor, list[Write]]:
-        """Room for a new entry where `slots` (batch, heads) give way: there, or, where that is in
-        the segment, in place of an exact entry that goes there; and what has to move for it."""
+        # The oldest exact entry goes into the segment, where the evicted one was.
         start, end = segment.start, segment.start + self.segment_len
         inside = (slots >= start) & (slots < end)
         oldest = self.residual_positions[:, :, start:].argmin(-1) + start
@@ -294,15 +292,20 @@ class KVHeadGroup:
         """Drop, in place, all entries but the first and the last ones."""
         assert self.segment is None
         recent, kept = slice(self.used - last, self.used), slice(first, first + last)
-        held = (self.residual_keys, self.residual_values, self.residual_positions)
-        copies, packed_before = [each[:, :, recent].clone() for each in held], self.packed_before
+        packed_before = self.packed_before
+        copies = [each[:, :, recent].clone() for each in self.residuals]
         if packed_before is not None:
             places = packed_before.places_of(recent.stop)
             both = torch.cat([places[:, :, :first], places[:, :, recent]], 2)
             packed_before = replace(packed_before, places=both)
-        for each, copy in zip(held, copies, strict=True):
+        for each, copy in zip(self.residuals, copies, strict=True):
             each[:, :, kept] = copy
         self.used, self.packed_before = kept.stop, packed_before
+
+    def copy_first(self, other: "KVHeadGroup", count: int) -> None:
+        """Copy the first entries of another one's own slots, from any device."""
+        for own, given in zip(self.residuals, other.residuals, strict=True):
+            own[:, :, :count] = given[:, :, :count]
 
     def record(self, row: Tensor) -> None:
         """Record an attention row, `(batch, heads, used)`, in place of the oldest one."""

@@ -41,7 +41,6 @@ class HiddenLog:
 
 
 def _rows(positions: range) -> list[slice]:
-    """Where up to ROWS positions in a row are."""
     start, count = positions.start % ROWS, len(positions)
     before_end = min(count, ROWS - start)
     return [slice(start, start + before_end), slice(0, count - before_end)]

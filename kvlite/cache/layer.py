@@ -79,28 +79,18 @@ class LayerCache:
         for (heads, capacity), segment, shape, key_shape, keys, values, positions in zip(
             sizes, segments, shapes, key_shapes, *own, self.positions.split(lengths, 1), strict=True
         ):
-            rows = None
-            if decode_rows:
-                rows = torch.zeros(batch, len(heads), decode_rows, capacity, device=device)
             keys = keys.unflatten(1, key_shape)
-            self.head_groups.append(
-                KVHeadGroup(
-                    heads=heads,
-                    residual_keys=keys,
-                    residual_values=keys if latent else values.unflatten(1, shape),
-                    residual_positions=positions.unflatten(1, shape),
-                    rows=rows,
-                    segment=segment,
-                    used=capacity - shape[1],
-                )
-            )
+            values = keys if latent else values.unflatten(1, shape)
+            group = KVHeadGroup(heads, keys, values, positions.unflatten(1, shape))
+            group.segment, group.used = segment, capacity - shape[1]
+            if decode_rows:
+                size = batch, len(heads), decode_rows, capacity
+                group.rows = torch.zeros(size, device=device)
+            self.head_groups.append(group)
         self.tensors = [self.keys, self.values, self.positions]
-        self.tensors += [
-            head_group.rows for head_group in self.head_groups if head_group.rows is not None
-        ]
-        self.tensors += [
-            tensor for segment in segments if segment is not None for tensor in segment.tensors
-        ]
+        self.tensors += [each.rows for each in self.head_groups if each.rows is not None]
+        for segment in segments:
+            self.tensors += () if segment is None else segment.tensors
 
     @classmethod
     def empty(
@@ -119,15 +109,7 @@ class LayerCache:
     @property
     def views(self) -> list[Tensor]:
         """What its head groups see of the flat buffers."""
-        return [
-            view
-            for head_group in self.head_groups
-            for view in (
-                head_group.residual_keys,
-                head_group.residual_values,
-                head_group.residual_positions,
-            )
-        ]
+        return [view for head_group in self.head_groups for view in head_group.residuals]
 
     @property
     def latent(self) -> bool:
@@ -137,11 +119,7 @@ class LayerCache:
     @property
     def head_alias(self) -> dict[int, int]:
         """KV heads that hold nothing, and for each the head whose attention output it takes."""
-        return {
-            head: other
-            for head_group in self.head_groups
-            for head, other in head_group.head_alias.items()
-        }
+        return {head: to for each in self.head_groups for head, to in each.head_alias.items()}
 
     @property
     def kv_heads(self) -> int:
@@ -156,10 +134,7 @@ class LayerCache:
     @property
     def computed(self) -> bool:
         """Whether some of its entries are computed on reading, and cannot be overwritten."""
-        return any(
-            head_group.segment is not None and head_group.segment.fixed
-            for head_group in self.head_groups
-        )
+        return any(each.segment is not None and each.segment.fixed for each in self.head_groups)
 
     @property
     def shares_keys(self) -> bool:
@@ -175,10 +150,8 @@ class LayerCache:
     @property
     def packed(self) -> bool:
         """Whether some of its entries are quantized, each by itself."""
-        return any(
-            head_group.segment is not None and not head_group.segment.fixed
-            for head_group in self.head_groups
-        )
+        segments = (each.segment for each in self.head_groups if each.segment is not None)
+        return any(not segment.fixed for segment in segments)
 
     @property
     def lengths(self) -> list[GroupLength]:
@@ -214,19 +187,10 @@ class LayerCache:
         that never change are shared with it; what is quantized is written out, or with `bits`
         stays so, and what is no longer recent joins it; `remember_packed` and `prepare` as in
         `gathered`."""
-        ordered = [Selection.everything(head_group) for head_group in self.head_groups]
-        segments = (
-            [head_group.segment for head_group in self.head_groups] if self.computed else None
-        )
-        return LayerCache.gathered(
-            ordered,
-            capacities,
-            decode_rows,
-            segments,
-            bits,
-            remember_packed=remember_packed,
-            prepare=prepare,
-        )
+        ordered = [Selection.everything(each) for each in self.head_groups]
+        segments = [each.segment for each in self.head_groups] if self.computed else None
+        given = ordered, capacities, decode_rows, segments, bits
+        return LayerCache.gathered(*given, remember_packed=remember_packed, prepare=prepare)
 
     def behind(self, segments: Sequence[CompressedSegment], room: int) -> "LayerCache":
         """A layer of the same heads that holds `segments`, one a head group, and `room` free
@@ -289,14 +253,14 @@ class LayerCache:
         """Keys and values of the entries appended last, `(batch, KV heads, count, dim)`, and their
         positions `(count,)`; where they lie, if that is one head group."""
         assert all(head_group.residual_len >= count for head_group in self.head_groups)
-        parts = [
-            slice(head_group.residual_len - count, head_group.residual_len)
-            for head_group in self.head_groups
-        ]
-        own = list(zip(self.head_groups, parts, strict=True))
-        keys = self.in_order([head_group.residual_keys[:, :, part] for head_group, part in own])
-        values = self.in_order([head_group.residual_values[:, :, part] for head_group, part in own])
-        return keys, values, self.head_groups[0].residual_positions[0, 0, parts[0]]
+        keys, values, positions = zip(
+            *(
+                [own.narrow(2, each.residual_len - count, count) for own in each.residuals]
+                for each in self.head_groups
+            ),
+            strict=True,
+        )
+        return self.in_order(keys), self.in_order(values), positions[0][0, 0]
 
     def scores(self) -> Tensor:
         """The attention recorded by its head groups, KV heads in order."""

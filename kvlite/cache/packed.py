@@ -36,12 +36,8 @@ class Packed:
 
     @classmethod
     def empty(cls, count: int, mean: Tensor, bits: KVBits, *, latent: bool) -> "Packed":
-        """Room for `count` entries a head.
-
-        Args:
-            mean: what keys will be centered by, `(batch, heads, dim)` float32.
-            latent: an entry is one vector, its key and its value.
-        """
+        """Room for `count` entries a head, of keys centered by `mean`, `(batch, heads, dim)`
+        float32; `latent` if an entry is one vector, its key and its value."""
         batch, heads, dim = mean.shape
         shape, device = (batch, heads, count, dim), mean.device
         kind = ByChannel if bits.by_channel else Quantized
@@ -62,17 +58,14 @@ class Packed:
 
     @property
     def start(self) -> int:
-        """How many of the head group's own slots come before the segment."""
         return self.bits.sinks
 
     @property
     def fixed(self) -> bool:
-        """Never: entries can be replaced."""
         return False
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """All that it holds."""
         return *self.keys.tensors, *self.values.tensors, self.positions, self.mean
 
     def arrays(self) -> tuple[np.ndarray, ...]:
@@ -100,12 +93,8 @@ class Packed:
     def putting(
         self, places: Tensor, keys: Tensor, values: Tensor, positions: Tensor, where: Tensor
     ) -> Write:
-        """Round one entry a head, `(batch, heads, dim)`, to go into `places` `(batch, heads)`.
-
-        Args:
-            positions: theirs, `(batch, heads)` int32.
-            where: `(batch, heads)` bool; elsewhere nothing changes.
-        """
+        """Round one entry a head, `(batch, heads, dim)` at positions `(batch, heads)` int32, to go
+        into `places`, only `where` that is True, both `(batch, heads)`."""
         assert isinstance(self.keys, Quantized) and isinstance(self.values, Quantized)
         sides = [self.keys.putting(places, keys.float() - self.mean, where)]
         if not self.latent:
@@ -167,19 +156,15 @@ class Packed:
         )
 
     def write_keys(self, out: Tensor) -> None:
-        """Restore the keys."""
         for part in self.keys.blocks():
             out[:, :, part] = self.keys.read(part) + self.mean[:, :, None]
 
     def write_values(self, out: Tensor) -> None:
-        """Restore the values."""
         for part in self.values.blocks():
             out[:, :, part] = self.values.read(part)
 
     def dot(self, queries: Tensor) -> Tensor:
-        """See `CompressedSegment`."""
         return self.keys.dot(queries) + queries @ self.mean[..., None]
 
     def weigh(self, weights: Tensor) -> Tensor:
-        """See `CompressedSegment`."""
         return self.values.weigh(weights)

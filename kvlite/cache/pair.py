@@ -33,13 +33,11 @@ class Merged:
         out.scatter_(2, place, self.exact)
 
     def dot(self, queries: Tensor) -> Tensor:
-        """As `CompressedSegment.dot`."""
         out = self.units.dot(queries) * self.magnitudes[:, :, None].float()
         place = self._place(queries.shape[2])
         return out.scatter_(3, place, queries @ self.exact.float().mT)
 
     def weigh(self, weights: Tensor) -> Tensor:
-        """As `CompressedSegment.weigh`."""
         place = self._place(weights.shape[2])
         apart = weights.gather(3, place)
         merged = (weights * self.magnitudes[:, :, None].float()).scatter_(3, place, 0.0)
@@ -74,34 +72,26 @@ class Half:
 
     @property
     def start(self) -> int:
-        """They come first."""
         return 0
 
     @property
     def fixed(self) -> bool:
-        """Always: the other layer has the same directions."""
         return True
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """All that it holds, of which the other layer has the very same directions, retained
-        entries' places and positions."""
         return *self.keys.tensors, *self.values.tensors, self.positions
 
     def write_keys(self, out: Tensor) -> None:
-        """Restore the keys."""
         self.keys.write(out)
 
     def write_values(self, out: Tensor) -> None:
-        """Restore the values."""
         self.values.write(out)
 
     def dot(self, queries: Tensor) -> Tensor:
-        """See `CompressedSegment`."""
         return self.keys.dot(queries)
 
     def weigh(self, weights: Tensor) -> Tensor:
-        """See `CompressedSegment`."""
         return self.values.weigh(weights)
 
     def shares_with(self, other: "Half") -> bool:
@@ -141,7 +131,6 @@ def _joined(earlier: list[Merged], later: list[Merged]) -> list[Merged]:
 
 
 def _units_joined(before: Exact | Quantized, after: Exact | Quantized) -> Exact | Quantized:
-    """One behind the other, in the form of the later ones."""
     if isinstance(after, Exact):
         return Exact(torch.cat([_whole(before).to(after.vectors.dtype), after.vectors], 2))
     same = isinstance(before, Quantized) and (before.bits, before.groups) == (

@@ -11,6 +11,7 @@ from functools import cache
 from importlib.util import find_spec
 from itertools import islice
 from math import gcd
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -37,6 +38,9 @@ class Codes:
     zeros: Tensor
     bits: int
 
+    # The dimension of scales and zeros that grows with the vectors.
+    VECTORS_OF_SCALES = 3
+
     @property
     def count(self) -> int:
         """Vectors a head."""
@@ -56,6 +60,15 @@ class Codes:
     def tensors(self) -> tuple[Tensor, ...]:
         """All that is held."""
         return self.codes, self.scales, self.zeros
+
+    def joined(self, later: Self) -> Self:
+        """These followed by others, copied."""
+        return type(self)(
+            torch.cat([self.codes, later.codes], 2),
+            torch.cat([self.scales, later.scales], self.VECTORS_OF_SCALES),
+            torch.cat([self.zeros, later.zeros], self.VECTORS_OF_SCALES),
+            self.bits,
+        )
 
 
 class Quantized(Codes):
@@ -130,14 +143,12 @@ class Quantized(Codes):
             mine.copy_(torch.where(mask, theirs, mine))
 
     def _quantized(self, vectors: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Codes, scales and zeros, as they are held."""
         turned = vectors.float() @ rotation(self.dim, vectors.device)
         channels = turned.unflatten(-1, (self.groups, -1))
         codes, scales, zeros = quantized(channels, -1, self.bits)
         return packed_codes(codes.flatten(-2), self.bits), scales.mT, zeros.mT
 
     def _flat(self) -> tuple[Tensor, Tensor, Tensor]:
-        """What is held, heads of all sequences in one dimension."""
         return self.codes.flatten(0, 1), self.scales.flatten(0, 1), self.zeros.flatten(0, 1)
 
     def dot(self, queries: Tensor) -> Tensor:
@@ -174,7 +185,6 @@ class Quantized(Codes):
         return out
 
     def _turned(self, part: slice) -> Tensor:
-        """Some vectors, still rotated, `(batch, heads, n, dim)` float32."""
         codes = unpacked_codes(self.codes[:, :, part], self.bits)
         channels = codes.unflatten(-1, (self.groups, -1))
         channels *= self.scales[..., part].mT.float()[..., None]
@@ -190,15 +200,6 @@ class Quantized(Codes):
             ),
             of_heads(self.scales, heads).gather(3, along.expand(-1, -1, self.groups, -1)),
             of_heads(self.zeros, heads).gather(3, along.expand(-1, -1, self.groups, -1)),
-            self.bits,
-        )
-
-    def joined(self, later: "Quantized") -> "Quantized":
-        """These followed by others, copied."""
-        return Quantized(
-            torch.cat([self.codes, later.codes], 2),
-            torch.cat([self.scales, later.scales], 3),
-            torch.cat([self.zeros, later.zeros], 3),
             self.bits,
         )
 

@@ -7,6 +7,7 @@ states copies them.
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Self
 
 import torch
@@ -37,13 +38,10 @@ class RecurrentState:
         for own, given in zip(self.tensors, other.tensors, strict=True):
             own.copy_(given)
 
-    def copy_to(self, device: torch.device) -> "RecurrentState":
-        """A copy on a device."""
-        conv, recurrent = (
-            None if each is None else each.to(device, copy=True)
-            for each in (self.conv, self.recurrent)
-        )
-        return RecurrentState(conv, recurrent)
+    def mapped(self, change: Callable[[Tensor], Tensor]) -> "RecurrentState":
+        """What a function makes of it, tensor by tensor."""
+        parts = self.conv, self.recurrent
+        return RecurrentState(*(None if each is None else change(each) for each in parts))
 
 
 States = Mapping[int, RecurrentState]
@@ -60,10 +58,11 @@ def copies_of(
     states: Mapping[int, States], device_of: Callable[[int], torch.device]
 ) -> dict[int, States]:
     """Copies of the states of all layers, each on the device that it says for the layer."""
-    return {
-        index: {place: state.copy_to(device_of(index)) for place, state in own.items()}
-        for index, own in states.items()
-    }
+    made = dict[int, States]()
+    for index, own in states.items():
+        copy = partial(torch.Tensor.to, device=device_of(index), copy=True)
+        made[index] = {place: state.mapped(copy) for place, state in own.items()}
+    return made
 
 
 def joined(states: Sequence[States]) -> States:
@@ -79,7 +78,8 @@ def joined(states: Sequence[States]) -> States:
 
 def parted(states: States, rows: int) -> list[dict[int, RecurrentState]]:
     """The states of a batch as those of its sequences, in storage of their own."""
-    return [{place: _row(state, row) for place, state in states.items()} for row in range(rows)]
+    every = (partial(_row, row) for row in range(rows))
+    return [{place: state.mapped(own) for place, state in states.items()} for own in every]
 
 
 def _cat(parts: Iterable[Tensor | None]) -> Tensor | None:
@@ -87,12 +87,8 @@ def _cat(parts: Iterable[Tensor | None]) -> Tensor | None:
     return torch.cat(held) if held else None
 
 
-def _row(state: RecurrentState, row: int) -> RecurrentState:
-    conv, recurrent = (
-        None if each is None else each[row : row + 1].clone()
-        for each in (state.conv, state.recurrent)
-    )
-    return RecurrentState(conv, recurrent)
+def _row(row: int, state: Tensor) -> Tensor:
+    return state[row : row + 1].clone()
 
 
 class StateCarrier:

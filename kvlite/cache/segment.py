@@ -86,10 +86,6 @@ class Exact:
         """See `CompressedSegment`."""
         return dotted(queries, map(self.read, self.blocks()))
 
-    def joined(self, later: "Exact") -> "Exact":
-        """These and others behind them, copied."""
-        return Exact(torch.cat([self.vectors, later.vectors], 2))
-
     def weigh(self, weights: Tensor) -> Tensor:
         """See `CompressedSegment`."""
         return weighed(weights, self.vectors.shape[3], map(self.read, self.blocks()))

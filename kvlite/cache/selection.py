@@ -86,11 +86,7 @@ class Selection:
 
     def copy_to(self, head_group: KVHeadGroup, *, remember_packed: bool) -> None:
         """Fill a new head group of the same heads: what its segment does not hold, in its own
-        slots.
-
-        Args:
-            remember_packed: let it know where entries were packed.
-        """
+        slots; with `remember_packed` it knows where entries were packed."""
         kept = self.slots.shape[2]
         start = 0 if head_group.segment is None else head_group.segment.start
         if head_group.segment is None and self.source.segment is not None and self._in_order:
@@ -100,10 +96,9 @@ class Selection:
             )
             head_group.residual_positions[:, :, held] = self.source.positions[:, :, held]
         else:
+            ahead = head_group.segment_len
             self._copy_part(head_group, slice(0, start), 0)
-            self._copy_part(
-                head_group, slice(start + head_group.segment_len, kept), head_group.segment_len
-            )
+            self._copy_part(head_group, slice(start + ahead, kept), ahead)
         head_group.used, head_group.selection_scores = kept, self.selection_scores
         head_group.head_alias = self.head_alias
         packed_source = self.source.packed_source
@@ -115,16 +110,11 @@ class Selection:
 
     @property
     def _in_order(self) -> bool:
-        """Whether they are all that the source holds, slot by slot."""
         every = torch.arange(self.source.used, dtype=self.slots.dtype, device=self.slots.device)
         return self.heads is None and self.slots.equal(every.expand(*self.slots.shape[:2], -1))
 
     def _copy_part(self, head_group: KVHeadGroup, part: slice, ahead: int) -> None:
-        """Copy a part of them to the own slots of a new head group.
-
-        Args:
-            ahead: how many slots before them are not the head group's own.
-        """
+        # `ahead` slots before them are not the head group's own.
         for each in self.blocks(part):
             own = slice(each.start - ahead, each.stop - ahead)
             stored = head_group.residual_keys[:, :, own]
@@ -143,21 +133,14 @@ class Selection:
     def keys(self, part: slice) -> Tensor:
         """Keys of a part of them, `(batch, heads, n, dim)`, restored where they are packed."""
         source = self.source
-        return self._entries(
-            part,
-            source.residual_keys if source.segment is not None else source.keys,
-            lambda: source.keys,
-            lambda packed, out: packed.write_keys(out),
-        )
+        exact = source.keys if source.segment is None else source.residual_keys
+        return self._entries(part, exact, lambda: source.keys, Packed.write_keys)
 
     def values(self, part: slice) -> Tensor:
         """Values, likewise."""
         source = self.source
         return self._entries(
-            part,
-            source.residual_values,
-            lambda: source.values,
-            lambda packed, out: packed.write_values(out),
+            part, source.residual_values, lambda: source.values, Packed.write_values
         )
 
     def _entries(
@@ -167,13 +150,7 @@ class Selection:
         whole: Callable[[], Tensor],
         write: Callable[[Packed, Tensor], None],
     ) -> Tensor:
-        """One side of a part of them.
-
-        Args:
-            exact: what lies in the source's own slots.
-            whole: gives all that the source holds.
-            write: restores that side of quantized entries.
-        """
+        # `exact` lies in the source's own slots, `write` restores what is quantized.
         source, slots, segment = self.source, self._slots(part), self.source.segment
         if segment is None:
             return self._gathered(exact, slots)
@@ -191,12 +168,9 @@ class Selection:
 
     @staticmethod
     def _picks(segment: CompressedSegment) -> bool:
-        """Whether some entries of a segment can be restored without the others."""
         return isinstance(segment, Packed) and not segment.bits.by_channel
 
     def _gathered(self, tensor: Tensor, slots: Tensor) -> Tensor:
-        """Pick `slots` (batch, heads, n) of the selected heads from a tensor of the source's,
-        `(batch, heads of the source, capacity, dim)`."""
         index = wide(slots, tensor)
         if self.heads is None:
             return tensor.gather(2, index)
@@ -204,7 +178,6 @@ class Selection:
         return torch.stack(each, 1)
 
     def _slots(self, part: slice) -> Tensor:
-        """Slots of a part of them, wide enough to gather by."""
         return self.slots[:, :, part].long()
 
     def positions(self, part: slice) -> Tensor:
@@ -236,10 +209,8 @@ class Selection:
             keys = self.source.keys[:, :, : self.source.used]
             mean = of_heads(keys.mean(2, dtype=torch.float32), self.rows).clone()
             return self._quantized(middle, mean.zero_() if self.source.latent else mean, bits)
-        heads, places = (
-            [packed_source.rows[row] for row in self.rows],
-            self._places(packed_source, middle),
-        )
+        heads = [packed_source.rows[row] for row in self.rows]
+        places = self._places(packed_source, middle)
         known = places >= 0
         lead = int(known.flatten(0, 1).all(0).cumprod(0).sum())
         before = _unchanged(packed_source.packed, places[:, :, :lead], heads)
@@ -258,7 +229,6 @@ class Selection:
         return places.gather(2, self._slots(part))
 
     def _quantized(self, part: slice, mean: Tensor, bits: KVBits) -> Packed:
-        """A part of them, quantized now."""
         latent = self.source.latent
         made = Packed.empty(part.stop - part.start, mean, bits, latent=latent)
         for own in self.blocks(part):
@@ -275,8 +245,7 @@ def wide(slots: Tensor, entries: Tensor) -> Tensor:
 
 
 def _unchanged(packed: Packed, places: Tensor, heads: list[int]) -> Packed | None:
-    """Entries packed before, at `places` (batch, heads, n) of some heads; None if there are none,
-    or only all of them could stay."""
+    # None if there are none, or only all of them could stay.
     every = torch.arange(packed.count, device=places.device).expand(packed.positions.shape)
     if places.equal(every):
         return packed

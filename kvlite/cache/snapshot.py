@@ -6,6 +6,7 @@ Only filled slots are saved, and shared parts once. A file can only create objec
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from functools import partial
 from typing import Any, Protocol, get_origin, get_type_hints
 
 import torch
@@ -37,11 +38,7 @@ class Source(Protocol):
     """A file of named tensors."""
 
     def new(self, name: str, device: torch.device) -> Tensor:
-        """Read a tensor.
-
-        Raises:
-            SnapshotError: it is missing or damaged.
-        """
+        """Read a tensor. Raises SnapshotError if it is missing or damaged."""
 
     def fill(self, name: str, into: Tensor) -> None:
         """Read a tensor into another of its shape and type; errors as of `new`."""
@@ -122,7 +119,6 @@ class LayerWriter:
         return whole
 
     def _object(self, value: Any) -> int | None:
-        """Add an object, once; returns its number, or None for None."""
         if value is None:
             return None
         if id(value) not in self._numbers:
@@ -201,22 +197,15 @@ class LayerReader:
 
     def states(self, plain: Plain, device_of: Callable[[int], torch.device]) -> dict[int, States]:
         """The states of recurrent layers, by layer, each on the device that it says for the layer.
-
-        Raises:
-            SnapshotError: they are damaged.
-        """
-        return {
-            int(index): {
-                int(place): RecurrentState(
-                    **{
-                        part: self.source.new(name, device_of(int(index)))
-                        for part, name in parts.items()
-                    }
-                )
+        Raises SnapshotError if they are damaged."""
+        made = dict[int, States]()
+        for index, own in plain.items():
+            read = partial(self.source.new, device=device_of(int(index)))
+            made[int(index)] = {
+                int(place): RecurrentState(**{part: read(name) for part, name in parts.items()})
                 for place, parts in own.items()
             }
-            for index, own in plain.items()
-        }
+        return made
 
     def _fill(self, head_group: KVHeadGroup, plain: Plain) -> None:
         segment: Packed | Half | None = self._object(plain["front"], Packed | Half)
@@ -250,7 +239,6 @@ class LayerReader:
             require(int(low) >= 0 and int(high) < self.seen)
 
     def _object(self, number: int | None, kind: Any) -> Any:
-        """The object of a number, which must be of the class(es) `kind`; None for None."""
         if number is None:
             return None
         if number not in self._made:
@@ -283,5 +271,4 @@ class LayerReader:
 
 
 def _dim(segment: Packed | Half) -> int:
-    """The channels of its keys."""
     return segment.mean.shape[2] if isinstance(segment, Packed) else segment.keys.exact.shape[3]

@@ -184,14 +184,12 @@ def everything(model: LoadedModel, cache: KVCache, store: HostKVStore) -> KVCach
 
 
 def _bytes_in(layers: Iterable[LayerCache]) -> int:
-    """Bytes of layers; what they share counts once."""
     return bytes_held(tensor for layer in layers for tensor in layer.tensors)
 
 
 def _giver(
     index: int, state: LayerState, cache: KVCache, store: HostKVStore | None
 ) -> Literal["copy", "cache", "store"] | None:
-    """Who has everything that a layer had: its copy, the cache, or the host store."""
     mark, live = state.mark, cache.layers[index]
     if state.copy is not None or mark is None:
         return "copy"
@@ -206,7 +204,6 @@ def _giver(
 def _from_store(
     index: int, mark: Mark, store: HostKVStore | None, device: torch.device
 ) -> LayerCache:
-    """The first entries of a host store's layer on a device, with room for attention history."""
     assert store is not None
     source = store.layers[index]
     read, source.read = source.read, mark.used
@@ -229,7 +226,6 @@ def whole(layer: LayerCache, count: int) -> bool:
 
 
 def _shorten(layer: LayerCache, mark: Mark) -> None:
-    """Cut a layer back to its first entries and their attention history."""
     (head_group,) = layer.head_groups
     head_group.used, head_group.history_index = mark.used, mark.history_index
     if head_group.rows is not None:

@@ -76,11 +76,7 @@ class Context:
 
     def end_step(self, config: EngineConfig) -> None:
         """Finish a decode step for which there was no memory, unless the next turn reads its token
-        from the host store anyway.
-
-        Raises:
-            OutOfMemory: there is still not enough.
-        """
+        from the host store anyway. Raises OutOfMemory if there is still not enough."""
         turn = self.turn
         if turn is not None and (turn.store is None or self._store_for(config) is None):
             turn.finish_step()
@@ -107,8 +103,7 @@ class Context:
         return self.store is not None and self.store.begun and not self.cache.entries_mean
 
     def _fill(self) -> list[int]:
-        """Move everything from the host store to an emptied cache. Returns the tokens of the last
-        answer that it did not have: read them next."""
+        # What the host store did not have of the last answer is read next.
         store = self.store
         assert store is not None
         work = partial(everything, self.model, self.cache, store)
@@ -129,15 +124,8 @@ class Context:
 
     def compact(self) -> list[int]:
         """Shift the entries of the cache to the first positions, at most half of the model's
-        trained context. All else is forgotten: it cannot be recalled or gone back to.
-
-        Returns:
-            Tokens of the last answer to read next.
-
-        Raises:
-            SettingError: the model's rotations do not allow it.
-            OutOfMemory: there is not enough memory.
-        """
+        trained context, and forget all else. Returns tokens of the last answer to read next; raises
+        SettingError if the model's rotations do not allow it, OutOfMemory if memory is short."""
         self._close()
         again = self._fill() if self.emptied else []
         half = self.model.shape.max_context // 2
@@ -204,7 +192,6 @@ class Context:
             self._keep_within(config)
 
     def _copy_out(self, config: EngineConfig) -> None:
-        """Copy what checkpoints need of the cache, as far as memory and the limit allow."""
         most = config.checkpoint_limit
         try:
             self.oom_policy.run(partial(copy_out, self.checkpoints, self.cache, most), {})
@@ -249,7 +236,6 @@ class Context:
         self._capture(end, self.store, config)
 
     def _restore(self, known: Checkpoint, ids: Sequence[int]) -> bool:
-        """Return to a checkpoint; False if nothing holds what that takes."""
         before = self._restored(known, self.store)
         if before is None:
             return False
@@ -323,14 +309,12 @@ class Context:
         self.checkpoints = [each for each in self.checkpoints if not each.lost]
 
     def _keep_within(self, config: EngineConfig) -> None:
-        """Free the oldest checkpoints while all take more than the limit."""
         limit = config.checkpoint_limit
         while self.checkpoint_bytes > limit:
             holding = next(each for each in self.checkpoints if bytes_of([each]))
             self.release(holding)
 
     def _forget(self, seen: int) -> None:
-        """Free checkpoints of what came later, unless they are complete copies."""
         later = (each for each in self.checkpoints if each.seen > seen and not each.alone)
         self.release(*later)
 
@@ -340,7 +324,6 @@ class Context:
         self._answer = None
 
     def _store_for(self, config: EngineConfig) -> HostKVStore | None:
-        """The host store a turn recalls from, if its settings ask for one."""
         recall = config.settings.recall
         if recall == "off" or config.ignores_recall:
             return None
@@ -363,7 +346,7 @@ class Context:
 
 
 def _telling(turn: Turn) -> Callable[[str], None]:
-    """Note on a turn what is given up. A weak reference: the turn holds the OOM policy itself."""
+    # The turn holds the OOM policy itself, hence a weak reference.
     held = ref(turn)
 
     def tell(said: str) -> None:

@@ -99,12 +99,6 @@ class Conversation:
         return self.context.checkpoint_bytes
 
     @property
-    def planned_peak_bytes(self) -> int:
-        """The planned peak of live tensors in the last turn; 0 if unknown."""
-        turn = self.context.turn
-        return 0 if turn is None else turn.run_stats.planned or 0
-
-    @property
     def messages(self) -> list[Message]:
         """The messages and answers in words; of the last answer, what has come so far."""
         return self._branch.messages
@@ -369,8 +363,7 @@ class Conversation:
 
     @property
     def _unread(self) -> list[int]:
-        """The tokens of the last answer to read before a new message, without a stop token: the
-        template closes the answer itself."""
+        # The template closes an answer itself, so a stop token is left out.
         pending, ends = self.context.pending_ids, self.model.stop_ids
         templated = self.model.tokenizer.chat_template is not None and self._branch.tip is not None
         return [token for token in pending if not templated or token not in ends]
@@ -383,7 +376,6 @@ class Conversation:
         at: Checkpoint | None = None,
         cancel: Event | None = None,
     ) -> list[int]:
-        """The tokens of a user message, said at a checkpoint or (None) now."""
         branch = self._branch
         number, read, ahead = len(branch.nodes), len(self.token_ids), branch.prefilled_ids
         if at is not None:

@@ -60,12 +60,8 @@ def _write(path: Path, text: str) -> None:
 
 
 def found(name: str) -> About:
-    """The description of a saved conversation.
-
-    Raises:
-        SettingError: there is none of this name.
-        SnapshotError: it is damaged, or of a newer format.
-    """
+    """The description of a saved conversation. Raises SettingError if there is none of this name,
+    and SnapshotError if it is damaged, or of a newer format."""
     path = Path(name).expanduser()
     if path.suffix.lower() in _MARKDOWN:
         raise SettingError(f"{name} is text for people: what the model held is not in it")

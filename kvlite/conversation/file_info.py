@@ -46,11 +46,8 @@ class About:
 
 
 def about(path: Path) -> About:
-    """What a file says about itself.
-
-    Raises:
-        SnapshotError: it is not a snapshot, damaged, or of a newer format.
-    """
+    """What a file says about itself. Raises SnapshotError if it is not a snapshot, damaged, or of a
+    newer format."""
     with TensorFile(path) as file:
         return about_in(file)
 

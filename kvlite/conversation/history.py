@@ -116,11 +116,8 @@ class Branch:
         return own[: parts.index(True) if True in parts else len(parts)]
 
     def require(self, number: object) -> int:
-        """The number of a user message, counted from 1.
-
-        Raises:
-            SettingError: there is no such message, or it cannot be gone back to.
-        """
+        """The number of a user message, counted from 1. Raises SettingError if there is no such
+        message, or it cannot be gone back to."""
         count, found = len(self.nodes), whole_number(number)
         if not count:
             raise SettingError("nothing has been said yet: there is no message to go back to")
@@ -294,11 +291,8 @@ class History:
         return nodes[-1]
 
     def forget_ahead(self, config: EngineConfig, callbacks: Callbacks) -> None:
-        """Forget what was read ahead of the next message, if anything was.
-
-        Raises:
-            SettingError: the cache was compacted since.
-        """
+        """Forget what was read ahead of the next message, if anything was. Raises SettingError if
+        the cache was compacted since."""
         if not self.branch.prefilled_ids:
             return
         start = self.branch.prefill_start
@@ -309,7 +303,6 @@ class History:
     def _go_back_for_good(
         self, number: int, start: Checkpoint, config: EngineConfig, callbacks: Callbacks
     ) -> None:
-        """As `seek`, without leaving a branch."""
         left = self.seek(number, start, config, callbacks)
         self.current = self._left
         self.branches[self.current] = self.branches.pop()
@@ -355,8 +348,7 @@ class History:
         config: EngineConfig,
         callbacks: Callbacks,
     ) -> None:
-        """Seek the context to `ids`, the beginning of a branch. If that fails, the conversation
-        is at an earlier message, or where it was."""
+        # If it fails, the conversation is at an earlier message, or where it was.
         before = self.context.cache
         try:
             self.context.seek(ids, end, ancestors, branch.prefill_boundaries, config, callbacks)
@@ -372,7 +364,7 @@ class History:
             raise
 
     def _moved(self) -> None:
-        """Forget what was only true at the last position."""
+        # What was only true at the last position is forgotten.
         if self.prompt is not None:
             self.context.release(self.prompt)
         self.prompt = self.here = None

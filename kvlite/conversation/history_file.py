@@ -41,11 +41,8 @@ def plain_history(branches: list[Branch], current: int, store: HostKVStore | Non
 
 
 def history_from(plain: Plain, store: HostKVStore | None, layers: int) -> tuple[list[Branch], int]:
-    """The saved branches, and the index of the current one, which has the `store`.
-
-    Raises:
-        ValueError, LookupError, TypeError: the values are damaged.
-    """
+    """The saved branches, and the index of the current one, which has the `store`. Raises
+    ValueError, LookupError or TypeError if the values are damaged."""
     starts = _starts_from(plain["said"], store, layers)
     branches = [_branch_from(each, starts) for each in plain["paths"]]
     current = _whole(plain["at"])
@@ -96,7 +93,7 @@ def _branch(branch: Branch, number: dict[int, int], store: HostKVStore | None) -
 
 
 def _starts_from(plain: list[Plain], store: HostKVStore | None, layers: int) -> list[Checkpoint]:
-    """The beginnings of messages. A `prefill_start` has none itself."""
+    # A `prefill_start` has none itself.
     starts = [_checkpoint_from(each["checkpoint"], store, layers) for each in plain]
     for start, each in zip(starts, plain, strict=True):
         start.number, odd = divmod(_whole(each["messages"]), 2)

@@ -91,11 +91,8 @@ def entries() -> list[Entry]:
 
 
 def path_of(name: str) -> Path:
-    """The path of an entry that may not exist.
-
-    Raises:
-        SettingError: the name cannot be a file's.
-    """
+    """The path of an entry that may not exist. Raises SettingError if the name cannot be a
+    file's."""
     if not _NAME.fullmatch(name) or len(name.encode()) > _LONGEST:
         raise SettingError(
             f'{name!r} is not a valid name: leave out / \\ < > : " | ? *, do not begin with a dot, '
@@ -105,11 +102,7 @@ def path_of(name: str) -> Path:
 
 
 def entry_path(name: str) -> Path:
-    """The path of an entry.
-
-    Raises:
-        SettingError: there is none of this name.
-    """
+    """The path of an entry. Raises SettingError if there is none of this name."""
     path = path_of(name)
     if not path.is_file():
         names = [each.name for each in entries()]
@@ -140,11 +133,8 @@ def add(talk: "Conversation", name: str = "", progress: Progress | None = None) 
 
 
 def remove(name: str) -> int:
-    """Remove an entry; returns the bytes freed.
-
-    Raises:
-        SettingError: there is none of this name.
-    """
+    """Remove an entry; returns the bytes freed. Raises SettingError if there is none of this
+    name."""
     path = entry_path(name)
     nbytes = path.stat().st_size
     path.unlink()
@@ -152,11 +142,8 @@ def remove(name: str) -> int:
 
 
 def limit() -> int | None:
-    """Bytes that all entries may take; None for no limit.
-
-    Raises:
-        SettingError: the file of the limit is damaged.
-    """
+    """Bytes that all entries may take; None for no limit. Raises SettingError if the file of the
+    limit is damaged."""
     path = library_folder() / "limit"
     if not path.is_file():
         return None
@@ -168,12 +155,8 @@ def limit() -> int | None:
 
 
 def set_limit(size: str) -> list[str]:
-    """Limit all entries to a size such as 50GiB, or "none". Returns the names of the documents
-    that were removed for it; conversations stay.
-
-    Raises:
-        SettingError: it is not a size.
-    """
+    """Limit all entries to a size such as 50GiB, or "none". Returns the names of the documents that
+    were removed for it; conversations stay. Raises SettingError if it is not a size."""
     wanted = None if size == "none" else parse_bytes(size)
     if wanted is None and size != "none":
         raise SettingError(f"{size!r} is not a size: give 50GiB, 800MB or none")
@@ -196,10 +179,7 @@ def matching(
 ) -> Entry | None:
     """The entry that answers questions about `documents` as if they were read now: with the same
     texts, model and way of reading. The budget may differ, since the host store has everything.
-
-    Args:
-        notify: called with a sentence for each entry that cannot be opened.
-    """
+    `notify` is told of each entry that cannot be opened."""
     if settings.recall == "off":
         return None
     wanted = digest_of(documents)
@@ -235,8 +215,7 @@ def ago(then: float) -> str:
 
 
 def _reading(settings: Settings) -> tuple[str, ...]:
-    """What the host store's content depends on: all settings if the method skips some of the
-    reading, and the method at all only if it caches scores."""
+    # All settings if the method skips some of the reading; the method only if it caches scores.
     method = parse_method(settings.method)
     if not method.prefilling.exact:
         return tuple(getattr(settings, name) for name in _READING)
@@ -258,7 +237,7 @@ def _free_path(talk: "Conversation") -> Path:
 
 
 def _is_of(path: Path, wanted: str, identity: Identity) -> bool:
-    """Whether an entry has just these documents, read by this model; or cannot be opened."""
+    # One that cannot be opened may be replaced, too.
     try:
         said = about(path)
     except SnapshotError:
@@ -267,8 +246,7 @@ def _is_of(path: Path, wanted: str, identity: Identity) -> bool:
 
 
 def _keep_to_limit(kept: Path | None) -> list[str]:
-    """Remove the least recently used documents until the limit is kept; returns their names.
-    Conversations stay, since they exist nowhere else; so does the entry at `kept`."""
+    # Conversations stay, since they exist nowhere else.
     most, found = limit(), entries()
     total, removed = sum(each.nbytes for each in found), []
     for each in reversed(found):

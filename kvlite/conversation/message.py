@@ -22,11 +22,8 @@ class Message:
 
 
 def numbered(messages: Sequence[Message], number: int | None) -> tuple[int, Message]:
-    """A message and its number, counted from 1; None stands for the last one.
-
-    Raises:
-        SettingError: there is no such message.
-    """
+    """A message and its number, counted from 1; None stands for the last one. Raises SettingError
+    if there is no such message."""
     number = len(messages) if number is None else number
     if not messages:
         raise SettingError("nothing has been said yet")

@@ -111,9 +111,9 @@ class GenerationMetrics:
     phase_peak_bytes: dict[str, int]
     planned_phase_bytes: dict[str, int]
     plan_error: float | None
-    score_bytes_to_host: int | None
-    score_bytes_back: int | None
-    score_s: float | None
+    score_bytes_to_host: int | None = None
+    score_bytes_back: int | None = None
+    score_s: float | None = None
     graph_steps: int | None = None
     no_graph: str = ""
     together: int = 1
@@ -132,7 +132,7 @@ class GenerationMetrics:
             held = f"kept {kept:,.0f} of {seen:,} ({self.kept_shown}) with {self.method}"
         else:
             held = f"kept all {seen:,}"
-        size = f"KV{self._quantized} {readable(self.kv_bytes)}"
+        size = f"KV{self.quantized} {readable(self.kv_bytes)}"
         if self.kv_bytes < self.full_kv_bytes:
             size += f" of {readable(self.full_kv_bytes)}"
             held += "" if kept < seen else f" with {self.method}"
@@ -188,7 +188,8 @@ class GenerationMetrics:
         return [f"chosen on the host, {readable(there + back)} moved, {seconds:.1f} s"]
 
     @property
-    def _quantized(self) -> str:
+    def quantized(self) -> str:
+        """How many bits keys and values have, as text, if they are quantized."""
         if self.kv_bits == UNCHANGED:
             return ""
         return f" in {self.kv_bits}" + (" bits" if self.kv_bits.isdigit() else "")
@@ -290,8 +291,10 @@ def told(metrics: GenerationMetrics, remedies: Remedies = TERMINAL) -> Iterator[
         yield (
             f"Entries were chosen on the host: {readable(moved)} moved, {metrics.score_s:.1f} s."
         )
-    if metrics.graph_steps is not None:
-        yield from _launched(metrics.graph_steps, metrics.no_graph)
+    if metrics.graph_steps:
+        yield f"A CUDA graph made {metrics.graph_steps:,} of its tokens, with one launch each."
+    elif why := metrics.no_graph:
+        yield f"The GPU was given one kernel after the other: no CUDA graph, since {why}."
     yield f"Model: {metrics.model}, {metrics.weights} weights, on {metrics.device}."
     for note in metrics.notes:
         yield f"Note: {note}."
@@ -308,8 +311,7 @@ def _recurrent(metrics: GenerationMetrics) -> Iterator[str]:
 
 def _held(metrics: GenerationMetrics) -> Iterator[str]:
     seen, kept = metrics.seen_tokens, metrics.kept_entries_mean
-    bits = "" if metrics.kv_bits == "16" else f" in {metrics.kv_bits} bits"
-    size = f"{readable(metrics.kv_bytes)} of keys and values{bits}"
+    size = f"{readable(metrics.kv_bytes)} of keys and values{metrics.quantized}"
     if kept >= seen:
         yield f"It was made from all {seen:,} tokens of the conversation: {size}."
         return
@@ -333,15 +335,6 @@ def _recalled(metrics: GenerationMetrics) -> Iterator[str]:
             f"While answering, {readable(metrics.recalled_bytes)} were brought back from there; "
             f"{metrics.recall_hit_rate:.0%} of what tokens wanted was in the cache already."
         )
-
-
-def _launched(graph_steps: int, reason: str) -> Iterator[str]:
-    if not graph_steps and not reason:
-        return
-    if not graph_steps:
-        yield f"The GPU was given one kernel after the other: no CUDA graph, since {reason}."
-    else:
-        yield f"A CUDA graph made {graph_steps:,} of its tokens, with one launch each."
 
 
 def _memory(metrics: GenerationMetrics) -> Iterator[str]:

@@ -134,8 +134,7 @@ def _stripped(text: str, start: int, end: int) -> Iterator[tuple[int, int]]:
 
 
 def _encoded(tokenizer: Any, part: Part) -> Begins:
-    """Where in a part's text each token begins, ascending: a token that comes from nowhere begins
-    with the one before it."""
+    # A token that comes from nowhere begins with the one before it.
     if part.begins is None:
         encoded = tokenizer(part.text, **part.options, return_offsets_mapping=True)
         begins = np.array(encoded["offset_mapping"], np.int64).reshape(-1, 2)[:, 0]

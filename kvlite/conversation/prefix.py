@@ -82,18 +82,13 @@ def _go_back(
     if end is None and goes_on:
         return
     context.release(*(each for each in context.checkpoints if each.seen > same))
-    end = end or _last(context.checkpoints)
+    beginning = Checkpoint(0, [], (), 0)
+    end = end or max(context.checkpoints, key=lambda each: each.seen, default=beginning)
     context.seek(ids[: end.seen], end, (), (), config, callbacks)
 
 
-def _last(checkpoints: Sequence[Checkpoint]) -> Checkpoint:
-    """The one with most tokens; the beginning if there is none."""
-    return max(checkpoints, key=lambda each: each.seen, default=Checkpoint(0, [], (), 0))
-
-
 def _checkpoint_at(context: Context, most: int) -> Checkpoint | None:
-    """A checkpoint at `most` tokens, or somewhat fewer; None if host store and cache cannot be cut
-    back to any number of them."""
+    # None if host store and cache cannot be cut back to any number of tokens.
     cache, store = context.cache, context.store
     if store is not None and store.begun:
         if not HostKVCheckpoint(store).plain:

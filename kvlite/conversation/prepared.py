@@ -118,15 +118,8 @@ class Prepared:
     def load(
         self, notify: Callable[[str], None] | None = None, cancel: Event | None = None
     ) -> tuple[LoadedModel, Plan | None]:
-        """Read its weights.
-
-        Returns:
-            The model, and the plan as it came to be.
-
-        Raises:
-            ModelError: it cannot be loaded or run.
-            Stopped: `cancel` was set.
-        """
+        """Read its weights; returns the model, and the plan as it came to be. Raises ModelError if
+        it cannot be loaded or run, and Stopped if `cancel` was set."""
         settings, devices, plan, choice = self.settings, self.devices, self.plan, self.choice
         shape, forecaster = self.planner.shape, self.planner.forecaster
         for each in devices:
@@ -171,8 +164,6 @@ class Prepared:
 
 
 def _with_mtp(model: LoadedModel, plan: Plan) -> Plan:
-    """Load a model's own MTP head as planned, or leave it out if memory runs out; the plan as it
-    came to be."""
     try:
         load_mtp(model)
         return plan
@@ -185,8 +176,7 @@ def _with_mtp(model: LoadedModel, plan: Plan) -> Plan:
 
 
 def _require_fit(planner: Planner, config: EngineConfig, tokens: int | None) -> None:
-    """Refuse settings that fit no turn of this model. If `tokens` is None, nobody knows how many
-    will be read, and answers may be shorter, too."""
+    # Where nobody knows how many tokens will be read, answers may be shorter, too.
     planned, shape = config.settings.planned_tokens, planner.shape
     method = config.method.fitted(shape, planner.forecaster.calibration)
     seen = min(max(1, tokens or 1), shape.max_context)
@@ -206,8 +196,7 @@ def _require_fit(planner: Planner, config: EngineConfig, tokens: int | None) -> 
 
 
 def _planned(planner: Planner, tokens: int) -> Plan | None:
-    """A plan; None if there can be none: a turn that does not fit will say why. Over several cards
-    nothing is loaded without."""
+    # A turn that does not fit will say why; over several cards nothing is loaded without a plan.
     try:
         return planner.best(tokens)
     except (ForecastError, SettingError):

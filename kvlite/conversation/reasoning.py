@@ -22,12 +22,8 @@ from kvlite.model.load import LoadedModel
 def with_reasoning(
     pieces: Iterable[Piece], model: LoadedModel, ids: Sequence[int], begun: int = 0
 ) -> Iterator[Piece]:
-    """Pieces of one answer, with what is reasoning in its own place.
-
-    Args:
-        ids: the prompt, which may begin reasoning, and what there is of the answer.
-        begun: how many of them are the answer's, which goes on.
-    """
+    """Pieces of one answer, with what is reasoning in its own place. `ids` are the prompt, which
+    may begin reasoning, and what there is of the answer: the last `begun` of them."""
     if model.answer_form.reasoning is None:
         yield from pieces
         return
@@ -43,7 +39,6 @@ def with_reasoning(
 
 
 def _read(model: LoadedModel, ids: Sequence[int], begun: int) -> tuple[AnswerReader, int]:
-    """What reads the rest of an answer, and how many tokens of it were reasoning."""
     form, at, count = model.answer_form, len(ids) - begun, 0
     reader = AnswerReader(form, reasoning=opens_reasoning(form, model.tokenizer, ids[:at]))
     text = AnswerText(model.tokenizer, (), model.spelled)

@@ -121,12 +121,12 @@ def kept(shape: ModelShape, cache: KVCache) -> dict[str, Any]:
 
 
 def chosen(backend: HostScores | None) -> dict[str, Any]:
-    """The fields of `GenerationMetrics` about what the host scored; None where the device did."""
-    return {
-        "score_bytes_to_host": None if backend is None else backend.host_transfer.to_host,
-        "score_bytes_back": None if backend is None else backend.host_transfer.back,
-        "score_s": None if backend is None else backend.seconds,
-    }
+    """The fields of `GenerationMetrics` about what the host scored, if it did."""
+    if backend is None:
+        return {}
+    sent = backend.host_transfer
+    moved = {"score_bytes_to_host": sent.to_host, "score_bytes_back": sent.back}
+    return {**moved, "score_s": backend.seconds}
 
 
 def recalled(store: HostKVStore | None, recall: Recall | None, entry_bytes: int) -> dict[str, Any]:
@@ -136,7 +136,7 @@ def recalled(store: HostKVStore | None, recall: Recall | None, entry_bytes: int)
     return {
         "index_bytes": store.index_bytes,
         "host_kv_bytes": store.nbytes,
-        "host_kv_place": store.place,
+        "host_kv_place": "disk" if store.on_disk else "ram",
         "recalled_bytes": recall.brought * entry_bytes,
         "recall_hit_rate": 1 - recall.brought / recall.wanted if recall.wanted else None,
     }

@@ -24,7 +24,6 @@ Begin = Callable[[Callbacks], Iterator[Piece]]
 
 
 def _about(documents: Sequence[Document], said: str) -> Message | None:
-    """A message told apart from the documents it begins with; None if there are none."""
     longest, some, rest = sorted(documents, key=lambda each: -len(each.text)), [], said
     while found := next((each for each in longest if rest.startswith(_before(each))), None):
         some.append(found)
@@ -91,8 +90,7 @@ class Session:
         self.waiting = own + [each for each in rest if each not in ahead]
 
     def _ahead(self, branch: Branch, rest: Sequence[Document]) -> list[Document]:
-        """The documents read ahead on a branch: those of no message, or else of another branch's
-        messages."""
+        # Those of no message, or else of another branch's messages.
         text = self.runner.tokenizer.decode(branch.prefilled_ids)
         said = [each for message in self.typed(branch.messages) for each in message.documents]
         others = [each for each in self.talk.documents if each not in said]
@@ -101,11 +99,8 @@ class Session:
         ]
 
     def change(self, **values: Any) -> None:
-        """Change settings of this conversation, from the next message on.
-
-        Raises:
-            SettingError: they are unknown, out of range, or do not fit each other.
-        """
+        """Change settings of this conversation, from the next message on. Raises SettingError if
+        they are unknown, out of range, or do not fit each other."""
         settings = self.talk.settings.after_load(values)
         Conversation(self.runner.model, settings)  # checks them
         self.talk.settings = settings
@@ -122,24 +117,15 @@ class Session:
         return [self._typed.get(said, Message(said)) for said in told]
 
     def message(self, number: int | None) -> tuple[int, Message]:
-        """A message and its number, counted from 1; None stands for the last one.
-
-        Raises:
-            SettingError: there is no such message.
-        """
+        """A message and its number, counted from 1; None stands for the last one. Raises
+        SettingError if there is no such message."""
         return numbered(self.messages, number)
 
     def read(self, documents: Sequence[Document], callbacks: Callbacks) -> bool:
-        """Take documents for the next message.
-
-        Returns:
-            Whether they were read. If not, they are read with the message: it decides what stays
-            of them, or other documents wait before them.
-
-        Raises:
-            ContextError: they do not fit the model's trained context.
-            Stopped: `callbacks.cancel` was set; nothing was read.
-        """
+        """Take documents for the next message; returns whether they were read. If not, they are
+        read with the message: it decides what stays of them, or others wait before them. Raises
+        ContextError if they do not fit the model's trained context, and Stopped if they were
+        cancelled."""
         text = all_of(documents)
         if self.waiting:
             self._require_room(text, callbacks.cancel)
@@ -253,7 +239,7 @@ class Session:
 
     @contextmanager
     def _moving(self) -> Iterator[None]:
-        """Leave this branch. If that ends half-way, on a branch of its own, nothing waits there."""
+        # If that ends half-way, on a branch of its own, nothing waits there.
         self._leave()
         before = self.talk.history.current
         try:

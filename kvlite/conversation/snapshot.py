@@ -122,7 +122,6 @@ def _identity_of(model: LoadedModel, path: Path) -> Identity:
 
 
 def _cache_parts(context: Context, plain: Plain) -> dict[str, Tensor]:
-    """The tensors of the cache and the host store; how they fit together is added to `plain`."""
     cache, parts = context.cache, LayerWriter("cache")
     layers = [parts.layer(f"{index}", layer) for index, layer in enumerate(cache.layers)]
     plain["cache"] = {
@@ -143,11 +142,8 @@ class Snapshot(TensorFile):
     """A saved conversation, open for reading; `about` describes it."""
 
     def __init__(self, path: Path) -> None:
-        """Open it and check its header.
-
-        Raises:
-            SnapshotError: it is not a snapshot, damaged, or of a newer format.
-        """
+        """Open it and check its header. Raises SnapshotError if it is not a snapshot, damaged, or
+        of a newer format."""
         super().__init__(path)
         try:
             self.about = about_in(self)
@@ -156,30 +152,20 @@ class Snapshot(TensorFile):
             raise
 
     def settings(self, own: Settings) -> Settings:
-        """The conversation's settings; what depends on the machine is taken from `own`.
-
-        Raises:
-            SettingError: this version does not know one of the values.
-        """
+        """The conversation's settings; what depends on the machine is taken from `own`. Raises
+        SettingError if this version does not know one of the values."""
         known = {each.name for each in fields(Settings)} - {*_OPENERS}
         saved = {name: value for name, value in self.about.settings.items() if name in known}
         return own.replace(saved)
 
     def documents(self) -> tuple[Document, ...]:
-        """The documents that were read.
-
-        Raises:
-            SnapshotError: the file is damaged.
-        """
+        """The documents that were read. Raises SnapshotError if the file is damaged."""
         with self._damage_named():
             return tuple(map(Document.from_plain, self._json("documents")))
 
     def known_ids(self, model: LoadedModel) -> list[int]:
-        """All tokens that were read and generated.
-
-        Raises:
-            SnapshotError: the file is damaged or of another model.
-        """
+        """All tokens that were read and generated. Raises SnapshotError if the file is damaged or
+        of another model."""
         self.about.identity.require(Identity.of(model), self.path, self.about.model)
         with self._damage_named():
             return [*self._ids("token_ids", model), *map(int, self.values["pending"])]
@@ -244,7 +230,6 @@ class Snapshot(TensorFile):
     def _caches(
         self, model: LoadedModel, settings: Settings, tokens: int
     ) -> tuple[KVCache, HostKVStore | None, list[str]]:
-        """The cache, the host store if it is wanted, and notes on it."""
         plain, shape = self.values["cache"], model.shape
         require(len(plain["layers"]) == shape.layers and 0 <= plain["seen"] <= tokens)
         # A token that was being written when memory ran out is in some layers already.
@@ -292,7 +277,6 @@ class Snapshot(TensorFile):
 
     @contextmanager
     def _damage_named(self) -> Iterator[None]:
-        """Name the file in errors that show it is damaged."""
         try:
             with sound(lambda _: self.damaged()):
                 yield
@@ -325,7 +309,7 @@ def read_again(talk: "Conversation", history: Plain, callbacks: Callbacks) -> No
 
 
 def _plain_store(store: HostKVStore | None) -> HostKVStore | None:
-    """A host store that can return to any moment of which only the number of tokens is known."""
+    # A file names moments by their number of tokens alone.
     return store if store is not None and store.begun and HostKVCheckpoint(store).plain else None
 
 
@@ -346,7 +330,6 @@ def _over_all(
 
 
 def _whole_name(model: str) -> str:
-    """A model's name that means the same in any folder."""
     path = Path(model).expanduser()
     return str(path.resolve()) if path.exists() else model
 

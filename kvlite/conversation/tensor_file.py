@@ -129,7 +129,6 @@ def _header(
 
 
 def _summed(header: bytes) -> bytes:
-    """A header with the checksum of itself, computed with zeros in the checksum's place."""
     at = 8 + len(_BEGIN)
     blank = header[:at] + _NO_SUM.encode() + header[at + len(_NO_SUM) :]
     return blank[:at] + f"{zlib.crc32(blank):08x}".encode() + blank[at + len(_NO_SUM) :]
@@ -144,11 +143,8 @@ class TensorFile:
     """
 
     def __init__(self, path: Path) -> None:
-        """Read and check the header.
-
-        Raises:
-            SnapshotError: it is not such a file, damaged, or of a newer format.
-        """
+        """Read and check the header. Raises SnapshotError if it is not such a file, damaged, or of
+        a newer format."""
         self.path = path
         self.progress: Progress | None = None
         self.file = _opened(path)
@@ -188,11 +184,7 @@ class TensorFile:
         return list(self._table)
 
     def new(self, name: str, device: "torch.device") -> "Tensor":
-        """Read a tensor.
-
-        Raises:
-            SnapshotError: it is missing or damaged.
-        """
+        """Read a tensor. Raises SnapshotError if it is missing or damaged."""
         import torch
 
         entry = self._entry(name)
@@ -219,7 +211,6 @@ class TensorFile:
             raise self.damaged(name)
 
     def _read(self, piece: "Tensor", checksum: int) -> int:
-        """Fill host memory; returns the checksum continued with it."""
         import torch
 
         left = piece.view(torch.uint8).numpy().data
@@ -319,7 +310,6 @@ def runs(tensor: "Tensor") -> "Iterator[Tensor]":
 
 
 def _blocks(tensor: "Tensor") -> Iterator[memoryview]:
-    """A tensor's bytes, a megabyte at a time."""
     import torch
 
     for run in runs(tensor):

@@ -55,12 +55,9 @@ class TurnConfig:
     def of(
         cls, context: "Context", ids: list[int], config: EngineConfig, *, answers: bool
     ) -> "TurnConfig":
-        """For a turn that reads `ids` (at least one).
-
-        Raises:
-            ContextError: they do not fit the model's trained context.
-            SettingError: the settings do not fit, or a token is not in the vocabulary.
-        """
+        """For a turn that reads `ids` (at least one). Raises ContextError if they do not fit the
+        model's trained context, and SettingError if the settings do not fit, or a token is not in
+        the vocabulary."""
         model, oom_policy, before = context.model, context.oom_policy, context.cache.seen
         settings = config.settings
         _require_known(ids, model.shape.vocab, "token", "encode the text with its own tokenizer")
@@ -155,7 +152,6 @@ def _too_long(
 
 
 def _fewer(bits: KVBits | None, oom_policy: OOMPolicy) -> KVBits | None:
-    """The bits asked for, or fewer where memory ran out."""
     width = 4 if oom_policy.times(FOUR_BITS) else 8 if oom_policy.times(EIGHT_BITS) else 16
     held = 16 if bits is None else min(bits.keys, bits.values)
     return KVBits(width, width) if width < held else bits

@@ -92,7 +92,6 @@ def _traceless(oom_actions: OOMActions) -> OOMActions:
 
 
 def _notes(talk: "Conversation", *, copied: bool) -> Iterator[str]:
-    """Why the answer does not come from everything ever read, unchanged."""
     if talk.history.branch.compacted:
         yield (
             "what was forgotten when the conversation outgrew the model's context is not in this "
@@ -110,8 +109,7 @@ def _notes(talk: "Conversation", *, copied: bool) -> Iterator[str]:
 
 @torch.inference_mode()
 def _held(talk: "Conversation", seen: int) -> KVCache | None:
-    """A separate cache of the first `seen` tokens; None if nothing holds all of them exactly, as
-    where recurrent layers have states of later tokens alone."""
+    # Recurrent layers have states of later tokens alone.
     recurrent = talk.model.shape.recurrent_layers > 0
     if not talk.config.method.prefilling.exact or not seen or recurrent:
         return None
@@ -128,8 +126,6 @@ def _held(talk: "Conversation", seen: int) -> KVCache | None:
 
 
 def _givers(talk: "Conversation", index: int) -> Iterator[LayerCache]:
-    """Copies of what may hold everything a layer read: the cache, the cache before the answer, and
-    the host store."""
     device, store, prompt = talk.model.device_of(index), talk.store, talk.history.prompt
     live = talk.cache.layers[index]
     if _plain(live):
@@ -143,12 +139,10 @@ def _givers(talk: "Conversation", index: int) -> Iterator[LayerCache]:
 
 
 def _plain(layer: LayerCache) -> bool:
-    """Whether all heads hold the same number of entries, unquantized, and have their own keys."""
     return layer.uniform and layer.head_groups[0].segment is None
 
 
 def _cut(layer: LayerCache, first: int, end: int) -> LayerCache | None:
-    """The layer from position `first` to `end`, if it has every one of these, in order."""
     (head_group,) = layer.head_groups
     positions = head_group.residual_positions[:, :, : head_group.used]
     used = int((positions[0, 0] < end).sum())

@@ -61,15 +61,9 @@ class HostTransfer:
         self._sent = 0
 
     def send(self, source: Tensor, target: Tensor) -> int:
-        """Begin to copy a tensor; if two copies are under way, first wait for one.
-
-        Args:
-            source: contiguous; kept alive until it has arrived.
-            target: on the host, of the same shape and dtype; not to be read before `arrive`.
-
-        Returns:
-            A ticket for `arrive`.
-        """
+        """Begin to copy a contiguous tensor, which is kept alive until it has arrived, to one on
+        the host, of the same shape and dtype, not to be read before `arrive`. If two copies are
+        under way, wait for one first. Returns a ticket for `arrive`."""
         if len(self._flights) == IN_FLIGHT:
             self._land()
         size = source.numel() * source.element_size()
@@ -139,16 +133,13 @@ class HostScores(ScoringBackend):
         self.seconds = 0.0
 
     def scores(self, scores: Tensor) -> Tensor:
-        """The scores on the host, float32."""
         return self.host_transfer.fetch(scores)
 
     def slots(self, slots: Tensor) -> Tensor:
-        """The slots on the device, int32."""
         return self.host_transfer.give(slots)
 
     @contextmanager
     def timed(self) -> Iterator[None]:
-        """Add to `seconds`."""
         began = perf_counter()
         try:
             yield
@@ -163,11 +154,9 @@ class HostSoftmax(HostScores):
     """
 
     def place(self, device: torch.device) -> torch.device:
-        """The host."""
         return HOST
 
     def attention(self, blocks: Iterable[Logits]) -> Iterator[Tensor]:
-        """Attention on the host, one block behind the device."""
         before: tuple[Tensor, int, Softmax] | None = None
         for block in blocks:
             whole, ticket = torch.empty(block.shape), 0
@@ -184,11 +173,9 @@ class HostSoftmax(HostScores):
         return softmax.probabilities(logits)
 
     def beside(self, tensor: Tensor) -> Tensor:
-        """A copy on the host."""
         return self.host_transfer.fetch(tensor)
 
     def scores(self, scores: Tensor) -> Tensor:
-        """The scores themselves, which are on the host already."""
         return scores
 
 
@@ -199,7 +186,6 @@ def host_scoring_backend(scores: str, device: torch.device) -> HostScores | None
 
 
 def _lines(tensor: Tensor) -> list[Tensor]:
-    """Views along the last dimension."""
     if tensor.dim() == 1:
         return [tensor]
     return [line for each in tensor.unbind(0) for line in _lines(each)]

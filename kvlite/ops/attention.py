@@ -51,11 +51,8 @@ def merged(first: tuple[Tensor, Tensor], second: tuple[Tensor, Tensor]) -> tuple
 
 
 def attend_causal(q: Tensor, k: Tensor, v: Tensor, softmax: Softmax) -> tuple[Tensor, Tensor]:
-    """Attention of the last L of N entries, each over itself and all before it.
-
-    Returns:
-        as `attend`.
-    """
+    """Attention of the last L of N entries, each over itself and all before it, as `attend` returns
+    it."""
     if q.shape[2] == 1:
         return attend(q, k, v, softmax, causal=False)
     if _takes_bfloat16(q, softmax):
@@ -118,12 +115,8 @@ def attend_masked(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, softmax: Softma
 
 
 def attend_with_rows(q: Tensor, k: Tensor, v: Tensor, softmax: Softmax) -> tuple[Tensor, Tensor]:
-    """Decode attention that also says where it looked.
-
-    Returns:
-        output `(batch, heads, L, dim)` and the probabilities averaged over a KV head's queries,
-        `(batch, kv heads, L, N)` float32.
-    """
+    """Decode attention that also says where it looked. Returns output `(batch, heads, L, dim)` and
+    the probabilities averaged over a KV head's queries, `(batch, kv heads, L, N)` float32."""
     probabilities = softmax.probabilities(scaled_logits(q, k, softmax))
     return _weigh(probabilities, v, q), probabilities.mean(2)
 
@@ -174,17 +167,10 @@ def attend_ragged(
 
 
 def attention_sums(q: Tensor, k: Tensor, lse: Tensor, softmax: Softmax) -> Tensor:
-    """How much attention L queries paid to each of N entries, the last L of which are their own.
-
-    Formed anew from the log-sum-exp that `attend` returned, in blocks of rows; on CUDA in tiles.
-
-    Args:
-        lse: `(batch, heads, L)` float32, of the queries over all they see.
-
-    Returns:
-        Probabilities added up over queries, averaged over a KV head's query heads,
-        `(batch, kv heads, N)` float32.
-    """
+    """How much attention L queries paid to each of N entries, the last L of which are their own:
+    probabilities summed over queries, averaged over a KV head's query heads, `(batch, kv heads, N)`
+    float32. Formed anew from the lse `(batch, heads, L)` that `attend` returned, in blocks of rows;
+    on CUDA in tiles."""
     if softmax.in_tiles:
         by_head = attention_of(q, k, lse, softmax, causal=True, highest=False)
         return grouped(by_head, k.shape[1]).mean(2)
@@ -205,17 +191,9 @@ def attention_sums(q: Tensor, k: Tensor, lse: Tensor, softmax: Softmax) -> Tenso
 
 
 def attention_peaks(q: Tensor, k: Tensor, lse: Tensor, softmax: Softmax) -> Tensor:
-    """The most attention that any of L queries paid to each of N entries.
-
-    Formed anew from the log-sum-exp that `attend` returned, in blocks of rows; on CUDA in tiles.
-
-    Args:
-        lse: `(batch, heads, L)` float32, of the queries over all they looked at.
-
-    Returns:
-        The highest probability of any row and any query head of a KV head, `(batch, kv heads, N)`
-        float32.
-    """
+    """The most attention that any of L queries paid to each of N entries: the highest probability
+    of any row and any query head of a KV head, `(batch, kv heads, N)` float32. Formed like
+    `attention_sums`."""
     if softmax.in_tiles:
         by_head = attention_of(q, k, lse, softmax, causal=False, highest=True)
         return grouped(by_head, k.shape[1]).amax(2)
@@ -233,16 +211,9 @@ def attention_peaks(q: Tensor, k: Tensor, lse: Tensor, softmax: Softmax) -> Tens
 def attention_of(
     q: Tensor, k: Tensor, lse: Tensor, softmax: Softmax, *, causal: bool, highest: bool
 ) -> Tensor:
-    """What each of N entries got of L queries' attention, by a kernel.
-
-    Args:
-        lse: `(batch, heads, L)` float32, of the queries over all they looked at.
-        causal: whether the last L entries are the queries' own, else they see all.
-        highest: the highest probability, rather than their sum.
-
-    Returns:
-        `(batch, heads, N)` float32.
-    """
+    """What each of N entries got of L queries' attention, by a kernel: `(batch, heads, N)` float32,
+    the `highest` probability or their sum. If `causal`, the last L entries are the queries' own,
+    else they see all; `lse` `(batch, heads, L)` is over all they looked at."""
     if q.is_meta:  # takes what the kernel does where its programs keep every processor busy
         found = q.new_empty(1, *q.shape[:2], k.shape[2], dtype=torch.float32)
         return found.amax(0) if highest else found[0]
@@ -283,7 +254,6 @@ def scaled_logits(q: Tensor, k: Tensor, softmax: Softmax) -> Tensor:
 
 
 def _weigh(probabilities: Tensor, v: Tensor, q: Tensor) -> Tensor:
-    """Values weighed by `(batch, kv heads, group, L, N)`, in the shape and dtype of q."""
     out = torch.matmul(probabilities.flatten(2, 3).to(v.dtype), v)
     return out.view(*q.shape[:1], v.shape[1], -1, q.shape[2], v.shape[3]).flatten(1, 2).to(q.dtype)
 

@@ -68,8 +68,7 @@ def read_codes(block, kind, group, codes):
 
 @jitted
 def _place(kind, group, i):
-    """Where the code of a group's input lies: the row and shift of its low bits, and of its high
-    ones."""
+    # The row and shift of its low bits, and of its high ones.
     if kind == Q8_0:
         return 2 + i, 0, 0, 0
     if kind == Q6_K:
@@ -103,7 +102,6 @@ def _read_four(line, shift, made):
 
 @jitted
 def _read_two(line, shift, made):
-    """Likewise, of 2 bits."""
     if shift == 0:
         for k in range(line.size):
             made[k] = line[k] & np.uint8(3)
@@ -120,8 +118,7 @@ def _read_two(line, shift, made):
 
 @jitted
 def _join(line, first, second, worth, codes):
-    """Put one or two high bits, which `first` and `second` show, over codes; the first is `worth`
-    so much."""
+    # `first` and `second` show the high bits, of which the first is `worth` so much.
     for k in range(line.size):
         more = worth if line[k] & first else np.uint8(0)
         most = np.uint8(32) if line[k] & second else np.uint8(0)

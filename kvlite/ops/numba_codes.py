@@ -46,12 +46,9 @@ def to_half(number):
 
 @jitted
 def put(vector, codes, scales, zeros, head, place, bits):
-    """Round a vector, which is rotated for it, into one place, as `Quantized` holds it.
-
-    Args:
-        vector: `(dim,)` float32.
-        codes, scales, zeros: `(heads, n, dim * bits / 8)` uint8 and `(heads, groups, n)` uint16.
-    """
+    """Round a vector `(dim,)` float32, which is rotated for it, into one place of codes `(heads, n,
+    dim * bits / 8)` uint8, scales and zeros `(heads, groups, n)` uint16, as `Quantized` holds
+    it."""
     hadamard(vector)
     groups, width, last = scales.shape[1], codes.shape[2], np.float32(2**bits - 1)
     size = vector.size // groups
@@ -78,8 +75,6 @@ def put(vector, codes, scales, zeros, head, place, bits):
 
 @intrinsic
 def _restore_lanes(context, codes, shift, mask, step, zero, out):
-    """Restore as many channels as there are lanes, of codes at one address, to another."""
-
     def generate(context, builder, signature, arguments):
         codes, shift, mask, step, zero, out = arguments
         given = builder.zext(load(builder, codes, 0, BYTES), PLACES)
@@ -162,13 +157,8 @@ def weigh_codes(weights, at, side, places, bits, out):
 
 @jitted
 def multiply_packed(queries, packed, head, places, bits, out, at):
-    """A head's products `(rows, entries)` with its quantized keys at some places, into columns of
-    `out` from `at` on.
-
-    Args:
-        queries: `(rows, dim)` float32.
-        packed: as `kvlite.cache.packed.Packed.arrays`.
-    """
+    """A head's products `(rows, entries)` of queries `(rows, dim)` float32 with its quantized keys
+    at some places, into columns of `out` from `at` on; `packed` is `Packed.arrays`."""
     turned, shifts = queries.copy(), np.empty((len(queries), 1), np.float32)
     dot_rows(queries, packed[7], head, shifts, 0)
     for row in range(len(queries)):

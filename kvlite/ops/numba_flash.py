@@ -73,14 +73,8 @@ def _attend_rows(address, part):
 
 @jitted
 def _attend(q, k, v, scale, first, out, lse):
-    """Of some rows of all query heads of a KV head.
-
-    Args:
-        q: `(heads, rows, dim)`.
-        k, v: `(n, dim)`.
-        first: the entry that the first row is, where each row sees those up to itself; else -1.
-        out, lse: `(heads, rows, dim of v)` and `(heads, rows)`; written.
-    """
+    # q `(heads, rows, dim)`, k and v `(n, dim)`; out and lse are written. Each row sees the entries
+    # up to itself, the first row those up to `first`; all if that is -1.
     heads, length, _ = q.shape
     entries = len(k) if first < 0 else min(len(k), first + length)
     queries, pairs = _packed_rows(q, scale)
@@ -137,7 +131,6 @@ def _attend(q, k, v, scale, first, out, lse):
 
 @jitted
 def _packed_rows(q, scale):
-    """Scaled queries in bfloat16, of each head up to a multiple of `ROWS`, and their pairs."""
     heads, length, dim = q.shape
     pairs, padded = -(-dim // 2), -(-length // ROWS) * ROWS
     packed = np.zeros((heads * padded, 2 * pairs), np.uint16)
@@ -176,8 +169,7 @@ def _pack_values(v, packed):
 
 @jitted
 def _online_softmax(logits, shares, seen, width, sums, top, whole, row):
-    """Turn a row's first logits into what they add to its sum, in bfloat16, 0 from `seen` on; what
-    was summed before goes down with a higher maximum."""
+    # What was summed before goes down with a higher maximum.
     if seen <= 0:
         shares[:width] = 0
         return

@@ -14,12 +14,9 @@ from kvlite.ops.numba_tiles import COLUMNS, ROWS, set_tile, to_bfloat16
 
 
 def multiply(rows: Tensor, blocks: Tensor, form: BlockFormat, out: Tensor) -> None:
-    """Write the products, `(n, outputs)` float32, of rows with packed weights.
-
-    Args:
-        rows: `(n, inputs)` bfloat16, contiguous, at least `ROWS`; the inputs are even in number.
-        blocks: `(bytes of an output, outputs)` uint8, of at least `COLUMNS` outputs.
-    """
+    """Write the products, `(n, outputs)` float32, of contiguous rows `(n, inputs)` bfloat16, at
+    least `ROWS` of an even number of inputs, with packed weights `(bytes of an output, outputs)`
+    uint8, of at least `COLUMNS` outputs."""
     given = blocks.numpy(), form.number, form.inputs, form.nbytes
     parts = -(-out.shape[1] // COLUMNS)
     arrays = rows.view(torch.uint16).numpy(), *given, out.numpy()

@@ -81,8 +81,6 @@ def _looked_up(builder: Any, levels: Sequence[int], codes: Any) -> Any:
 
 
 class _Adding:
-    """Writes that loop, unrolled."""
-
     def __init__(self, builder: Any, rows: int, bytewise: bool) -> None:
         self.builder, self.rows, self.bytewise = builder, rows, bytewise
         self.parts = range(WIDTH // min(rows, 2) // LANES)

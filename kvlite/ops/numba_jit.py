@@ -93,7 +93,6 @@ def _digest(path: str) -> str:
 
 
 def _places() -> Iterator[Path]:
-    """Where numba keeps what it compiles of this folder's files, if it can."""
     own = _CacheLocator.get_suitable_cache_subpath(__file__)
     if config.CACHE_DIR:
         yield Path(config.CACHE_DIR) / own
@@ -102,8 +101,7 @@ def _places() -> Iterator[Path]:
 
 
 def _delete_others(folder: Path) -> None:
-    """Delete what other releases compiled; the first ones left it beside the folder. What this one
-    compiled by another numba stays: several environments may share the files."""
+    # What this release compiled by another numba stays: environments may share the files.
     own = folder.name.removesuffix(numba.__version__)
     for each in folder.parent.glob("kvlite-*"):
         if not each.name.startswith(own):
@@ -145,8 +143,6 @@ event.register("numba:compile", _Slow())
 
 
 class _Locator(_CacheLocator):  # type: ignore[misc]
-    """Tells numba where a function is kept, and what it was compiled from."""
-
     def __init__(self, loop: Loop, file: str) -> None:
         self._py_file, self._line = file, loop.__code__.co_firstlineno
 

@@ -103,14 +103,11 @@ def multiplying(address, part):
 
 @jitted
 def _columns(product):
-    """How many times `WIDTH` outputs it has."""
     return -(-product.outputs // WIDTH)
 
 
 @jitted_in_order
 def _multiply_columns(low, whole, products, out, first, last):
-    """Some of the results of all products, `WIDTH` at a time, with what `_factors` gave of low
-    halves of bytes, and of whole ones."""
     at = 0
     for product in products:
         outputs = product.outputs
@@ -124,7 +121,6 @@ def _multiply_columns(low, whole, products, out, first, last):
 
 @jitted_in_order
 def _multiply_part(factors, totals, product, part, out):
-    """Results of outputs from `part[0]` to before `part[1]`."""
     kind, inputs, nbytes, (first, last) = product.kind, product.inputs, product.nbytes, part
     blocks = carray(bytes_at(product.blocks), (product.lines, product.outputs))
     bytewise, direct = kind in (Q4_0, Q4_1), kind in (Q4_0, Q4_1, Q8_0)
@@ -173,12 +169,8 @@ def _copy(of, to):
 
 @jitted_in_order
 def _factors(rows, bytewise, wanted):
-    """What lines of codes are multiplied by, `(n, inputs)`, and the sums of inputs that share an
-    offset, `(groups, n)`; nothing unless it is wanted.
-
-    Where the low halves of bytes are the codes of 16 inputs, and the high ones those of the next
-    16, each low half has a factor, and the byte, which is a sum of both halves.
-    """
+    # Where the low halves of bytes are the codes of 16 inputs, and the high ones those of the next
+    # 16, each low half has a factor, and the byte, which is a sum of both halves.
     if not wanted:
         return np.empty((0, 0), np.float32), np.empty((0, 0), np.float32)
     shared = 2 * HALF if bytewise else HALF
@@ -200,7 +192,6 @@ _add_bytes_4, _add_codes_4 = adding(ROWS, True), adding(ROWS, False)
 
 @jitted_in_order
 def _add(place, step, soon, bytewise, factors, totals, at, scales, sums, outputs):
-    """Add the products of rows with a group's lines of codes."""
     each, row, of_inputs = 4, 0, factors.shape[1] * 4
     scale, offset = scales[0].ctypes.data, scales[1].ctypes.data
     size = 2 * HALF if bytewise else HALF

@@ -8,8 +8,6 @@ from numba.extending import intrinsic
 
 
 def _pointer(kind: Any) -> Callable[..., Any]:
-    """What takes an address for that of numbers."""
-
     @intrinsic
     def pointer(context, address):
         return types.CPointer(kind)(types.int64), _as_pointer

@@ -106,5 +106,4 @@ def _weigh(address, part):
 
 @jitted
 def _range(count, part, parts):
-    """The first of a part's vectors, and the one after its last."""
     return count * part // parts, count * (part + 1) // parts

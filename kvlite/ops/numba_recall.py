@@ -15,7 +15,6 @@ AHEAD = 8
 
 @jitted
 def _row(first, last):
-    """The places from `first` to before `last`."""
     places = np.empty(max(0, last - first), np.int64)
     for i in range(places.size):
         places[i] = first + i
@@ -168,7 +167,6 @@ def exchanged(best, rough, own_positions, positions, start, slots, mark):
 
 @jitted
 def _swap(source, held, of, head, coming, leaving):
-    """Put entries of a KV head in slots of a head group's head; see `fill`."""
     (keys, values, _), packed, (start, bits, value_bits) = source
     codes, scales, zeros, value_codes, value_scales, value_zeros, positions, mean = packed
     (own_keys, own_values, own_positions), own, (own_start, own_bits, own_value_bits) = held
@@ -205,8 +203,7 @@ def _swap(source, held, of, head, coming, leaving):
 
 @jitted
 def _worth(rough, own_positions, positions, start, slots, mark):
-    """What each entry held is roughly worth, less than nothing if it is wanted; those that are
-    wanted and held get mark 2."""
+    # Less than nothing if it is wanted; those that are wanted and held get mark 2.
     middle = positions.size
     worth = np.empty(slots, np.float32)
     for slot in range(slots):

@@ -7,6 +7,7 @@ each token, whose columns are named here.
 """
 
 from functools import cache
+from typing import NamedTuple
 
 import numpy as np
 from numba import carray, types
@@ -63,7 +64,8 @@ def attend(
     if sinks is None:
         sinks = no_sinks(*q.shape[1:3])
     table, bent = np.array(lines, np.int64), float(softcap or 0)
-    given = q, k, v, table, bent, sinks, recalling, out, came, np.empty((0, 0, 0), np.int32), 1
+    held = np.empty((0, 0, 0), np.int32)
+    given = Given(q, k, v, table, bent, sinks, recalling, out, came, held, 1)
     share_heads(board(), attending(table), given)
     return out, came.sum(1)
 
@@ -82,34 +84,51 @@ def no_sinks(heads: int, rows: int) -> Array:
     return np.full((heads, rows), -np.inf, np.float32)
 
 
+class Given(NamedTuple):
+    """What `attend` has and returns.
+
+    Attributes:
+        table: the lines.
+        came: how many entries came, `(tokens, KV heads)`.
+        held: what each head holds after each token, by position, `(tokens, KV heads, slots)`; or
+            none.
+        row: how many tokens in a row are of one conversation.
+    """
+
+    q: Array
+    k: Array
+    v: Array
+    table: Array
+    softcap: float
+    sinks: Array
+    recalling: tuple[int, int, int, int]
+    out: Array
+    came: Array
+    held: Array
+    row: int
+
+
 _real, _count = types.float32, types.int64
 _rows, _vectors = _real[:, :, :, ::1], _real[:, :, ::1]
-# What `attend` has and returns: q, k, v, the lines, softcap, sinks, recalling, the output, how many
-# entries came, `(tokens, KV heads)`, what each head holds after each token, by position, `(tokens,
-# KV heads, slots)`, or none; and how many tokens in a row are of one conversation.
-_GIVEN = types.Tuple(
-    (
-        *(_rows, _vectors, _vectors, _count[:, ::1], types.float64, _real[:, ::1]),
-        *(types.UniTuple(_count, 4), _rows, _count[:, ::1], types.int32[:, :, ::1], _count),
-    )
+_kinds = (
+    *(_rows, _vectors, _vectors, _count[:, ::1], types.float64, _real[:, ::1]),
+    *(types.UniTuple(_count, 4), _rows, _count[:, ::1], types.int32[:, :, ::1], _count),
 )
-_address, _given = passing(_GIVEN)
+_address, _given = passing(types.NamedTuple(_kinds, Given))
 
 
 @jitted
 def share_heads(board, attend_head, given):
-    """Attend with all heads, by all threads of a board; `given` is as `_GIVEN`."""
-    k, most, row = given[1], 0, given[10]
-    for line in given[3]:
+    """Attend with all heads, by all threads of a board."""
+    k, most = given.k, 0
+    for line in given.table:
         most = max(most, line[USED], line[SOURCE + USED])
     shared = board if most * k.size >= WORTH else board[:0]
-    share(shared, attend_head, _address(given), k.shape[0] // row * k.shape[1])
+    share(shared, attend_head, _address(given), k.shape[0] // given.row * k.shape[1])
 
 
 @jitted
 def _entries(line, first, head, dim):
-    """A head's exact keys, values and positions that a line says where to find, from a column on,
-    `(1, slots, ...)`."""
     slots = line[first + SLOTS]
     before, shape = 4 * head * slots, (1, slots, dim)
     keys = carray(floats_at(line[first + KEYS] + before * dim), shape)
@@ -119,7 +138,6 @@ def _entries(line, first, head, dim):
 
 @jitted
 def _whole(line, first, head, dim):
-    """All entries likewise, as `numba_recall.fill` takes them."""
     count, bits, value_bits = line[first + PACKED], line[first + BITS], line[first + VALUE_BITS]
     keys = _packed(line, first + TENSORS, head, count, dim * bits // 8, line[first + GROUPS])
     width, groups = dim * value_bits // 8, line[first + VALUE_GROUPS]
@@ -132,7 +150,6 @@ def _whole(line, first, head, dim):
 
 @jitted
 def _packed(line, column, head, count, width, groups):
-    """A head's codes, scales and zeros."""
     codes = carray(bytes_at(line[column] + head * count * width), (1, count, width))
     before, shape = 2 * head * groups * count, (1, groups, count)
     scales = carray(halves_at(line[column + 1] + before), shape)
@@ -141,7 +158,6 @@ def _packed(line, column, head, count, width, groups):
 
 @jitted
 def _write(line, first, head, k, v):
-    """Write the token's entry, the last one."""
     keys, values, positions = _entries(line, first, head, k.size)
     place = line[first + USED] - line[first + PACKED] - 1
     for d in range(k.size):
@@ -181,34 +197,32 @@ def attend_packed(address, part):
 def fetch_packed(address, part):
     """Likewise, what is wanted is fetched, and entries may be quantized."""
     given = _given(address)
-    q, _, _, table, _, _, recalling, _, came, _, _ = given
     for token, at in _tokens(given, part):
-        line = table[token]
+        line = given.table[token]
         if line[PACKED] + line[SOURCE + PACKED] == 0:
             _fetch_exact(given, token, at)
         else:
             _enter(given, token, at)
             if line[COUNT]:
-                came[token, at] += _fetch_packed(line, at, q[token, at : at + 1], recalling)
+                asked = given.q[token, at : at + 1]
+                given.came[token, at] += _fetch_packed(line, at, asked, given.recalling)
             _attend_packed(given, token, at)
         _remember(given, token, at)
 
 
 @jitted
 def _tokens(given, part):
-    """The tokens that a part of the work is, each with its KV head."""
-    heads, row = given[1].shape[1], given[10]
-    first = part // heads * row
-    return [(token, part % heads) for token in range(first, first + row)]
+    heads = given.k.shape[1]
+    first = part // heads * given.row
+    return [(token, part % heads) for token in range(first, first + given.row)]
 
 
 @jitted
 def _remember(given, token, at):
-    """Write down the positions of what a head holds after a token."""
-    held = given[9]
+    held = given.held
     if not held.size:
         return
-    line, dim = given[3][token], given[1].shape[2]
+    line, dim = given.table[token], given.k.shape[2]
     used, packed, start = line[USED], line[PACKED], line[START]
     _, _, own = _entries(line, 0, at, dim)
     middle = carray(places_at(line[TENSORS + 6] + 4 * at * packed), (max(packed, 1),))
@@ -221,31 +235,27 @@ def _remember(given, token, at):
 
 @jitted
 def _enter(given, token, at):
-    """Write the token's entry into all that it goes to."""
-    _, k, v, table, _, _, recalling, _, _, _, _ = given
-    line, key, value = table[token], k[token, at], v[token, at]
+    line, key, value = given.table[token], given.k[token, at], given.v[token, at]
     _write(line, 0, at, key, value)
     if line[SOURCE]:
-        _tell(line, at, key, value, recalling[0])
+        _tell(line, at, key, value, given.recalling[0])
 
 
 @jitted
 def _fetch_exact(given, token, at):
-    q, _, _, table, _, _, recalling, _, came, _, _ = given
-    line = table[token]
+    line = given.table[token]
     _enter(given, token, at)
     products = _multiply_exact(given, token, at)
     if line[COUNT]:
-        came[token, at] += _fetch(line, at, q[token, at], products, recalling)
+        came = _fetch(line, at, given.q[token, at], products, given.recalling)
+        given.came[token, at] += came
     _weigh_exact(given, token, at, products)
 
 
 @jitted
 def _multiply_exact(given, token, at):
-    """Products `(rows, entries)` with all that is held."""
-    q, k, _, table, _, _, _, _, _, _, _ = given
-    line = table[token]
-    keys, _, _ = _entries(line, 0, at, k.shape[2])
+    q, line = given.q, given.table[token]
+    keys, _, _ = _entries(line, 0, at, q.shape[3])
     products = np.empty((q.shape[2], line[USED]), np.float32)
     multiply(q[token, at], keys[0], np.arange(line[USED]), products, 0)
     return products
@@ -254,28 +264,25 @@ def _multiply_exact(given, token, at):
 @jitted
 def _weigh_exact(given, token, at, products):
     """Attention by the products, which become probabilities."""
-    _, k, _, table, softcap, sinks, _, out, _, _, _ = given
-    _, values, _ = _entries(table[token], 0, at, k.shape[2])
+    _, values, _ = _entries(given.table[token], 0, at, given.k.shape[2])
     for row in range(len(products)):
-        softmax(products[row], softcap, sinks[at, row])
-    made = out[token, at]
+        softmax(products[row], given.softcap, given.sinks[at, row])
+    made = given.out[token, at]
     made[:] = 0
     weigh(products, 0, values[0], products.shape[1], made)
 
 
 @jitted
 def _attend_packed(given, token, at):
-    """Attend to all that is held."""
-    q, k, _, table, softcap, sinks, _, out, _, _, _ = given
-    line, queries, made = table[token], q[token, at : at + 1], out[token, at : at + 1]
-    entries, packed, sizes = _whole(line, 0, at, k.shape[2])
+    line, own = given.table[token], slice(at, at + 1)
+    queries, made = given.q[token, own], given.out[token, own]
+    entries, packed, sizes = _whole(line, 0, at, given.k.shape[2])
     products = products_of_held(queries, entries[:2], packed, sizes, line[USED])
-    weighed(products, entries[:2], packed, sizes, softcap, sinks[at : at + 1], made)
+    weighed(products, entries[:2], packed, sizes, given.softcap, given.sinks[own], made)
 
 
 @jitted
 def _index(line, head, dim):
-    """A head's signs, sizes, mean and balance that a line says where to find."""
     slots, words, before = line[INDEX_SLOTS], -(-dim // 64), 4 * head * dim
     signs = carray(words_at(line[SIGNS] + 8 * head * slots * words), (1, slots, words))
     sizes = carray(floats_at(line[SIZES] + 4 * head * slots), (1, slots))
@@ -292,7 +299,6 @@ def _indexed(line, at_once):
 
 @jitted
 def _tell(line, head, k, v, at_once):
-    """Write an entry into the host store, and its key into the index if it is time."""
     _write(line, SOURCE, head, k, v)
     read, packed = line[SOURCE + USED], line[SOURCE + PACKED]
     if _indexed(line, at_once) == read:
@@ -305,15 +311,12 @@ def _tell(line, head, k, v, at_once):
 
 @jitted
 def _rough(line, head, queries, at_once):
-    """Roughly the attention that entries of the host store get."""
     signs, sizes, _, balance = _index(line, head, queries.shape[2])
     return search(queries, balance, signs, sizes, _indexed(line, at_once), line[SOURCE + USED])
 
 
 @jitted
 def _fetch_packed(line, head, queries, recalling):
-    """Bring what is wanted most into a head, where some entries are quantized; returns how many
-    came."""
     at_once, among, first, recent = recalling
     dim, which = queries.shape[2], np.zeros(1, np.int64)
     source, held = _whole(line, SOURCE, head, dim), _whole(line, 0, head, dim)
@@ -324,8 +327,7 @@ def _fetch_packed(line, head, queries, recalling):
 
 @jitted
 def _fetch(line, head, queries, products, recalling):
-    """As `_fetch_packed`, where all are exact, of queries `(rows, dim)`; and bring products
-    `(rows, slots)` up to date."""
+    # As `_fetch_packed`, where all are exact; products are brought up to date.
     at_once, among, first, recent = recalling
     dim, read, used = queries.shape[1], line[SOURCE + USED], line[USED]
     far_keys, far_values, _ = _entries(line, SOURCE, head, dim)
@@ -357,8 +359,7 @@ def _fetch(line, head, queries, products, recalling):
 
 @jitted
 def _products(queries, keys, named, products, slot_of):
-    """A head's products `(rows, entries)` with the entries that were named: those that are held
-    have theirs in `products`."""
+    # Those that are held have theirs in `products`.
     rows, count = queries.shape[0], named.size
     far, places, others = np.empty(count, np.int64), np.empty(count, np.int64), 0
     out = np.empty((rows, count), np.float32)

@@ -19,8 +19,6 @@ PART = 1024
 
 @intrinsic
 def _ones(context, number):
-    """How many bits of a number are set."""
-
     def generate(context, builder, signature, arguments):
         return builder.ctpop(arguments[0])
 
@@ -45,14 +43,8 @@ def _spot(channel, count):
 
 @jitted
 def _quantized(query, planes):
-    """Quantize a query's channels.
-
-    Args:
-        planes: `(words, STEP_BITS)` uint64, of each bit of these numbers all channels'; written.
-
-    Returns:
-        the size of a step, the least channel, and the sum of all.
-    """
+    # Into planes `(words, STEP_BITS)` uint64 go all channels' bits; returns the size of a step, the
+    # least channel, and the sum of all.
     low, high, total = query[0], query[0], np.float32(0)
     for d in range(query.size):
         low, high = min(low, query[d]), max(high, query[d])
@@ -70,7 +62,6 @@ def _quantized(query, planes):
 
 @jitted
 def _add_steps(words, planes, levels):
-    """Add up the steps of the channels whose bits are set, many words at once."""
     one, two, four, eight = planes[0], planes[1], planes[2], planes[3]
     for i in range(levels.size):
         word = words[i]
@@ -81,12 +72,8 @@ def _add_steps(words, planes, levels):
 
 @jitted
 def _logits(words, planes, steps, sizes, out):
-    """Estimated logits of a head's rows, `out` `(rows, entries)`, a part at a time.
-
-    Args:
-        words: `(capacity, count)` uint64; sizes: `(capacity,)` float32.
-        planes: `(rows, count, STEP_BITS)`, and steps `(rows, 3)`: from `_quantized`.
-    """
+    # words `(capacity, count)` uint64; planes `(rows, count, STEP_BITS)` and steps `(rows, 3)` as
+    # `_quantized` makes them.
     rows, used = out.shape
     column, ones = np.empty(PART, np.uint64), np.empty(PART, np.int32)
     levels = np.empty((rows, PART), np.int32)

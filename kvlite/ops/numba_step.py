@@ -8,7 +8,7 @@ import numpy as np
 from kvlite.ops.numba_jit import jitted
 from kvlite.ops.numba_layer_ops import LayerWeights, to_heads, to_hidden
 from kvlite.ops.numba_linear import multiplying
-from kvlite.ops.numba_rows import attending, no_sinks, share_heads
+from kvlite.ops.numba_rows import Given, attending, no_sinks, share_heads
 from kvlite.ops.numba_threads import board
 
 Array = np.ndarray
@@ -49,29 +49,14 @@ def through(
 
 @lru_cache(maxsize=256)
 def _joined(layers: tuple[LayerWeights, ...]) -> tuple[Array, Array]:
-    """Norms and products of all layers."""
     return np.stack([each.norms for each in layers]), np.stack([each.products for each in layers])
 
 
 @jitted
 def _through(
-    norms,
-    products,
-    heads,
-    x,
-    cos,
-    sin,
-    scale,
-    table,
-    sinks,
-    recalling,
-    came,
-    held,
-    row,
-    multiplying,
-    one,
-    board,
-):
+    norms, products, heads, x, cos, sin, scale, table, sinks, recalling, came, held, row,
+    multiplying, one, board,
+):  # fmt: skip
     (every, own), count = heads, len(x)
     for layer in range(len(table)):
         weights = norms[layer], products[layer]
@@ -82,15 +67,14 @@ def _through(
         _scale(parts, scale, q.reshape(count, every, dim))
         k, v = parts[:, every : every + own].copy(), parts[:, every + own :].copy()
         out = np.empty_like(q)
-        what = (q, k, v, table[layer], 0.0, sinks, recalling, out, came[layer], held[layer], row)
-        share_heads(board, one, what)
+        of_layer = table[layer], 0.0, sinks, recalling, out, came[layer], held[layer], row
+        share_heads(board, one, Given(q, k, v, *of_layer))
         x = to_hidden(*weights, x, out.reshape(count, every * dim), multiplying, board)
     return x
 
 
 @jitted
 def _scale(heads, scale, out):
-    """Multiply the first heads of each token."""
     for each in range(out.shape[0]):
         for head in range(out.shape[1]):
             for d in range(out.shape[2]):

@@ -134,7 +134,6 @@ def share(board, work, given, parts):
 
 @jitted
 def _take(board):
-    """Do parts of the work until all are taken."""
     part = _add(board, OPEN, -1)
     while part > 0:
         if _read(board, FAILED) == 0 and _fails(board[WORK], board[GIVEN], part - 1):
@@ -145,7 +144,6 @@ def _take(board):
 
 @jitted
 def _help(board):
-    """Look for work, and do it."""
     looks = 0
     while looks < PATIENCE:
         if _read(board, OPEN) > 0:
@@ -158,8 +156,7 @@ def _help(board):
 
 
 def _on_word(name: str, numbers: int) -> Callable[..., Any]:
-    """What reads or changes a number of a board at once, whoever else does; it gives what was
-    there."""
+    # At once, whoever else does; gives what was there.
 
     def generate(context, builder, signature, arguments):
         given = context.make_array(signature.args[0])(context, builder, arguments[0])
@@ -197,8 +194,7 @@ def _add(board, place, number):
 
 
 def _calling(raises: bool) -> Callable[..., Any]:
-    """What does a part of work at an address, and raises its error, or tells whether there is
-    one."""
+    # Raises the error of the work, or tells whether there is one.
 
     @intrinsic
     def call(context, work, given, part):
@@ -245,7 +241,6 @@ _pause, _give_way = _telling(_PAUSE, ir.VoidType()), _telling(_YIELD, ir.IntType
 
 @jitted
 def _rest(looks):
-    """Do nothing for a moment, between two looks."""
     if looks % TURN == TURN - 1:
         _give_way()
     else:

@@ -12,7 +12,6 @@ from kvlite.ops.numba_jit import Loop, jitted
 
 @jitted
 def _sums_and_differences(of, out):
-    """The sums of all pairs of neighbors, and behind them their differences, many at once."""
     half = out.size // 2
     sums, differences = out[:half], out[half:]
     for i in range(half):

@@ -52,20 +52,10 @@ def power(at, mask=None):
 
 @triton.jit
 def weights_of(
-    blocks,
-    levels,
-    own,
-    outputs,
-    first,
-    WIDTH: tl.constexpr,
-    KIND: tl.constexpr,
-    HIGH: tl.constexpr,
-    LEAST: tl.constexpr,
-    INPUTS: tl.constexpr,
-    NBYTES: tl.constexpr,
-    total: tl.constexpr,
-    GROUPS: tl.constexpr,
-):
+    blocks, levels, own, outputs, first,
+    WIDTH: tl.constexpr, KIND: tl.constexpr, HIGH: tl.constexpr, LEAST: tl.constexpr,
+    INPUTS: tl.constexpr, NBYTES: tl.constexpr, total: tl.constexpr, GROUPS: tl.constexpr,
+):  # fmt: skip
     """The weights of some outputs and groups from `first` on, `(outputs, groups, 32)`, 0 beyond the
     last; and the numbers of their inputs, `(1, groups, 32)`. `levels` are those of 16 codes, if
     the format has some."""

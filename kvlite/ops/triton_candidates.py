@@ -79,77 +79,31 @@ def name_candidates(
     candidates, in_slots, worth = numbers(named), numbers(named), numbers(slots)
     slot_of, maxima, scanned = numbers(entries), numbers(groups), max(SCANNED, neighbors)
     _survey[-(-max(entries, slots) // scanned), heads, batch](
-        scores,
-        positions,
-        quantized,
-        seen,
-        slot_of,
-        maxima,
-        worth,
+        scores, positions, quantized, seen, slot_of, maxima, worth,
         *strides,
-        entries,
-        slots,
-        start,
-        packed,
-        ON_DEVICE=isinstance(seen, Tensor),
-        NEIGHBORS=neighbors,
-        SCANNED=scanned,
+        entries, slots, start, packed,
+        ON_DEVICE=isinstance(seen, Tensor), NEIGHBORS=neighbors, SCANNED=scanned,
         num_warps=4,
-    )
+    )  # fmt: skip
     _name[heads, batch](
-        scores,
-        positions,
-        quantized,
-        seen,
-        slot_of,
-        maxima,
-        numbers(groups),
-        numbers(entries),
-        numbers(entries),
-        numbers(named),
-        candidates,
-        in_slots,
+        scores, positions, quantized, seen, slot_of, maxima, numbers(groups), numbers(entries),
+        numbers(entries), numbers(named), candidates, in_slots,
         *strides,
-        entries,
-        slots,
-        named,
-        start,
-        packed,
-        ON_DEVICE=isinstance(seen, Tensor),
-        FIRST=wanted.first,
-        RECENT=wanted.recent,
-        NEIGHBORS=neighbors,
-        GROUPS=triton.next_power_of_2(groups),
-        BITS=BITS,
-        BLOCK=CHOSEN_FROM,
+        entries, slots, named, start, packed,
+        ON_DEVICE=isinstance(seen, Tensor), FIRST=wanted.first, RECENT=wanted.recent,
+        NEIGHBORS=neighbors, GROUPS=triton.next_power_of_2(groups), BITS=BITS, BLOCK=CHOSEN_FROM,
         num_warps=8,
-    )
+    )  # fmt: skip
     return candidates, in_slots, worth
 
 
 @triton.jit(do_not_specialize=["seen", "entries", "slots", "start", "packed"])
 def _survey(
-    scores,
-    positions,
-    packed_positions,
-    seen,
-    slot_of,
-    maxima,
-    worth,
-    s_batch,
-    s_head,
-    p_batch,
-    p_head,
-    c_batch,
-    c_head,
-    entries,
-    slots,
-    start,
-    packed,
-    ON_DEVICE: tl.constexpr,
-    NEIGHBORS: tl.constexpr,
-    SCANNED: tl.constexpr,
-):
+    scores, positions, packed_positions, seen, slot_of, maxima, worth,
+    s_batch, s_head, p_batch, p_head, c_batch, c_head,
+    entries, slots, start, packed,
+    ON_DEVICE: tl.constexpr, NEIGHBORS: tl.constexpr, SCANNED: tl.constexpr,
+):  # fmt: skip
     """Some entries of one KV head, and some slots: the maxima of groups, the slots that places are
     held in, and what is held there: the larger `worth`, the sooner it gives way, and never at 0."""
     head, batch = tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
@@ -178,38 +132,13 @@ def _survey(
 
 @triton.jit(do_not_specialize=["seen", "entries", "slots", "wanted", "start", "packed"])
 def _name(
-    scores,
-    positions,
-    packed_positions,
-    seen,
-    slot_of,
-    maxima,
-    near,
-    reaching,
-    places,
-    best,
-    candidates,
-    in_slots,
-    s_batch,
-    s_head,
-    p_batch,
-    p_head,
-    c_batch,
-    c_head,
-    entries,
-    slots,
-    wanted,
-    start,
-    packed,
-    ON_DEVICE: tl.constexpr,
-    FIRST: tl.constexpr,
-    RECENT: tl.constexpr,
-    NEIGHBORS: tl.constexpr,
-    GROUPS: tl.constexpr,
-    BITS: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    """The candidates of one KV head, ascending, and the slots they are held in, or -1."""
+    scores, positions, packed_positions, seen, slot_of, maxima, near, reaching, places, best,
+    candidates, in_slots,
+    s_batch, s_head, p_batch, p_head, c_batch, c_head,
+    entries, slots, wanted, start, packed,
+    ON_DEVICE: tl.constexpr, FIRST: tl.constexpr, RECENT: tl.constexpr, NEIGHBORS: tl.constexpr,
+    GROUPS: tl.constexpr, BITS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     head, batch = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
     line = batch * tl.num_programs(0) + head
     scores += batch * s_batch + head * s_head
@@ -276,7 +205,6 @@ def _near(maxima, near, groups, wanted, GROUPS: tl.constexpr, BITS: tl.constexpr
 
 @triton.jit
 def _place(positions, packed_positions, slot, real, start, packed):
-    """The positions of what is in slots that are `real`."""
     inside = is_packed(slot, start, packed)
     place = tl.load(positions + own_slot(slot, start, packed), mask=real & ~inside, other=-1)
     if packed_positions is not None:

@@ -52,7 +52,6 @@ def attend_quantized(
     shift: Tensor,
     softcap: float | None,
     *,
-    lengths: Tensor | None = None,
     logits: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Attention of a few rows over the quantized entries of their KV head.
@@ -67,9 +66,8 @@ def attend_quantized(
         shift: `(batch, kv heads, rows)` float32, added to every logit of a row: its product with
             the mean that keys were centered by.
         softcap: bends the shifted logits to softcap * tanh(logit / softcap).
-        lengths: `(batch, kv heads)` int32, how many of the n entries count; all without it.
         logits: `(batch, kv heads, rows, n)` float32, filled with the logits as the softmax sees
-            them, -inf beyond `lengths`.
+            them.
 
     Returns:
         output `(batch, kv heads, rows, dim)` float32 and natural-log lse `(batch, kv heads, rows)`
@@ -80,55 +78,29 @@ def attend_quantized(
     splits = splits_for(batch * heads, keys.count, queries.device)
     outs = queries.new_empty(batch, heads, splits, rows, dim)
     lses = queries.new_empty(batch, heads, splits, rows)
-    if logits is not None and lengths is not None:
-        logits.fill_(-torch.inf)
     out, lse = torch.empty_like(turned), queries.new_empty(batch, heads, rows)
     # Triton launches on the current device, which need not be the one of this layer.
     with torch.cuda.device_of(queries):
         _attend_split[batch * heads, splits](
-            turned,
-            shift.contiguous(),
-            *keys.tensors,
-            *values.tensors,
-            None if lengths is None else lengths.contiguous(),
-            logits,
-            outs,
-            lses,
-            *_steps_between(keys),
-            *_steps_between(values),
+            turned, shift.contiguous(),
+            *keys.tensors, *values.tensors,
+            logits, outs, lses,
+            *_steps_between(keys), *_steps_between(values),
             *((0, 0, 0) if logits is None else logits.stride()[:3]),
-            keys.count,
-            heads,
-            0.0 if softcap is None else softcap,
-            CAPPED=softcap is not None,
-            ROWS=rows,
-            LANES=max(8, 1 << (rows - 1).bit_length()),
-            DIM=dim,
-            TILE=TILE,
-            K_BITS=keys.bits,
-            K_GROUP=dim // keys.groups,
-            K_CHUNK=_chunk(keys),
-            V_BITS=values.bits,
-            V_GROUP=dim // values.groups,
-            V_CHUNK=_chunk(values),
+            keys.count, heads, 0.0 if softcap is None else softcap,
+            CAPPED=softcap is not None, ROWS=rows, LANES=max(8, 1 << (rows - 1).bit_length()),
+            DIM=dim, TILE=TILE, K_BITS=keys.bits, K_GROUP=dim // keys.groups, K_CHUNK=_chunk(keys),
+            V_BITS=values.bits, V_GROUP=dim // values.groups, V_CHUNK=_chunk(values),
             # Triton's interpreter on a CPU multiplies no bfloat16.
             OPERAND=tl.bfloat16 if queries.is_cuda else tl.float32,
-            num_warps=4,
-            num_stages=_stages(keys.bits + values.bits, logits is not None),
+            num_warps=4, num_stages=_stages(keys.bits + values.bits, logits is not None),
             # As many of a thread's registers as let three programs share a processor.
             maxnreg=168 if dim <= 128 else None,
-        )
+        )  # fmt: skip
         merge_splits[batch * heads * rows,](
-            outs,
-            lses,
-            out,
-            lse,
-            splits,
-            ROWS=rows,
-            DIM=dim,
-            WIDE=1 << (dim - 1).bit_length(),
-            BLOCK=MERGED_AT_ONCE,
-        )
+            outs, lses, out, lse, splits,
+            ROWS=rows, DIM=dim, WIDE=1 << (dim - 1).bit_length(), BLOCK=MERGED_AT_ONCE,
+        )  # fmt: skip
     return out @ hadamard, lse
 
 
@@ -147,61 +119,25 @@ def _stages(bits: int, remembers: bool) -> int:
 
 
 def _chunk(entries: Quantized) -> int:
-    """The largest run of channels that lies in one plane of the codes and in one group, as often
-    as it goes."""
+    # Channels that lie in one plane of the codes and in one group.
     return gcd(entries.codes.shape[3], entries.dim // entries.groups)
 
 
 def _steps_between(entries: Quantized) -> tuple[int, ...]:
-    """Elements between batches, heads and entries, and between batches, heads and groups."""
     return *entries.codes.stride()[:3], *entries.scales.stride()[:3]
 
 
 @triton.jit
 def _attend_split(
-    queries,
-    shift,
-    k_codes,
-    k_scales,
-    k_zeros,
-    v_codes,
-    v_scales,
-    v_zeros,
-    lengths,
-    logits,
-    outs,
+    queries, shift, k_codes, k_scales, k_zeros, v_codes, v_scales, v_zeros, logits, outs,
     lses,
-    k_batch,
-    k_head,
-    k_entry,
-    ks_batch,
-    ks_head,
-    ks_group,
-    v_batch,
-    v_head,
-    v_entry,
-    vs_batch,
-    vs_head,
-    vs_group,
-    l_batch,
-    l_head,
-    l_row,
-    count,
-    heads,
-    softcap,
-    CAPPED: tl.constexpr,
-    ROWS: tl.constexpr,
-    LANES: tl.constexpr,
-    DIM: tl.constexpr,
-    TILE: tl.constexpr,
-    K_BITS: tl.constexpr,
-    K_GROUP: tl.constexpr,
-    K_CHUNK: tl.constexpr,
-    V_BITS: tl.constexpr,
-    V_GROUP: tl.constexpr,
-    V_CHUNK: tl.constexpr,
-    OPERAND: tl.constexpr,
-):
+    k_batch, k_head, k_entry, ks_batch, ks_head, ks_group, v_batch, v_head, v_entry,
+    vs_batch, vs_head, vs_group, l_batch, l_head, l_row,
+    count, heads, softcap,
+    CAPPED: tl.constexpr, ROWS: tl.constexpr, LANES: tl.constexpr, DIM: tl.constexpr,
+    TILE: tl.constexpr, K_BITS: tl.constexpr, K_GROUP: tl.constexpr, K_CHUNK: tl.constexpr,
+    V_BITS: tl.constexpr, V_GROUP: tl.constexpr, V_CHUNK: tl.constexpr, OPERAND: tl.constexpr,
+):  # fmt: skip
     """One split of one KV head: its output `(rows, dim)` and lse. Logits lie as `(TILE, LANES)`,
     a row a column; output as `(channels, LANES)`, chunk by chunk."""
     V_CHUNKS: tl.constexpr = DIM // V_CHUNK
@@ -222,12 +158,9 @@ def _attend_split(
     if logits is not None:
         logits += batch * l_batch + head * l_head
 
-    length = count
-    if lengths is not None:
-        length = tl.minimum(tl.load(lengths + line), count)
-    part = tl.cdiv(tl.cdiv(length, TILE), tl.num_programs(1)) * TILE
+    part = tl.cdiv(tl.cdiv(count, TILE), tl.num_programs(1)) * TILE
     start = split * part
-    stop = tl.minimum(start + part, length)
+    stop = tl.minimum(start + part, count)
 
     lanes = tl.arange(0, LANES)
     real = lanes < ROWS
@@ -317,16 +250,9 @@ def _attend_split(
 
 @triton.jit
 def merge_splits(
-    outs,
-    lses,
-    out,
-    lse,
-    splits,
-    ROWS: tl.constexpr,
-    DIM: tl.constexpr,
-    WIDE: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
+    outs, lses, out, lse, splits,
+    ROWS: tl.constexpr, DIM: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     """One row of one KV head, from all splits."""
     row = tl.program_id(0)
     first = (row // ROWS).to(tl.int64) * splits * ROWS + row % ROWS
@@ -360,7 +286,6 @@ def _width(chunk):
 
 @triton.jit
 def _queries_of(queries, lanes, real, c, CHUNK: tl.constexpr, DIM: tl.constexpr):
-    """The c-th chunk of the queries' channels, `(channels, LANES)`."""
     inside = tl.arange(0, _width(CHUNK))
     held = (inside < CHUNK)[:, None] & real[None, :]
     places = queries + lanes[None, :] * DIM + c * CHUNK + inside[:, None]
@@ -377,7 +302,6 @@ def _halves(numbers, OPERAND: tl.constexpr):
 
 @triton.jit
 def _bytes_of(codes, stride, entries, held, b, CHUNK: tl.constexpr):
-    """The b-th chunk of bytes of a tile's entries, `(TILE, bytes)`."""
     inside = tl.arange(0, _width(CHUNK))
     places = codes + entries[:, None] * stride + b * CHUNK + inside[None, :]
     return tl.load(places, mask=held[:, None] & (inside < CHUNK)[None, :], other=0)

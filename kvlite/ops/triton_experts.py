@@ -32,31 +32,19 @@ def multiply(rows: Tensor, chosen: Tensor, weights: Tensor, bias: Tensor | None 
     # Triton launches on the current device, which need not be the one of this layer.
     with torch.cuda.device_of(rows):
         _multiply[pairs, triton.cdiv(outputs, tile[0])](
-            rows.contiguous(),
-            chosen,
-            weights,
-            bias,
-            out,
-            pairs // len(rows),
-            outputs,
-            inputs,
+            rows.contiguous(), chosen, weights, bias, out, pairs // len(rows), outputs, inputs,
             *weights.stride(),
-            OUTPUTS=tile[0],
-            INPUTS=tile[1],
+            OUTPUTS=tile[0], INPUTS=tile[1],
             num_warps=4,
-        )
+        )  # fmt: skip
     return out
 
 
 def multiply_mxfp4(
     rows: Tensor, chosen: Tensor, blocks: Tensor, scales: Tensor, bias: Tensor | None = None
 ) -> Tensor:
-    """As `multiply`, by weights as `model.mxfp4` has them.
-
-    Args:
-        blocks: `(experts, outputs, inputs / 32, 16)` uint8.
-        scales: `(experts, outputs, inputs / 32)` uint8.
-    """
+    """As `multiply`, by weights as `model.mxfp4` has them: blocks `(experts, outputs, inputs / 32,
+    16)` and scales `(experts, outputs, inputs / 32)` uint8."""
     outputs, groups = scales.shape[1:]
     given = rows, chosen, (blocks, scales), bias, outputs, groups
     return _multiplied(_multiply_mxfp4, *given, MXFP4_TILE)
@@ -91,26 +79,18 @@ def _multiplied(
     groups: int,
     tile: tuple[int, int],
 ) -> Tensor:
-    """What a kernel makes of packed weights, of outputs whose inputs come in so many groups."""
     pairs = len(chosen)
     out = rows.new_empty(pairs, outputs)
     # The two numbers that belong to a byte are read as one.
     pair, number = _NUMBERS[rows.element_size()]
     with torch.cuda.device_of(rows):
         kernel[pairs, triton.cdiv(outputs, tile[0])](
-            rows.contiguous().view(pair),
-            chosen,
+            rows.contiguous().view(pair), chosen,
             *packed,
-            bias,
-            out,
-            pairs // len(rows),
-            outputs,
-            groups,
-            NUMBER=number,
-            OUTPUTS=tile[0],
-            GROUPS=tile[1],
+            bias, out, pairs // len(rows), outputs, groups,
+            NUMBER=number, OUTPUTS=tile[0], GROUPS=tile[1],
             num_warps=4,
-        )
+        )  # fmt: skip
     return out
 
 
@@ -119,21 +99,10 @@ _NUMBERS = {2: (torch.int32, tl.uint16), 4: (torch.int64, tl.uint32)}
 
 @triton.jit
 def _multiply(
-    rows,
-    chosen,
-    weights,
-    bias,
-    out,
-    each,
-    outputs,
-    inputs,
-    expert_stride,
-    output_stride,
-    input_stride,
-    OUTPUTS: tl.constexpr,
-    INPUTS: tl.constexpr,
-):
-    """Some outputs of one pair."""
+    rows, chosen, weights, bias, out, each, outputs, inputs,
+    expert_stride, output_stride, input_stride,
+    OUTPUTS: tl.constexpr, INPUTS: tl.constexpr,
+):  # fmt: skip
     pair = tl.program_id(0).to(tl.int64)
     own = tl.program_id(1) * OUTPUTS + tl.arange(0, OUTPUTS)
     real = own < outputs
@@ -153,20 +122,9 @@ def _multiply(
 
 @triton.jit
 def _multiply_mxfp4(
-    rows,
-    chosen,
-    blocks,
-    scales,
-    bias,
-    out,
-    each,
-    outputs,
-    groups,
-    NUMBER: tl.constexpr,
-    OUTPUTS: tl.constexpr,
-    GROUPS: tl.constexpr,
-):
-    """Some outputs of one pair."""
+    rows, chosen, blocks, scales, bias, out, each, outputs, groups,
+    NUMBER: tl.constexpr, OUTPUTS: tl.constexpr, GROUPS: tl.constexpr,
+):  # fmt: skip
     pair = tl.program_id(0).to(tl.int64)
     own = tl.program_id(1) * OUTPUTS + tl.arange(0, OUTPUTS)
     real = own < outputs
@@ -193,24 +151,9 @@ def _multiply_mxfp4(
 
 @triton.jit
 def _multiply_nf4(
-    rows,
-    chosen,
-    codes,
-    scales,
-    nested,
-    offsets,
-    levels,
-    table,
-    bias,
-    out,
-    each,
-    outputs,
-    groups,
-    NUMBER: tl.constexpr,
-    OUTPUTS: tl.constexpr,
-    GROUPS: tl.constexpr,
-):
-    """Some outputs of one pair."""
+    rows, chosen, codes, scales, nested, offsets, levels, table, bias, out, each, outputs, groups,
+    NUMBER: tl.constexpr, OUTPUTS: tl.constexpr, GROUPS: tl.constexpr,
+):  # fmt: skip
     pair = tl.program_id(0).to(tl.int64)
     own = tl.program_id(1) * OUTPUTS + tl.arange(0, OUTPUTS)
     real = own < outputs
@@ -241,7 +184,6 @@ def _multiply_nf4(
 
 @triton.jit
 def _put(made, bias, out, pair, expert, own, outputs):
-    """Some outputs of a pair, with what its expert adds, to where they belong."""
     real = own < outputs
     if bias is not None:
         made += tl.load(bias + expert * outputs + own, mask=real, other=0.0).to(tl.float32)
@@ -250,7 +192,6 @@ def _put(made, bias, out, pair, expert, own, outputs):
 
 @triton.jit
 def _number(bits, NUMBER: tl.constexpr, out):
-    """The number that the lowest bits are."""
     return bits.to(NUMBER).to(out.dtype.element_ty, bitcast=True).to(tl.float32)
 
 

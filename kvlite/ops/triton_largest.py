@@ -70,8 +70,7 @@ def largest(numbers, count, k, chosen, BLOCK: tl.constexpr):
 
 @triton.jit
 def _take(each, number, bound, left, taken, chosen):
-    """Write which of a block's numbers are above the bound, and the first few that are on it,
-    behind those that were taken before; returns 1 for those."""
+    # Of those on the bound the first few are taken; returns 1 for what is.
     alike = (number == bound).to(tl.int32)
     takes = ((number > bound) | ((alike > 0) & (tl.cumsum(alike, 0) <= left))).to(tl.int32)
     tl.store(chosen + taken + tl.cumsum(takes, 0) - 1, each, mask=takes > 0)

@@ -30,17 +30,10 @@ def _normed(x: Tensor, more: Tensor, norm: Norm, *, adds: bool) -> Tensor:
     # Triton launches on the current device, which need not be the one of this layer.
     with torch.cuda.device_of(x):
         _norm[x.numel() // dim,](
-            x,
-            more,
-            norm.weight,
-            out,
-            norm.eps,
-            DIM=dim,
-            WIDE=wide,
-            ADDS=adds,
-            FROM_ONE=norm.from_one,
+            x, more, norm.weight, out, norm.eps,
+            DIM=dim, WIDE=wide, ADDS=adds, FROM_ONE=norm.from_one,
             num_warps=min(16, max(1, wide // 512)),
-        )
+        )  # fmt: skip
     return out
 
 
@@ -53,27 +46,12 @@ def turned(
     out_q, out_k = q.new_empty(q.shape), k.new_empty(k.shape)
     with torch.cuda.device_of(q):
         _turn[batch, heads + kv_heads](
-            q,
-            k,
-            of_q.weight,
-            of_k.weight,
-            cos,
-            sin,
-            out_q,
-            out_k,
-            q.stride(0),
-            k.stride(0),
-            cos.shape[-1] if len(cos) > 1 else 0,
-            heads,
-            kv_heads,
-            of_q.eps,
-            DIM=dim,
-            WIDE=triton.next_power_of_2(dim),
-            HALF=cos.shape[-1] // 2,
-            NORMS=norms is not None,
-            FROM_ONE=of_q.from_one,
+            q, k, of_q.weight, of_k.weight, cos, sin, out_q, out_k, q.stride(0), k.stride(0),
+            cos.shape[-1] if len(cos) > 1 else 0, heads, kv_heads, of_q.eps,
+            DIM=dim, WIDE=triton.next_power_of_2(dim), HALF=cos.shape[-1] // 2,
+            NORMS=norms is not None, FROM_ONE=of_q.from_one,
             num_warps=1,
-        )
+        )  # fmt: skip
     return out_q, out_k
 
 
@@ -83,31 +61,18 @@ def gated(gate: Tensor, up: Tensor, activation: str) -> Tensor:
     width = up.shape[-1]
     with torch.cuda.device_of(up):
         _gate[up.numel() // width, triton.cdiv(width, BLOCK)](
-            gate,
-            up,
-            out,
-            gate.stride(0),
-            up.stride(0),
-            width,
-            GELU=activation == "GELUTanh",
-            BLOCK=BLOCK,
+            gate, up, out, gate.stride(0), up.stride(0), width,
+            GELU=activation == "GELUTanh", BLOCK=BLOCK,
             num_warps=4,
-        )
+        )  # fmt: skip
     return out
 
 
 @triton.jit
 def _norm(
-    x,
-    more,
-    weight,
-    out,
-    eps,
-    DIM: tl.constexpr,
-    WIDE: tl.constexpr,
-    ADDS: tl.constexpr,
-    FROM_ONE: tl.constexpr,
-):
+    x, more, weight, out, eps,
+    DIM: tl.constexpr, WIDE: tl.constexpr, ADDS: tl.constexpr, FROM_ONE: tl.constexpr,
+):  # fmt: skip
     """A row; `more` becomes the sum of both, if it adds."""
     channels = tl.arange(0, WIDE)
     inside = channels < DIM
@@ -132,28 +97,13 @@ def _scaled(own, scale, out, FROM_ONE: tl.constexpr):
 
 @triton.jit
 def _turn(
-    q,
-    k,
-    q_weight,
-    k_weight,
-    cos,
-    sin,
-    out_q,
-    out_k,
-    q_batch,
-    k_batch,
-    t_batch,
-    heads,
-    kv_heads,
-    eps,
-    DIM: tl.constexpr,
-    WIDE: tl.constexpr,
-    HALF: tl.constexpr,
-    NORMS: tl.constexpr,
+    q, k, q_weight, k_weight, cos, sin, out_q, out_k,
+    q_batch, k_batch, t_batch,
+    heads, kv_heads, eps,
+    DIM: tl.constexpr, WIDE: tl.constexpr, HALF: tl.constexpr, NORMS: tl.constexpr,
     FROM_ONE: tl.constexpr,
-):
-    """A head of the queries or of the keys, each channel together with the one it is turned
-    against."""
+):  # fmt: skip
+    # Each channel comes together with the one it is turned against.
     batch = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
     if head < heads:
@@ -183,7 +133,6 @@ def _turn(
 
 @triton.jit
 def _gate(gate, up, out, g_row, u_row, width, GELU: tl.constexpr, BLOCK: tl.constexpr):
-    """A part of a row."""
     row = tl.program_id(0).to(tl.int64)
     channels = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = channels < width

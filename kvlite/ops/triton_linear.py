@@ -48,22 +48,11 @@ def multiply(
     # Triton launches on the current device, which need not be the one of this layer.
     with torch.cuda.device_of(blocks):
         _multiply[-(-outputs // together), -(-count // at_once)](
-            rows.contiguous(),
-            blocks,
-            _levels(form, blocks.device),
-            chosen,
-            out,
-            outputs,
-            count,
-            count // len(rows),
-            out.stride(0),
-            **_constants(form, width),
-            PARTS=parts,
-            ROWS=at_once,
-            OUTPUTS=together,
-            UNITS=threads,
+            rows.contiguous(), blocks, _levels(form, blocks.device), chosen, out, outputs, count,
+            count // len(rows), out.stride(0),
+            **_constants(form, width), PARTS=parts, ROWS=at_once, OUTPUTS=together, UNITS=threads,
             num_warps=threads // 32,
-        )
+        )  # fmt: skip
     return out
 
 
@@ -73,19 +62,13 @@ def unpack(blocks: Tensor, form: BlockFormat, out: Tensor) -> None:
     outputs, width = blocks.shape
     with torch.cuda.device_of(blocks):
         _unpack[-(-outputs // OUTPUTS), -(-out.shape[1] // (GROUPS * GROUP))](
-            blocks,
-            _levels(form, blocks.device),
-            out,
-            outputs,
-            **_constants(form, width),
-            OUTPUTS=OUTPUTS,
-            GROUPS=GROUPS,
+            blocks, _levels(form, blocks.device), out, outputs,
+            **_constants(form, width), OUTPUTS=OUTPUTS, GROUPS=GROUPS,
             num_warps=4,
-        )
+        )  # fmt: skip
 
 
 def _constants(form: BlockFormat, width: int) -> dict[str, int | bool]:
-    """What a kernel is compiled for, of blocks with `width` bytes an output."""
     return {
         "WIDTH": width,
         "KIND": form.number,
@@ -104,28 +87,12 @@ def _levels(form: BlockFormat, device: torch.device) -> Tensor | None:
 
 @triton.jit(do_not_specialize=["outputs", "count", "each", "stride"])
 def _multiply(
-    rows,
-    blocks,
-    levels,
-    chosen,
-    out,
-    outputs,
-    count,
-    each,
-    stride,
-    WIDTH: tl.constexpr,
-    KIND: tl.constexpr,
-    HIGH: tl.constexpr,
-    LEAST: tl.constexpr,
-    INPUTS: tl.constexpr,
-    NBYTES: tl.constexpr,
-    PARTS: tl.constexpr,
-    ROWS: tl.constexpr,
-    OUTPUTS: tl.constexpr,
-    UNITS: tl.constexpr,
-):
-    """Products of some of `count` rows with some outputs; or of a chosen expert, where each row has
-    some. A unit is what a thread takes of an output at once, of which a block has `PARTS`."""
+    rows, blocks, levels, chosen, out, outputs, count, each, stride,
+    WIDTH: tl.constexpr, KIND: tl.constexpr, HIGH: tl.constexpr, LEAST: tl.constexpr,
+    INPUTS: tl.constexpr, NBYTES: tl.constexpr, PARTS: tl.constexpr, ROWS: tl.constexpr,
+    OUTPUTS: tl.constexpr, UNITS: tl.constexpr,
+):  # fmt: skip
+    # A unit is what a thread takes of an output at once, of which a block has `PARTS`.
     total: tl.constexpr = WIDTH // NBYTES * PARTS
     # The last program begins early enough to end with the last output.
     first = tl.minimum(tl.program_id(0) * OUTPUTS, outputs - OUTPUTS)
@@ -153,37 +120,16 @@ def _multiply(
 
 @triton.jit(do_not_specialize=["outputs"])
 def _unpack(
-    blocks,
-    levels,
-    out,
-    outputs,
-    WIDTH: tl.constexpr,
-    KIND: tl.constexpr,
-    HIGH: tl.constexpr,
-    LEAST: tl.constexpr,
-    INPUTS: tl.constexpr,
-    NBYTES: tl.constexpr,
-    OUTPUTS: tl.constexpr,
-    GROUPS: tl.constexpr,
-):
-    """Some inputs of some outputs."""
+    blocks, levels, out, outputs,
+    WIDTH: tl.constexpr, KIND: tl.constexpr, HIGH: tl.constexpr, LEAST: tl.constexpr,
+    INPUTS: tl.constexpr, NBYTES: tl.constexpr, OUTPUTS: tl.constexpr, GROUPS: tl.constexpr,
+):  # fmt: skip
     own = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
     total: tl.constexpr = WIDTH // NBYTES * INPUTS
     weights, at = weights_of(
-        blocks,
-        levels,
-        own,
-        outputs,
-        tl.program_id(1) * GROUPS,
-        WIDTH,
-        KIND,
-        HIGH,
-        LEAST,
-        INPUTS,
-        NBYTES,
-        total,
-        GROUPS,
-    )
+        blocks, levels, own, outputs, tl.program_id(1) * GROUPS, WIDTH, KIND, HIGH, LEAST, INPUTS,
+        NBYTES, total, GROUPS,
+    )  # fmt: skip
     line = own.to(tl.int64)[:, None, None] * total
     real = (own < outputs)[:, None, None] & (at < total)
     tl.store(out + line + at, weights.to(out.dtype.element_ty), mask=real)

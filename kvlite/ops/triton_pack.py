@@ -57,29 +57,17 @@ def pack(
     with torch.cuda.device_of(coming):
         _pack[coming.shape[1], heads, batch](
             *source,
-            coming,
-            leaving,
-            missing,
-            segment.mean[:, own],
-            segment.rotation,
+            coming, leaving, missing, segment.mean[:, own], segment.rotation,
             *(each[:, own] for each in segment.keys.tensors),
             *(each[:, own] for each in segment.values.tensors),
             segment.positions[:, own],
             *source[0].stride()[:2],
-            all_heads,
-            count,
-            segment.start,
-            coming.shape[1],
-            K_BITS=segment.keys.bits,
-            V_BITS=segment.values.bits,
-            K_PART=_part(segment.keys),
-            V_PART=_part(segment.values),
-            K_GROUP=dim // segment.keys.groups,
-            V_GROUP=dim // segment.values.groups,
-            DIM=dim,
-            WIDE=triton.next_power_of_2(dim),
+            all_heads, count, segment.start, coming.shape[1],
+            K_BITS=segment.keys.bits, V_BITS=segment.values.bits, K_PART=_part(segment.keys),
+            V_PART=_part(segment.values), K_GROUP=dim // segment.keys.groups,
+            V_GROUP=dim // segment.values.groups, DIM=dim, WIDE=triton.next_power_of_2(dim),
             num_warps=8,
-        )
+        )  # fmt: skip
 
 
 def _part(vectors: Quantized) -> int:
@@ -89,35 +77,13 @@ def _part(vectors: Quantized) -> int:
 
 @triton.jit(do_not_specialize=["all_heads", "count", "start", "room"])
 def _pack(
-    keys,
-    values,
-    coming,
-    leaving,
-    missing,
-    mean,
-    rotation,
-    k_codes,
-    k_scales,
-    k_zeros,
-    v_codes,
-    v_scales,
-    v_zeros,
-    positions,
-    s_batch,
-    s_head,
-    all_heads,
-    count,
-    start,
-    room,
-    K_BITS: tl.constexpr,
-    V_BITS: tl.constexpr,
-    K_PART: tl.constexpr,
-    V_PART: tl.constexpr,
-    K_GROUP: tl.constexpr,
-    V_GROUP: tl.constexpr,
-    DIM: tl.constexpr,
-    WIDE: tl.constexpr,
-):
+    keys, values, coming, leaving, missing, mean, rotation, k_codes, k_scales, k_zeros, v_codes,
+    v_scales, v_zeros, positions,
+    s_batch, s_head,
+    all_heads, count, start, room,
+    K_BITS: tl.constexpr, V_BITS: tl.constexpr, K_PART: tl.constexpr, V_PART: tl.constexpr,
+    K_GROUP: tl.constexpr, V_GROUP: tl.constexpr, DIM: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
     """One entry of one KV head, if its slot is the segment's."""
     head, batch = tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
     noted = batch * tl.num_programs(1) + head
@@ -147,22 +113,11 @@ def _pack(
 
 @triton.jit
 def _round(
-    vector,
-    rotation,
-    codes,
-    scales,
-    zeros,
-    first,
-    at,
-    count,
-    BITS: tl.constexpr,
-    PART: tl.constexpr,
-    GROUP: tl.constexpr,
-    DIM: tl.constexpr,
+    vector, rotation, codes, scales, zeros, first, at, count,
+    BITS: tl.constexpr, PART: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr,
     WIDE: tl.constexpr,
-):
-    """Write a vector to a place of a line that begins at `first`, as `quantized` and `packed_codes`
-    of `cache.quantized` do."""
+):  # fmt: skip
+    # As `quantized` and `packed_codes` of `cache.quantized` do.
     WIDTH: tl.constexpr = DIM * BITS // 8
     GROUPS: tl.constexpr = DIM // GROUP
     levels: tl.constexpr = 2**BITS - 1

@@ -28,17 +28,10 @@ SMALL = tl.constexpr(2.0**-60)
 
 @triton.jit
 def unit_product(
-    x,
-    block,
-    part,
-    real,
-    levels,
-    EVEN: tl.constexpr,
-    KIND: tl.constexpr,
-    HIGH: tl.constexpr,
-    LEAST: tl.constexpr,
+    x, block, part, real, levels,
+    EVEN: tl.constexpr, KIND: tl.constexpr, HIGH: tl.constexpr, LEAST: tl.constexpr,
     INPUTS: tl.constexpr,
-):
+):  # fmt: skip
     """A unit's share of products, `SMALL` times: of a block's `part`, with rows whose inputs for
     the block begin at `x`; all of the inputs are there if they are `EVEN`, else the `real` ones."""
     if KIND == Q6_K:

@@ -39,28 +39,13 @@ def attend_ragged(
     # Triton launches on the current device, which need not be the one of this layer.
     with torch.cuda.device_of(q):
         _attend_split[batch * heads, splits](
-            q.contiguous(),
-            keys,
-            values,
-            starts,
-            last,
-            outs,
-            lses,
-            logits,
-            total,
-            heads,
-            softmax.scale,
-            softmax.softcap or 0.0,
-            CAPPED=softmax.softcap is not None,
-            ROWS=rows,
-            LANES=max(8, 1 << (rows - 1).bit_length()),
-            DIM=dim,
-            WIDE=wide,
-            TILE=TILE,
+            q.contiguous(), keys, values, starts, last, outs, lses, logits, total, heads,
+            softmax.scale, softmax.softcap or 0.0,
+            CAPPED=softmax.softcap is not None, ROWS=rows,
+            LANES=max(8, 1 << (rows - 1).bit_length()), DIM=dim, WIDE=wide, TILE=TILE,
             OPERAND=operand(q),
-            num_warps=4,
-            num_stages=2,
-        )
+            num_warps=4, num_stages=2,
+        )  # fmt: skip
         merge_splits[batch * heads * rows,](
             outs, lses, out, lse, splits, ROWS=rows, DIM=dim, WIDE=wide, BLOCK=MERGED_AT_ONCE
         )
@@ -89,26 +74,10 @@ _OPERANDS = {
 
 @triton.jit(do_not_specialize=["total"])
 def _attend_split(
-    queries,
-    keys,
-    values,
-    starts,
-    last,
-    outs,
-    lses,
-    logits,
-    total,
-    heads,
-    scale,
-    softcap,
-    CAPPED: tl.constexpr,
-    ROWS: tl.constexpr,
-    LANES: tl.constexpr,
-    DIM: tl.constexpr,
-    WIDE: tl.constexpr,
-    TILE: tl.constexpr,
-    OPERAND: tl.constexpr,
-):
+    queries, keys, values, starts, last, outs, lses, logits, total, heads, scale, softcap,
+    CAPPED: tl.constexpr, ROWS: tl.constexpr, LANES: tl.constexpr, DIM: tl.constexpr,
+    WIDE: tl.constexpr, TILE: tl.constexpr, OPERAND: tl.constexpr,
+):  # fmt: skip
     """One split of one KV head: its output `(rows, dim)` and lse. Logits lie as `(TILE, LANES)`, a
     row a column; output as `(WIDE, LANES)`."""
     line = tl.program_id(0).to(tl.int64)
@@ -166,16 +135,9 @@ def _attend_split(
 
 @triton.jit(do_not_specialize=["total"])
 def _weights(
-    logits,
-    lses,
-    weights,
-    starts,
-    last,
-    total,
-    heads,
-    ROWS: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
+    logits, lses, weights, starts, last, total, heads,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     """Probabilities of some slots of one KV head, the mean of its rows; 0 where nothing is."""
     line = tl.program_id(0).to(tl.int64)
     batch, head = line // heads, line % heads

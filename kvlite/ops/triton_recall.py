@@ -94,102 +94,45 @@ def bring_back(
             )
             logits = torch.empty(lines, asked, named, device=queries.device)
             _compare[-(-named // COMPARED), length, batch](
-                queries[:, own],
-                keys[:, far],
-                held.keys[:, own],
-                candidates,
-                in_slots,
-                logits,
+                queries[:, own], keys[:, far], held.keys[:, own], candidates, in_slots, logits,
                 scale,
-                *queries.stride()[:3],
-                *keys.stride()[:2],
-                *held.keys.stride()[:2],
-                named,
-                start,
-                packed,
-                ROWS=asked,
-                DIM=dim,
-                WIDE=wide,
-                TILE=COMPARED,
+                *queries.stride()[:3], *keys.stride()[:2], *held.keys.stride()[:2],
+                named, start, packed,
+                ROWS=asked, DIM=dim, WIDE=wide, TILE=COMPARED,
                 num_warps=4,
-            )
+            )  # fmt: skip
             coming, leaving = numbers(lines, wanted.count), numbers(lines, wanted.count)
             missing = numbers(lines)
             choose[length, batch](
-                logits,
-                candidates,
-                in_slots,
-                worth,
-                seen,
-                numbers(lines, named),
-                numbers(lines, wanted.count),
-                coming,
-                leaving,
-                missing,
-                came,
-                slots,
-                named,
-                wanted.count if writes else 0,
-                wanted.count,
-                ON_DEVICE=isinstance(seen, Tensor),
-                FIRST=wanted.first,
-                RECENT=wanted.recent,
-                ROWS=asked,
-                ALL=triton.next_power_of_2(named),
+                logits, candidates, in_slots, worth, seen, numbers(lines, named),
+                numbers(lines, wanted.count), coming, leaving, missing, came, slots, named,
+                wanted.count if writes else 0, wanted.count,
+                ON_DEVICE=isinstance(seen, Tensor), FIRST=wanted.first, RECENT=wanted.recent,
+                ROWS=asked, ALL=triton.next_power_of_2(named),
                 SLOTS=min(CHOSEN_FROM, triton.next_power_of_2(slots)),
                 num_warps=8,
-            )
+            )  # fmt: skip
             move[-(-wanted.count // MOVED), length, batch](
-                coming,
-                leaving,
-                missing,
-                keys[:, far],
-                values[:, far],
-                held.keys[:, own],
-                held.values[:, own],
-                positions,
-                None if held.rows is None else held.rows[:, own],
-                *keys.stride()[:2],
-                *held.keys.stride()[:2],
-                *held.positions.stride()[:2],
+                coming, leaving, missing, keys[:, far], values[:, far], held.keys[:, own],
+                held.values[:, own], positions, None if held.rows is None else held.rows[:, own],
+                *keys.stride()[:2], *held.keys.stride()[:2], *held.positions.stride()[:2],
                 *((0, 0, 0) if held.rows is None else held.rows.stride()[:3]),
-                wanted.count,
-                start,
-                packed,
-                REMEMBERED=0 if held.rows is None else held.rows.shape[2],
-                DIM=dim,
-                WIDE=wide,
+                wanted.count, start, packed,
+                REMEMBERED=0 if held.rows is None else held.rows.shape[2], DIM=dim, WIDE=wide,
                 TILE=MOVED,
                 num_warps=4,
-            )
+            )  # fmt: skip
             if segment is not None:
                 pack(segment, own, (keys[:, far], values[:, far]), coming, leaving, missing)
 
 
 @triton.jit(do_not_specialize=["wanted", "start", "packed"])
 def _compare(
-    queries,
-    keys,
-    own_keys,
-    candidates,
-    in_slots,
-    logits,
-    scale,
-    q_batch,
-    q_head,
-    q_row,
-    k_batch,
-    k_head,
-    o_batch,
-    o_head,
-    wanted,
-    start,
-    packed,
-    ROWS: tl.constexpr,
-    DIM: tl.constexpr,
-    WIDE: tl.constexpr,
-    TILE: tl.constexpr,
-):
+    queries, keys, own_keys, candidates, in_slots, logits, scale,
+    q_batch, q_head, q_row, k_batch, k_head, o_batch, o_head,
+    wanted, start, packed,
+    ROWS: tl.constexpr, DIM: tl.constexpr, WIDE: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
     """The logits of some candidates of one KV head; a key that is held exactly is read there."""
     head, batch = tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
     line = batch * tl.num_programs(1) + head

@@ -20,28 +20,11 @@ def own_slot(slot, start, packed):
 
 @triton.jit(do_not_specialize=["seen", "slots", "wanted", "count", "room"])
 def choose(
-    logits,
-    candidates,
-    in_slots,
-    worth,
-    seen,
-    weights,
-    best,
-    coming,
-    leaving,
-    missing_of,
-    came,
-    slots,
-    wanted,
-    count,
-    room,
-    ON_DEVICE: tl.constexpr,
-    FIRST: tl.constexpr,
-    RECENT: tl.constexpr,
-    ROWS: tl.constexpr,
-    ALL: tl.constexpr,
-    SLOTS: tl.constexpr,
-):
+    logits, candidates, in_slots, worth, seen, weights, best, coming, leaving, missing_of, came,
+    slots, wanted, count, room,
+    ON_DEVICE: tl.constexpr, FIRST: tl.constexpr, RECENT: tl.constexpr, ROWS: tl.constexpr,
+    ALL: tl.constexpr, SLOTS: tl.constexpr,
+):  # fmt: skip
     """The `count` best candidates of one KV head come, unless they are held, into the slots worth
     least; both are noted, with `room` for as many."""
     line = tl.program_id(1).to(tl.int64) * tl.num_programs(0) + tl.program_id(0)
@@ -74,32 +57,11 @@ def choose(
 
 @triton.jit(do_not_specialize=["room", "start", "packed"])
 def move(
-    coming,
-    leaving,
-    missing_of,
-    keys,
-    values,
-    own_keys,
-    own_values,
-    positions,
-    rows,
-    k_batch,
-    k_head,
-    o_batch,
-    o_head,
-    p_batch,
-    p_head,
-    r_batch,
-    r_head,
-    r_row,
-    room,
-    start,
-    packed,
-    REMEMBERED: tl.constexpr,
-    DIM: tl.constexpr,
-    WIDE: tl.constexpr,
-    TILE: tl.constexpr,
-):
+    coming, leaving, missing_of, keys, values, own_keys, own_values, positions, rows,
+    k_batch, k_head, o_batch, o_head, p_batch, p_head, r_batch, r_head, r_row,
+    room, start, packed,
+    REMEMBERED: tl.constexpr, DIM: tl.constexpr, WIDE: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
     """Some of the entries that come into one KV head; what goes into a segment is not written."""
     head, batch = tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
     line = batch * tl.num_programs(1) + head
@@ -126,18 +88,10 @@ def move(
 
 @triton.jit
 def _weigh(
-    logits,
-    candidates,
-    weights,
-    wanted,
-    filled,
-    FIRST: tl.constexpr,
-    RECENT: tl.constexpr,
-    ROWS: tl.constexpr,
-    ALL: tl.constexpr,
-):
-    """The attention that candidates get, summed over rows, as whole numbers; those at the ends get
-    most."""
+    logits, candidates, weights, wanted, filled,
+    FIRST: tl.constexpr, RECENT: tl.constexpr, ROWS: tl.constexpr, ALL: tl.constexpr,
+):  # fmt: skip
+    # Summed over rows, as whole numbers; those at the ends get most.
     every = tl.arange(0, ALL)
     real = every < wanted
     weight = tl.zeros((ALL,), tl.float32)

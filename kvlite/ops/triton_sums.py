@@ -34,29 +34,13 @@ def attention_of(
     # Triton launches on the current device, which need not be the one of this layer.
     with torch.cuda.device_of(q):
         _walk[lines, tiles, splits](
-            q,
-            k,
-            lse.contiguous(),
-            found,
-            *q.stride()[:3],
-            *k.stride()[:3],
-            heads,
-            length,
-            entries,
-            softmax.scale,
-            softmax.softcap or 0.0,
-            CAUSAL=causal,
-            HIGHEST=highest,
-            CAPPED=softmax.softcap is not None,
-            GROUP=heads // kv_heads,
-            DIM=dim,
-            WIDE=wide,
-            TILE=tile,
-            STEP=step,
-            OPERAND=operand(k),
-            num_warps=4,
-            num_stages=2,
-        )
+            q, k, lse.contiguous(), found,
+            *q.stride()[:3], *k.stride()[:3],
+            heads, length, entries, softmax.scale, softmax.softcap or 0.0,
+            CAUSAL=causal, HIGHEST=highest, CAPPED=softmax.softcap is not None,
+            GROUP=heads // kv_heads, DIM=dim, WIDE=wide, TILE=tile, STEP=step, OPERAND=operand(k),
+            num_warps=4, num_stages=2,
+        )  # fmt: skip
     if highest:
         return found.amax(0).exp2_()
     return found[0] if splits == 1 else found.sum(0)
@@ -70,31 +54,13 @@ def splits_for(programs: int, steps: int, device: torch.device) -> int:
 
 @triton.jit(do_not_specialize=["heads", "length", "entries"])
 def _walk(
-    queries,
-    keys,
-    lses,
-    found,
-    q_batch,
-    q_head,
-    q_row,
-    k_batch,
-    k_head,
-    k_row,
-    heads,
-    length,
-    entries,
-    scale,
-    softcap,
-    CAUSAL: tl.constexpr,
-    HIGHEST: tl.constexpr,
-    CAPPED: tl.constexpr,
-    GROUP: tl.constexpr,
-    DIM: tl.constexpr,
-    WIDE: tl.constexpr,
-    TILE: tl.constexpr,
-    STEP: tl.constexpr,
+    queries, keys, lses, found,
+    q_batch, q_head, q_row, k_batch, k_head, k_row,
+    heads, length, entries, scale, softcap,
+    CAUSAL: tl.constexpr, HIGHEST: tl.constexpr, CAPPED: tl.constexpr, GROUP: tl.constexpr,
+    DIM: tl.constexpr, WIDE: tl.constexpr, TILE: tl.constexpr, STEP: tl.constexpr,
     OPERAND: tl.constexpr,
-):
+):  # fmt: skip
     """One split of one tile of keys: probabilities lie as `(TILE, STEP)`, a query a column."""
     LOG2E: tl.constexpr = 1.4426950408889634
     line = tl.program_id(0).to(tl.int64)

@@ -54,32 +54,13 @@ def tell(
     rows, count = (0 if each is None else each.shape[2] for each in (queries, keys))
     with torch.cuda.device_of(rotation):
         _tell[rows + count, heads, batch](
-            keys,
-            values,
-            to_keys,
-            to_values,
-            queries,
-            turned,
-            index.mean,
-            index.balance,
-            rotation,
-            index.signs,
-            index.sizes,
-            place,
-            scale,
-            capacity,
-            *_steps(keys, 3),
-            *_steps(values, 3),
-            *_steps(to_keys, 2),
-            *_steps(queries, 3),
-            ON_DEVICE=isinstance(place, Tensor),
-            ROWS=rows,
-            DIM=dim,
-            ALL=triton.next_power_of_2(dim),
-            WIDTH=width,
-            WIDE=triton.next_power_of_2(width),
+            keys, values, to_keys, to_values, queries, turned, index.mean, index.balance, rotation,
+            index.signs, index.sizes, place, scale, capacity,
+            *_steps(keys, 3), *_steps(values, 3), *_steps(to_keys, 2), *_steps(queries, 3),
+            ON_DEVICE=isinstance(place, Tensor), ROWS=rows, DIM=dim,
+            ALL=triton.next_power_of_2(dim), WIDTH=width, WIDE=triton.next_power_of_2(width),
             num_warps=4,
-        )
+        )  # fmt: skip
     return turned
 
 
@@ -89,38 +70,12 @@ def _steps(tensor: Tensor | None, count: int) -> tuple[int, ...]:
 
 @triton.jit(do_not_specialize=["place", "capacity"])
 def _tell(
-    keys,
-    values,
-    to_keys,
-    to_values,
-    queries,
-    turned,
-    mean,
-    balance,
-    rotation,
-    signs,
-    sizes,
-    place,
-    scale,
-    capacity,
-    k_batch,
-    k_head,
-    k_row,
-    v_batch,
-    v_head,
-    v_row,
-    t_batch,
-    t_head,
-    q_batch,
-    q_head,
-    q_row,
-    ON_DEVICE: tl.constexpr,
-    ROWS: tl.constexpr,
-    DIM: tl.constexpr,
-    ALL: tl.constexpr,
-    WIDTH: tl.constexpr,
-    WIDE: tl.constexpr,
-):
+    keys, values, to_keys, to_values, queries, turned, mean, balance, rotation, signs, sizes, place,
+    scale, capacity,
+    k_batch, k_head, k_row, v_batch, v_head, v_row, t_batch, t_head, q_batch, q_head, q_row,
+    ON_DEVICE: tl.constexpr, ROWS: tl.constexpr, DIM: tl.constexpr, ALL: tl.constexpr,
+    WIDTH: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
     """A row of one KV head's queries, or behind them a key and its value. Channels are turned as
     they lie in bytes of signs: one bit of each byte after the other."""
     row = tl.program_id(0)
@@ -167,7 +122,6 @@ def _tell(
 
 @triton.jit
 def _turned(vector, rotation, every, held, channels, there, DIM: tl.constexpr):
-    """Some channels of a rotated vector."""
     turn = rotation + every[:, None] * DIM + channels[None, :]
     turn = tl.load(turn, mask=held[:, None] & there[None, :], other=0.0)
     return tl.sum(vector[:, None] * turn, 0)

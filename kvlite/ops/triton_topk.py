@@ -50,38 +50,17 @@ def search(
     # Triton launches on the current device, which need not be the one of this layer.
     with torch.cuda.device_of(turned):
         _logits_of[lines, parts](
-            turned.contiguous(),
-            signs,
-            sizes,
-            logits,
-            lses,
-            capacity,
-            most,
-            used,
-            ON_DEVICE=isinstance(used, Tensor),
-            ROWS=rows,
-            LANES=max(8, 1 << (rows - 1).bit_length()),
-            DIM=dim,
-            WIDTH=width,
-            WIDE=max(16, 1 << (width - 1).bit_length()),
-            TILE=TILE,
-            PART=part,
+            turned.contiguous(), signs, sizes, logits, lses, capacity, most, used,
+            ON_DEVICE=isinstance(used, Tensor), ROWS=rows,
+            LANES=max(8, 1 << (rows - 1).bit_length()), DIM=dim, WIDTH=width,
+            WIDE=max(16, 1 << (width - 1).bit_length()), TILE=TILE, PART=part,
             num_warps=4,
-        )
+        )  # fmt: skip
         _averaged[lines, -(-entries // part)](
-            logits,
-            lses,
-            scores,
-            parts,
-            most,
-            used,
-            entries,
-            ON_DEVICE=isinstance(used, Tensor),
-            ROWS=rows,
-            BLOCK=MERGED_AT_ONCE,
-            PART=part,
+            logits, lses, scores, parts, most, used, entries,
+            ON_DEVICE=isinstance(used, Tensor), ROWS=rows, BLOCK=MERGED_AT_ONCE, PART=part,
             num_warps=4,
-        )
+        )  # fmt: skip
     return scores
 
 
@@ -92,23 +71,10 @@ def _tiles(tiles: int) -> int:
 
 @triton.jit(do_not_specialize=["capacity", "most", "used"])
 def _logits_of(
-    turned,
-    signs,
-    sizes,
-    logits,
-    lses,
-    capacity,
-    most,
-    used,
-    ON_DEVICE: tl.constexpr,
-    ROWS: tl.constexpr,
-    LANES: tl.constexpr,
-    DIM: tl.constexpr,
-    WIDTH: tl.constexpr,
-    WIDE: tl.constexpr,
-    TILE: tl.constexpr,
-    PART: tl.constexpr,
-):
+    turned, signs, sizes, logits, lses, capacity, most, used,
+    ON_DEVICE: tl.constexpr, ROWS: tl.constexpr, LANES: tl.constexpr, DIM: tl.constexpr,
+    WIDTH: tl.constexpr, WIDE: tl.constexpr, TILE: tl.constexpr, PART: tl.constexpr,
+):  # fmt: skip
     """One part of one KV head: its logits `(rows, entries)`, and their lse. They are formed as
     `(TILE, LANES)`, a row a column."""
     line = tl.program_id(0).to(tl.int64)
@@ -177,18 +143,9 @@ def _asked(
 
 @triton.jit(do_not_specialize=["parts", "most", "used", "entries"])
 def _averaged(
-    logits,
-    lses,
-    scores,
-    parts,
-    most,
-    used,
-    entries,
-    ON_DEVICE: tl.constexpr,
-    ROWS: tl.constexpr,
-    BLOCK: tl.constexpr,
-    PART: tl.constexpr,
-):
+    logits, lses, scores, parts, most, used, entries,
+    ON_DEVICE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, PART: tl.constexpr,
+):  # fmt: skip
     """Probabilities of some entries of one KV head, the mean of its rows."""
     line = tl.program_id(0).to(tl.int64)
     places = tl.program_id(1) * PART + tl.arange(0, PART)

@@ -26,44 +26,20 @@ def write_token(
     batch, heads, dim = keys.shape
     with torch.cuda.device_of(keys):
         _write[batch, heads](
-            keys,
-            values,
-            position,
-            own_keys,
-            own_values,
-            own_positions,
-            slots,
-            *keys.stride()[:2],
-            *values.stride()[:2],
-            *own_keys.stride()[:2],
+            keys, values, position, own_keys, own_values, own_positions, slots,
+            *keys.stride()[:2], *values.stride()[:2], *own_keys.stride()[:2],
             *own_positions.stride(),
-            DIM=dim,
-            WIDE=triton.next_power_of_2(dim),
+            DIM=dim, WIDE=triton.next_power_of_2(dim),
             num_warps=1,
-        )
+        )  # fmt: skip
 
 
 @triton.jit
 def _write(
-    keys,
-    values,
-    position,
-    own_keys,
-    own_values,
-    own_positions,
-    slots,
-    k_batch,
-    k_head,
-    v_batch,
-    v_head,
-    o_batch,
-    o_head,
-    p_batch,
-    p_head,
-    DIM: tl.constexpr,
-    WIDE: tl.constexpr,
-):
-    """One KV head's entry."""
+    keys, values, position, own_keys, own_values, own_positions, slots,
+    k_batch, k_head, v_batch, v_head, o_batch, o_head, p_batch, p_head,
+    DIM: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
     batch, head = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
     channels = tl.arange(0, WIDE)
     inside = channels < DIM

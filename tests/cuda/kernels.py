@@ -24,9 +24,6 @@ def attend_split(given: Arguments) -> None:
     logits = given.queries @ keys.mT + given.shift[..., None]
     if given.CAPPED:
         logits = given.softcap * torch.tanh(logits / given.softcap)
-    if given.lengths is not None:
-        beyond = torch.arange(given.count) >= given.lengths[..., None, None]
-        logits = logits.masked_fill(beyond, -torch.inf)
     if given.logits is not None:
         given.logits.copy_(logits)
     given.outs.zero_()

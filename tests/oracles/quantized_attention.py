@@ -24,7 +24,6 @@ def naive(
     values: tuple[np.ndarray, np.ndarray, np.ndarray, int],
     shift: np.ndarray,
     softcap: float | None,
-    lengths: np.ndarray | None,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Output `(batch, heads, rows, dim)`, lse `(batch, heads, rows)` and logits `(batch, heads,
     rows, n)`; keys and values as codes `(batch, heads, n, bytes)`, scales and zeros `(batch,
@@ -37,24 +36,23 @@ def naive(
     logits = np.full((batch, heads, rows, count), -np.inf)
     for b in range(batch):
         for h in range(heads):
-            held = count if lengths is None else int(lengths[b, h])
             k, v = (
                 [
                     turn @ restored(codes[b, h, e], scales[b, h, :, e], zeros[b, h, :, e], bits)
-                    for e in range(held)
+                    for e in range(count)
                 ]
                 for codes, scales, zeros, bits in (keys, values)
             )
             for r in range(rows):
-                for e in range(held):
+                for e in range(count):
                     logit = float(queries[b, h, r].astype(np.float64) @ k[e]) + float(
                         shift[b, h, r]
                     )
                     if softcap is not None:
                         logit = softcap * np.tanh(logit / softcap)
                     logits[b, h, r, e] = logit
-                if held:
-                    own = logits[b, h, r, :held]
+                if count:
+                    own = logits[b, h, r]
                     weights = np.exp(own - own.max())
                     lse[b, h, r] = own.max() + np.log(weights.sum())
                     out[b, h, r] = sum(

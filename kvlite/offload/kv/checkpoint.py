@@ -80,7 +80,6 @@ class HostKVCheckpoint:
         return all(mark.window is not None or self._holds(mark, layer) for mark, layer in pairs)
 
     def _holds(self, mark: _LayerMark, layer: HostKVLayer) -> bool:
-        """Whether a layer still has the same entries, quantized in the same way."""
         segment = layer.head_group.segment
         if not mark.exact:
             return segment is None
@@ -129,20 +128,19 @@ def _exact(layer: HostKVLayer, quantizes: bool) -> tuple[Tensor, ...]:
     if layer.window is not None or not quantizes:
         return ()
     head_group = layer.head_group
-    own = (head_group.residual_keys, head_group.residual_values, head_group.residual_positions)
-    return tuple(each[:, :, : head_group.residual_len] for each in own)
+    return tuple(each[:, :, : head_group.residual_len] for each in head_group.residuals)
 
 
 def _cut(layer: HostKVLayer, mark: _LayerMark) -> LayerCache:
-    """A quantized layer's first entries; each was quantized once, so they are unchanged."""
-    head_group, (keys, values, positions) = layer.head_group, mark.exact
+    # Each was quantized once, so they are unchanged.
+    head_group, (keys, _, positions) = layer.head_group, mark.exact
     count, segment = mark.read - keys.shape[2], head_group.segment
     heads = [*range(len(head_group.heads))]
     if isinstance(segment, Packed):
         segment = segment.take(torch.arange(count).expand(*positions.shape[:2], -1), heads)
     cut = layer.cache.empty_like([mark.read], segments=[segment if count else None])
     (made,) = cut.head_groups
-    made.residual_keys[:], made.residual_values[:] = keys, values
-    made.residual_positions[:] = positions
+    for own, exact in zip(made.residuals, mark.exact, strict=True):
+        own[:] = exact
     made.used = mark.read
     return cut

@@ -12,13 +12,9 @@ from kvlite.cache.quantized import has_compiled
 @cache
 def begin_compiling(device: torch.device, *, everything: bool = True) -> threading.Thread | None:
     """Compile the loops that recall needs on a device, once, in a thread; None if it needs none.
-    A loop that is used before it is ready waits for numba's compiler.
-
-    Args:
-        everything: also compile loops for quantized entries, and for layers that hold much.
-
-    When the program ends, the thread first finishes the loop that it is compiling.
-    """
+    With `everything` also those for quantized entries, and for layers that hold much. A loop that
+    is used before it is ready waits for numba's compiler; a program that ends, for the loop that is
+    being compiled."""
     if not has_compiled(device):
         return None
     thread = threading.Thread(target=_compile, args=(everything,), name="kvlite-compiling")

@@ -54,7 +54,6 @@ class Disk:
             raise self._refusal(error) from error
 
     def _mapped(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """Flat copies in one mapped file, each with its own storage."""
         starts = aligned_starts(tensors)
         if not starts[-1]:
             return [flat_storage(tensor) for tensor in tensors]
@@ -71,7 +70,7 @@ class Disk:
 
 
 def _reserve(file: IO[bytes], size: int) -> None:
-    """Allocate disk space now: writing to a mapped page on a full disk would kill the program."""
+    # Writing to a mapped page on a full disk would kill the program.
     if hasattr(os, "posix_fallocate"):
         os.posix_fallocate(file.fileno(), 0, size)
         return

@@ -41,12 +41,8 @@ class Index:
 
     @classmethod
     def of(cls, keys: Tensor, query_sq_sum: Tensor, room: int) -> "Index":
-        """An index of `keys`, with `room` for more.
-
-        Args:
-            keys: `(batch, kv heads, n, dim)`.
-            query_sq_sum: the sum of squared queries, `(batch, kv heads, dim)` float32.
-        """
+        """An index of keys `(batch, kv heads, n, dim)`, with `room` for more; `query_sq_sum` is the
+        sum of squared queries, `(batch, kv heads, dim)` float32."""
         mean = keys.mean(2, dtype=torch.float32)
         own = torch.zeros_like(mean)
         for part in _parts(keys):
@@ -97,7 +93,6 @@ class Index:
         self.used += keys.shape[2]
 
     def _arrays(self) -> tuple[np.ndarray, np.ndarray]:
-        """Signs in words, and sizes, as compiled loops take them."""
         return _lines(self.signs).view(np.uint64), _lines(self.sizes)
 
     def turned(self, queries: Tensor, scale: float = 1.0) -> Tensor:
@@ -162,16 +157,10 @@ class Index:
             self.signs[:, :, to], self.sizes[:, :, to] = self._signs(part)
 
     def _signs(self, keys: Tensor) -> tuple[Tensor, Tensor]:
-        """Signs and sizes of keys `(batch, kv heads, n, dim)`."""
         dim = keys.shape[3]
         centered = (keys.float() - self.mean[:, :, None]) * self.balance[:, :, None]
         turned = centered @ rotation(dim, keys.device)
         return packed_codes(F.pad(turned > 0, (0, -dim % WORD)), 1), turned.abs().mean(-1)
-
-
-def index_entry_bytes(dim: int) -> int:
-    """Bytes per key in the index."""
-    return sign_bytes(dim) + torch.float32.itemsize
 
 
 def sign_bytes(dim: int) -> int:
@@ -180,18 +169,16 @@ def sign_bytes(dim: int) -> int:
 
 
 def _lines(tensor: Tensor) -> np.ndarray:
-    """A tensor `(batch, heads, ...)` as an array, heads of all sequences in one dimension."""
     array = tensor.numpy()
     return array.reshape(array.shape[0] * array.shape[1], *array.shape[2:])
 
 
 def _floored(query_sq_sum: Tensor) -> Tensor:
-    """Channels `(..., dim)`, at least a millionth of their mean: some are always 0."""
+    # Some channels are always 0.
     return torch.maximum(query_sq_sum, 1e-6 * query_sq_sum.mean(-1, keepdim=True) + 1e-12)
 
 
 def _room(keys: Tensor, capacity: int) -> tuple[Tensor, Tensor]:
-    """Storage for signs and sizes."""
     (batch, heads, _, dim), device = keys.shape, keys.device
     shape = (batch, heads, capacity, sign_bytes(dim))
     signs = torch.empty(shape, dtype=torch.uint8, device=device)
@@ -199,7 +186,7 @@ def _room(keys: Tensor, capacity: int) -> tuple[Tensor, Tensor]:
 
 
 def _parts(keys: Tensor) -> Iterator[Tensor]:
-    """Parts of keys whose float32 copies take a few megabytes; for meta tensors two are enough."""
+    # Of meta tensors two are enough.
     batch, heads, count, dim = keys.shape
     parts = blocks(count, batch * heads * dim)
     return (keys[:, :, part] for part in (islice(parts, 2) if keys.is_meta else parts))

@@ -51,7 +51,6 @@ def pin(layer: LayerCache, device: torch.device) -> bool:
 
 
 def _pinned_like(tensor: Tensor, device: torch.device) -> Tensor:
-    """As many bytes as a tensor's storage has, each piece pinned by itself."""
     size = tensor.untyped_storage().nbytes()
     if not size:
         return tensor.flatten()

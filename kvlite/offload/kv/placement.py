@@ -8,19 +8,15 @@ from kvlite.errors import RecallError
 from kvlite.memory.device_budget import ram_limit
 from kvlite.model.shape import ModelShape
 from kvlite.offload.kv.disk import Disk
-from kvlite.offload.kv.index import index_entry_bytes
+from kvlite.offload.kv.index import sign_bytes
 from kvlite.offload.kv.store import SPARE, HostKVStore
 
 
 def host_kv_bytes(
     shape: ModelShape, tokens: int, reserve: int, itemsize: int, bits: KVBits | None
 ) -> int:
-    """Bytes of a host store that has read `tokens` at once.
-
-    Args:
-        reserve: tokens of the answer that room is kept for; their entries are exact.
-        itemsize: bytes of an element of keys and values.
-    """
+    """Bytes of a host store that has read `tokens` at once, with room for `reserve` tokens of an
+    answer, whose entries are exact; `itemsize` is that of keys and values."""
     total = 0
     for window, size in zip(shape.windows, shape.kv_sizes, strict=True):
         entries = tokens + reserve if window is None else min(window.size, tokens)
@@ -35,23 +31,16 @@ def host_kv_bytes(
 def index_bytes(shape: ModelShape, tokens: int) -> int:
     """Bytes of a host store's indexes on the device for `tokens`, including the room for an
     answer."""
-    line = tokens * index_entry_bytes(shape.head_dim) + 8 * shape.head_dim
+    line = tokens * (sign_bytes(shape.head_dim) + 4) + 8 * shape.head_dim
     return len(shape.full_layers) * shape.kv_heads * line
 
 
 def place(
     settings: Settings, store: HostKVStore, needed: int
 ) -> tuple[Disk | None, bool, list[str]]:
-    """Where a host store of `needed` bytes goes.
-
-    Returns:
-        The disk, or None for memory; whether layers may reserve more than they need; messages for
-        the user.
-
-    Raises:
-        RecallError: it fits nowhere.
-        SettingError: `recall_limit` is no size.
-    """
+    """Where a host store of `needed` bytes goes: the disk, or None for memory; whether layers may
+    reserve more than they need; messages for the user. Raises RecallError if it fits nowhere, and
+    SettingError if `recall_limit` is no size."""
     limit = ram_limit(settings.recall_limit, 0 if store.on_disk else store.nbytes)
     stays = store.on_disk and settings.recall == "auto"
     if settings.recall != "disk" and not stays and needed <= limit:
@@ -75,7 +64,6 @@ def place(
 
 
 def _written(store: HostKVStore, needed: int) -> int:
-    """Bytes that a host store writes to disk in addition to what it has there."""
     if store.on_disk and store.bits is None:
         # Layers with room stay; those that grow are copied, one at a time.
         more = needed - store.nbytes

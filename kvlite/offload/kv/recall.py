@@ -148,13 +148,11 @@ def is_ordered(source: KVHeadGroup) -> bool:
 
 
 def _in_place(head_group: KVHeadGroup, source: KVHeadGroup, transfer: KVTransfer) -> bool:
-    """Whether `swap_in_place` handles them."""
     exact = head_group.segment is None and source.segment is None
     return exact or transfer.reads(source)
 
 
 def _compiles(head_group: KVHeadGroup) -> bool:
-    """Whether the compiled loop handles a head group of one sequence: on a CPU, in float32."""
     segment = head_group.segment
     return (
         has_compiled(head_group.residual_keys.device)
@@ -166,7 +164,6 @@ def _compiles(head_group: KVHeadGroup) -> bool:
 def _swap_in_compiled(
     head_group: KVHeadGroup, queries: Tensor, scores: Tensor, source: KVHeadGroup, count: int
 ) -> int:
-    """`swap_in` for one sequence, compiled."""
     from kvlite.ops.numba_recall import fill
 
     remembered = head_group.rows
@@ -190,13 +187,7 @@ _NOTHING = np.empty((0, 0, 0), np.float32)
 
 
 def _arrays(head_group: KVHeadGroup) -> tuple[Any, ...]:
-    """A head group of one sequence, as compiled loops take it: see `fill`."""
-    segment = head_group.segment
-    own = (
-        head_group.residual_keys.numpy()[0],
-        head_group.residual_values.numpy()[0],
-        head_group.residual_positions.numpy()[0],
-    )
+    segment, own = head_group.segment, tuple(each.numpy()[0] for each in head_group.residuals)
     if not isinstance(segment, Packed):
         return own, _none_packed(len(head_group.heads)), (0, 0, 0)
     return own, segment.arrays(), (segment.start, segment.keys.bits, segment.values.bits)

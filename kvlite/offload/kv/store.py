@@ -81,15 +81,9 @@ class HostKVLayer:
         return min(self.head_group.room, indexed)
 
     def grown(self, more: int, transfer: KVTransfer | None) -> LayerCache:
-        """The entries in storage with room for more of the answer. What is quantized stays so, and
-        what is exact stays exact, as the next turn goes back to what was read.
-
-        Args:
-            transfer: pins the storage, if it pins any.
-
-        Raises:
-            MemoryError: host memory has no room for another copy.
-        """
+        """The entries in storage with room for more of the answer, pinned if `transfer` pins any.
+        What is quantized stays so, and what is exact stays exact, as the next turn goes back to
+        what was read. Raises MemoryError if host memory has no room for another copy."""
         held, own = self.head_group, self.cache
         if own.nbytes * (held.used + more) // held.capacity > (1 - ERROR) * free_bytes(HOST):
             raise MemoryError("an answer grew beyond the host memory that is left")
@@ -97,10 +91,7 @@ class HostKVLayer:
         if transfer is not None:
             transfer.pin(cache)
         (made,) = cache.head_groups
-        kept = slice(0, held.residual_len)
-        made.residual_keys[:, :, kept] = held.residual_keys[:, :, kept]
-        made.residual_values[:, :, kept] = held.residual_values[:, :, kept]
-        made.residual_positions[:, :, kept] = held.residual_positions[:, :, kept]
+        made.copy_first(held, held.residual_len)
         made.used = held.used
         return cache
 
@@ -114,14 +105,9 @@ class HostKVLayer:
         spare: int,
         transfer: KVTransfer | None,
     ) -> None:
-        """Append entries `(batch, kv heads, n, dim)` at positions `(n,)` to those that were read.
-
-        Args:
-            reserve: entries to keep room for.
-            spare: additional room if the storage has to grow.
-            transfer: copies from another device without waiting, if entries stay exact and in
-                memory.
-        """
+        """Append entries `(batch, kv heads, n, dim)` at positions `(n,)` to those that were read,
+        and keep room for `reserve` more, `spare` if the storage has to grow. A `transfer` copies
+        from another device without waiting, if entries stay exact and in memory."""
         new, before, own = keys.shape[2], self.cache, bits
         self.head_group.used = self.read  # an earlier attempt may have failed
         if self.window is not None:
@@ -200,9 +186,11 @@ class HostKVStore:
     @property
     def _of_entries(self) -> list[Tensor]:
         held = [tensor for layer in self.layers for tensor in layer.cache.tensors]
-        return held + [
-            layer.cached_scores for layer in self.layers if layer.cached_scores is not None
-        ]
+        return [*held, *self._cached_scores]
+
+    @property
+    def _cached_scores(self) -> list[Tensor]:
+        return [each.cached_scores for each in self.layers if each.cached_scores is not None]
 
     @property
     def index_tensors(self) -> list[Tensor]:
@@ -214,14 +202,7 @@ class HostKVStore:
     @property
     def cached_score_bytes(self) -> int:
         """Bytes of cached scores, which `nbytes` includes."""
-        return bytes_held(
-            layer.cached_scores for layer in self.layers if layer.cached_scores is not None
-        )
-
-    @property
-    def place(self) -> str:
-        """Where the store is: "ram" or "disk"."""
-        return "disk" if self.on_disk else "ram"
+        return bytes_held(self._cached_scores)
 
     @property
     def on_disk(self) -> bool:
@@ -278,12 +259,10 @@ class HostKVStore:
 
     def is_scored_by(self, scored_by: str) -> bool:
         """Whether all layers have complete cached scores by this method."""
-        found = [each for each in self.layers if each.cached_scores is not None]
-        return bool(found) and all(
-            each.scored_by == scored_by
-            and each.cached_scores is not None
-            and each.cached_scores.shape[2] == each.read
-            for each in found
+        layers = [each for each in self.layers if each.cached_scores is not None]
+        pairs = zip(layers, self._cached_scores, strict=True)
+        return bool(layers) and all(
+            each.scored_by == scored_by and scores.shape[2] == each.read for each, scores in pairs
         )
 
     def filled(self) -> list[tuple[HostKVLayer, int, int]]:
@@ -293,12 +272,8 @@ class HostKVStore:
 
     def make_room(self, index: int, count: int = 1) -> None:
         """Let a layer grow if it has no room for `count` tokens: an answer may get longer than was
-        planned. After an error it may be called again.
-
-        Raises:
-            MemoryError: there is not enough memory.
-            OutOfMemory: the disk is full or fails.
-        """
+        planned. After an error it may be called again. Raises MemoryError if there is not enough
+        memory, and OutOfMemory if the disk is full or fails."""
         layer = self.layers[index]
         if layer.index is None or layer.room >= count:
             return
@@ -356,11 +331,8 @@ class HostKVStore:
     def restored(
         self, index: int, room: int, device: torch.device, scored_by: str = ""
     ) -> LayerCache:
-        """A layer cache on a device with everything the layer has read, and `room` for more.
-
-        Args:
-            scored_by: the method whose cached scores go to the cache's row, if any.
-        """
+        """A layer cache on a device with everything the layer has read, and `room` for more; its
+        row has the cached scores of the method `scored_by`, if any."""
         source = self.layers[index]
         head_group, rows = source.head_group, int(bool(scored_by))
         layer = source.cache.empty_like([source.read + room], decode_rows=rows, device=device)
@@ -369,19 +341,13 @@ class HostKVStore:
         if head_group.segment is None and transfer is not None:
             transfer.restore(head_group, made, source.read)
         elif head_group.segment is None:
-            made.residual_keys[:, :, every] = head_group.residual_keys[:, :, every]
-            made.residual_values[:, :, every] = head_group.residual_values[:, :, every]
-            made.residual_positions[:, :, every] = head_group.residual_positions[:, :, every]
+            made.copy_first(head_group, source.read)
         else:
             head_group.write_out(made.residual_keys[:, :, every], made.residual_values[:, :, every])
             made.residual_positions[:, :, every] = head_group.positions[:, :, every].to(device)
-        made.used = source.read
-        if (
-            made.rows is not None
-            and source.cached_scores is not None
-            and source.scored_by == scored_by
-        ):
-            made.rows[:, :, 0, : source.cached_scores.shape[2]] = source.cached_scores.to(device)
+        made.used, scores = source.read, source.cached_scores
+        if made.rows is not None and scores is not None and source.scored_by == scored_by:
+            made.rows[:, :, 0, : scores.shape[2]] = scores.to(device)
         return layer
 
     def mark(self) -> None:

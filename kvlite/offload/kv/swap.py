@@ -172,7 +172,6 @@ def swap_on_device(
 
 
 def _segment(head_group: KVHeadGroup) -> "Segment | None":
-    """A head group's quantized entries, as kernels take them."""
     from kvlite.ops.triton_pack import Segment
 
     packed = head_group.segment
@@ -199,8 +198,7 @@ def places_in(source: KVHeadGroup, positions: Tensor) -> Tensor:
 
 
 def _candidates(scores: Tensor, count: int) -> Tensor:
-    """The entries that may be wanted, several times `count`, `(batch, heads, n)`; the first few and
-    the recent ones always among them."""
+    # The first few and the recent ones are always among them.
     entries, forced = scores.shape[2], scores.clone()
     forced[:, :, :SINKS] = torch.inf
     forced[:, :, entries - RECENT :] = torch.inf
@@ -208,8 +206,7 @@ def _candidates(scores: Tensor, count: int) -> Tensor:
 
 
 def _best(queries: Tensor, keys: Tensor, candidates: Tensor, entries: int, count: int) -> Tensor:
-    """Which `count` of the candidates, of so many entries, get most attention, `(batch, heads,
-    count)`; the first few and the recent ones always among them."""
+    # The first few and the recent ones are always among them.
     weights = (queries @ keys.float().mT).softmax(-1).mean(2).nan_to_num()
     forced = (candidates < SINKS) | (candidates >= entries - RECENT)
     return weights.masked_fill_(forced, torch.inf).topk(count, sorted=False).indices

@@ -94,14 +94,9 @@ class KVTransfer:
     def fetch(
         self, source: KVHeadGroup, heads: tuple[int, ...], places: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Keys and values of some entries, `(batch, heads, n, dim)` on the device; the host waits
-        once, for `places`.
-
-        Args:
-            source: everything, in host memory, exact.
-            heads: of which KV heads.
-            places: which entries, `(batch, heads, n)` int64.
-        """
+        """Keys and values `(batch, heads, n, dim)`, on the device, of the entries at `places`
+        `(batch, heads, n)` int64 of some KV heads of an exact source in host memory; the host waits
+        once, for `places`."""
         named = torch.empty(places.shape, dtype=places.dtype, pin_memory=self.stream is not None)
         named.copy_(places, non_blocking=True)
         if self.stream is not None:
@@ -120,7 +115,6 @@ class KVTransfer:
         self._land(lambda each: False)
 
     def _gathered(self, source: Tensor, heads: tuple[int, ...], places: Tensor) -> Tensor:
-        """Entries gathered on the host and sent to the device."""
         shape, pinned = (*places.shape, source.shape[3]), self.stream is not None
         out = torch.empty(shape, dtype=source.dtype, pin_memory=pinned)
         for sequence, lines in enumerate(out):
@@ -141,7 +135,6 @@ class KVTransfer:
         )
 
     def _land(self, stays: Callable[[_Arriving], bool]) -> None:
-        """Store arrived tokens in order, up to the first that `stays` under way."""
         while self._arriving and not stays(self._arriving[0]):
             each = self._arriving[0]
             if each.done is not None:
@@ -153,7 +146,6 @@ class KVTransfer:
             self._arriving.popleft()
 
     def _now(self) -> torch.cuda.Event | None:
-        """An event after everything queued on the device."""
         if self.stream is None:
             return None
         now = torch.cuda.Event()
@@ -162,7 +154,6 @@ class KVTransfer:
 
     @contextmanager
     def _aside(self) -> Iterator[None]:
-        """On a separate stream, after everything queued so far."""
         if self.stream is None:
             yield
             return
@@ -177,8 +168,7 @@ def transfer_to(device: torch.device) -> KVTransfer | None:
 
 
 def _copy(target: Tensor, source: Tensor) -> None:
-    """Copy `(batch, heads, n, ...)` one head at a time: these are contiguous; other copies would go
-    through a buffer, and wait."""
+    # Heads are contiguous; other copies would go through a buffer, and wait.
     for own, lines in zip(target, source, strict=True):
         for to, line in zip(own, lines, strict=True):
             flat, given = to.view(-1), line.reshape(-1)

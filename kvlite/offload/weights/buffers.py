@@ -142,19 +142,17 @@ class FileReader:
     """Reads from files that are kept open, so that they may be deleted in the meantime. Not
     thread-safe."""
 
-    def __init__(self, paths: Iterable[Path], device: torch.device) -> None:
-        """Open every file, to read into tensors on `device`."""
+    def __init__(self, parts: Iterable[Stored], device: torch.device) -> None:
+        """Open every file that has one of the parts, to read into tensors on `device`."""
         self.stage = stage_for(device)
-        self.files = {path: path.open("rb", buffering=0) for path in set(paths)}
+        paths = {part.path for part in parts}
+        self.files = {path: path.open("rb", buffering=0) for path in paths}
         self.states = {path: _state(file) for path, file in self.files.items()}
         self.scratch = torch.empty(SCRATCH, dtype=torch.uint8)
 
     def read(self, parts: Sequence[Stored], into: Tensor) -> None:
         """Fill the flat tensor `into` with parts one after the other, converted to its dtype.
-
-        Raises:
-            ModelError: a file was changed, or cannot be read.
-        """
+        Raises ModelError if a file was changed, or cannot be read."""
         ends = [part.count for part in parts]
         for part, own in zip(parts, into.split(ends), strict=True):
             at = part.begin
@@ -176,7 +174,6 @@ class FileReader:
                 )
 
     def _fill(self, part: Stored, at: int, piece: Tensor) -> int:
-        """Fill `piece` from byte `at` on; returns the byte after the last."""
         dtype = part.dtype
         assert dtype is not None
         if piece.dtype == dtype:
@@ -216,8 +213,8 @@ class InFiles:
         self, layers: Sequence[Sequence[tuple[Place, list[Stored]]]], device: torch.device
     ) -> None:
         self.layers = layers
-        paths = {part.path for layer in layers for _, parts in layer for part in parts}
-        self.reader = FileReader(paths, device)
+        every = (part for layer in layers for _, parts in layer for part in parts)
+        self.reader = FileReader(every, device)
 
     def bring(self, index: int, memory: Tensor) -> None:
         """Read one layer. Raises ModelError if the files were changed."""
@@ -262,8 +259,7 @@ def pinned_pieces(stack: Tensor) -> list[Tensor]:
 
 
 def _pinned(piece: Tensor) -> Tensor:
-    """A pinned copy, which a GPU can copy while it computes; a pageable one if the system pins no
-    more."""
+    # It is pageable if the system pins no more.
     try:
         return piece.pin_memory()
     except RuntimeError:

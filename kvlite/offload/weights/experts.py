@@ -11,7 +11,7 @@ one to be used. If not all experts fit, the most frequently used ones stay, inst
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -41,11 +41,6 @@ class ExpertLayer:
     def count(self) -> int:
         """The number of experts."""
         return self.places[0].shape[0]
-
-    @property
-    def sizes(self) -> list[tuple[torch.Size, torch.dtype]]:
-        """The sizes of one expert's part of each parameter."""
-        return [(place.shape[1:], place.dtype) for place in self.places]
 
     @property
     def expert_bytes(self) -> int:
@@ -80,14 +75,6 @@ class Resident:
 LEAST = Resident()
 
 
-class ExpertSource(Protocol):
-    """Where experts are loaded from."""
-
-    def bring(self, layer: int, expert: int, rows: Sequence[Tensor]) -> None:
-        """Fill memory on the device with an expert's parameters. Raises ModelError if they can no
-        longer be read."""
-
-
 class ExpertsInMemory:
     """Experts in host memory, pinned if possible."""
 
@@ -96,7 +83,7 @@ class ExpertsInMemory:
         self.layers = [[_taken(place) for place in layer.places] for layer in layers]
 
     def bring(self, layer: int, expert: int, rows: Sequence[Tensor]) -> None:
-        """As of `ExpertSource`."""
+        """Fill memory on the device with an expert's parameters."""
         for row, pieces in zip(rows, self.layers[layer], strict=True):
             piece, at = divmod(expert, len(pieces[0]))
             row.copy_(pieces[piece][at], non_blocking=True)
@@ -113,11 +100,11 @@ class ExpertsInFiles:
 
     def __init__(self, layers: Sequence[Sequence[list[Stored]]], device: torch.device) -> None:
         self.layers = layers
-        paths = {part.path for layer in layers for parts in layer for part in parts}
-        self.reader = FileReader(paths, device)
+        every = (part for layer in layers for parts in layer for part in parts)
+        self.reader = FileReader(every, device)
 
     def bring(self, layer: int, expert: int, rows: Sequence[Tensor]) -> None:
-        """As of `ExpertSource`."""
+        """Likewise. Raises ModelError if they can no longer be read."""
         for row, parts in zip(rows, self.layers[layer], strict=True):
             own = _numbers_of(parts, expert * row.numel(), row.numel())
             self.reader.read(own, row.view(-1))
@@ -125,7 +112,6 @@ class ExpertsInFiles:
 
 
 def _numbers_of(parts: Sequence[Stored], first: int, count: int) -> list[Stored]:
-    """So many numbers of stored tensors that lie one after the other, from the `first` on."""
     found = []
     for part in parts:
         begin, end = max(first, 0), min(first + count, part.count)
@@ -151,20 +137,16 @@ class ExpertPool:
     def __init__(
         self,
         layers: Sequence[ExpertLayer],
-        source: ExpertSource,
+        source: ExpertsInMemory | ExpertsInFiles,
         slots: int,
         device: torch.device,
     ) -> None:
         """Bind the experts of all layers, which are of one size, to `slots` on the device, at least
-        as many as a layer has.
-
-        Raises:
-            torch.OutOfMemoryError: there is no room.
-        """
+        as many as a layer has. Raises torch.OutOfMemoryError if there is no room."""
         self.layers, self.source, self.brought = layers, source, 0
-        sizes = layers[0].sizes
         self.stacks = [
-            torch.empty(slots, *size, dtype=dtype, device=device) for size, dtype in sizes
+            torch.empty(slots, *place.shape[1:], dtype=place.dtype, device=device)
+            for place in layers[0].places
         ]
         self.uses = np.zeros((len(layers), layers[0].count), dtype=np.int64)
         self.owners = np.full((slots, 2), -1)
@@ -188,11 +170,8 @@ class ExpertPool:
         return sum(layer.expert_bytes * layer.count for layer in self.layers)
 
     def arriving(self, layer: int, chosen: Tensor) -> Iterator[tuple[int, int]]:
-        """Yields the experts that tokens chose, ascending, with the slot of each, once it is there.
-
-        Args:
-            chosen: `(n, top k)` int64.
-        """
+        """Yields the experts that tokens chose, `(n, top k)` int64, ascending, with the slot of
+        each, once it is there."""
         wanted, tokens = (each.tolist() for each in chosen.unique(return_counts=True))
         self.uses[layer, wanted] += tokens
         self.now += 1
@@ -208,8 +187,6 @@ class ExpertPool:
     def _bring(
         self, layer: int, experts: Sequence[int], held: Sequence[int]
     ) -> list["torch.cuda.Event | None"]:
-        """Bring experts in place of those that were used least, but for `held` slots; on CUDA, what
-        is done once each is there."""
         if not experts:
             return []
         scores = np.where(self.owners[:, 0] < 0, -1, self.uses[tuple(self.owners.T)])
@@ -233,7 +210,7 @@ class ExpertPool:
 
 def expert_pool(
     layers: Sequence[ExpertLayer],
-    source: Callable[[], ExpertSource],
+    source: Callable[[], ExpertsInMemory | ExpertsInFiles],
     resident: Resident,
     device: torch.device,
 ) -> ExpertPool | None:

@@ -58,7 +58,7 @@ def open_gguf(
     }
     if not missing and not misfits:
         with index.reading() as reader:
-            _fill(module, _Filling(reader, device_of, weights, cancel), notify or _nobody)
+            _fill(module, _Filling(reader, device_of, weights, cancel), notify)
     if isinstance(module.get_input_embeddings(), nn.Embedding):
         with making_modules():
             module.tie_weights(
@@ -68,11 +68,13 @@ def open_gguf(
         for name, buffer in part.named_buffers(recurse=False):
             setattr(part, name, buffer.to(device_of(f"{within}.")))
     module.eval().requires_grad_(False)
-    return module, {
-        "missing_keys": missing,
-        "mismatched_keys": {(name,) for name in misfits},
-        "unexpected_keys": set(),
-    }
+    return module, loading_info(missing, misfits)
+
+
+def loading_info(missing: set[str], misfits: set[str]) -> dict[str, Any]:
+    """Like transformers': parameters that files lack, or have in another size."""
+    named = {"mismatched_keys": {(name,) for name in misfits}, "unexpected_keys": set()}
+    return {"missing_keys": missing, **named}
 
 
 def open_gguf_mtp(
@@ -128,14 +130,10 @@ class _Filling:
         return [found.to(self.device_of(name)) for found in self.reader.blocks(name)]
 
 
-def _nobody(said: str) -> None:
-    pass
-
-
-def _fill(module: Any, filling: _Filling, notify: Callable[[str], None]) -> None:
+def _fill(module: Any, filling: _Filling, notify: Callable[[str], None] | None) -> None:
     said, name = time.monotonic(), filling.reader.index.path.name
     for number, layer in enumerate(module.model.layers):
-        if time.monotonic() > said + EVERY:
+        if notify is not None and time.monotonic() > said + EVERY:
             said = time.monotonic()
             notify(f"Loading {name}: layer {number} of {len(module.model.layers)}")
         filling.numbers(layer, f"model.layers.{number}.")

@@ -91,11 +91,8 @@ class StreamedLayers(Layers):
         self._send(self._slot_for(0), 0)
 
     def __getitem__(self, index: int) -> Any:
-        """The transformers module of one layer, ready to run until another is accessed.
-
-        Raises:
-            ModelError: its weights can no longer be read.
-        """
+        """The transformers module of one layer, ready to run until another is accessed. Raises
+        ModelError if its weights can no longer be read."""
         index = range(len(self))[index]
         slot = next((slot for slot in self.slots if slot.holds == index), None)
         if slot is None:
@@ -119,13 +116,11 @@ class StreamedLayers(Layers):
         return self._brought + (0 if self.experts is None else self.experts.brought)
 
     def _slot_for(self, index: int) -> Slot:
-        """Its own slot, if each layer has one; else the one that is not in use."""
         if len(self.slots) == len(self):
             return self.slots[index]
         return next((slot for slot in self.slots if slot is not self.current), self.slots[0])
 
     def _send(self, slot: Slot, index: int) -> None:
-        """Begin to bring a layer to a slot, after the computation that uses it now."""
         held, slot.holds = slot.holds, None  # nothing, if this is interrupted
         if held is not None:
             self.layouts[held].release()
@@ -133,7 +128,6 @@ class StreamedLayers(Layers):
         slot.holds = index
 
     def _receive(self, slot: Slot, index: int) -> None:
-        """Wait for a layer, and bind it to its slot."""
         if slot.arrives is None:  # they stayed
             self.current = slot
             return
@@ -149,7 +143,6 @@ class StreamedLayers(Layers):
         self._brought += self.layouts[index].nbytes
 
     def _now(self) -> torch.cuda.Event | None:
-        """An event after everything queued so far; a CPU has done it already."""
         if self.stream is None:
             return None
         event: torch.cuda.Event = torch.cuda.current_stream(self.stream.device).record_event()
@@ -159,8 +152,7 @@ class StreamedLayers(Layers):
     def _carry(
         self, index: int, memory: Tensor, free: torch.cuda.Event | None
     ) -> torch.cuda.Event | None:
-        """Bring a layer to memory that is free after an event; usually in the courier's thread,
-        which has to allow by itself what inference mode allows: memory may have been made in it."""
+        # The courier's thread has to allow what inference mode does: memory may be made in it.
         if self.stream is None:
             self.source.bring(index, memory)
             return None
@@ -172,8 +164,7 @@ class StreamedLayers(Layers):
             return arrived
 
     def _measured(self) -> float:
-        """Bytes per second, median of some layers. If files fit in free memory, from which they
-        will be read again, each layer's second read counts."""
+        # Files that fit in free memory will be read from there: second reads count.
         again = self.nbytes < psutil.virtual_memory().available
         rates = []
         for index in sorted({len(self) * step // SAMPLES for step in range(SAMPLES)}):

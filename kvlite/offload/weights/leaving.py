@@ -71,7 +71,6 @@ def _instead(
     source: InMemory,
     device: torch.device,
 ) -> StreamedLayers:
-    """Streamed layers with slots in the place of the layers, which are put back if that fails."""
     try:
         _leave(layouts, device)
         return made()
@@ -88,7 +87,6 @@ def _leave(layouts: Sequence[Layout], device: torch.device) -> None:
 
 
 def _return(layouts: Sequence[Layout], source: InMemory, device: torch.device) -> None:
-    """Put layers back on the device from their copies. Raises ModelError if there is no room."""
     release_memory(device)
     try:
         for index, layout in enumerate(layouts):

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -43,7 +44,7 @@ from kvlite.offload.weights.experts import (
     apart,
     expert_pool,
 )
-from kvlite.offload.weights.gguf import open_gguf
+from kvlite.offload.weights.gguf import loading_info, open_gguf
 from kvlite.offload.weights.layers import StreamedLayers
 
 HOST = torch.device("cpu")
@@ -54,11 +55,8 @@ LAYERS = f"{BODY}layers."
 def require_streamable(
     setting: str, folder: Path, *, device: torch.device, weights: Weights
 ) -> None:
-    """Check `--stream` before any weight is read.
-
-    Raises:
-        SettingError: the model's weights cannot be streamed to this device this way.
-    """
+    """Check `--stream` before any weight is read. Raises SettingError if the model's weights cannot
+    be streamed to this device this way."""
     if setting == "off":
         return
     as_stored = weights.name in PLAIN or weights.name == MXFP4
@@ -109,15 +107,9 @@ def load_streamed(
     cancel: Event | None = None,
     resident: Resident = LEAST,
 ) -> LoadedModel:
-    """Like `load_model`, with streamed decoder layers; the rest of the model stays on the device.
-
-    Args:
-        setting: ram keeps the layers in host memory, disk leaves them in their files.
-        resident: the part of the layers that stays on the device.
-
-    Raises:
-        ModelError: as `load_model`, or a file was changed in the meantime.
-    """
+    """Like `load_model`, with decoder layers that stay in host memory (`ram`) or in their files
+    (`disk`), but for what is `resident`; the rest of the model stays on the device. Raises
+    ModelError also if a file was changed in the meantime."""
     model = load_model(
         folder,
         device=device,
@@ -138,17 +130,15 @@ def in_files(model: LoadedModel, resident: Resident = LEAST) -> StreamedLayers:
         BODY if isinstance(layer, LayerGroup) else f"{LAYERS}{index}."
         for index, layer in enumerate(modules)
     ]
-    layouts, layers, stacks = list[Layout](), list[ExpertLayer](), list[list[list[Stored]]]()
-    for name, layer in zip(names, modules, strict=True):
-        layout, found = apart(layer, lay_out(layer, model.device), model.shape.chosen_experts)
-        layouts.append(layout)
-        layers += found
-        stacks += [[parts_of(name + place.name, stored) for place in each.places] for each in found]
+    layouts, experts = _laid_out(model)
+    stacks = [
+        [parts_of(name + place.name, stored) for place in each.places]
+        for name, found in zip(names, experts, strict=True)
+        for each in found
+    ]
     parts = [_parts(*each, stored) for each in zip(names, layouts, strict=True)]
-    source = InFiles(parts, model.device)
-    pool = expert_pool(
-        layers, partial(ExpertsInFiles, stacks, model.device), resident, model.device
-    )
+    source, of_experts = InFiles(parts, model.device), partial(ExpertsInFiles, stacks, model.device)
+    pool = expert_pool([*chain(*experts)], of_experts, resident, model.device)
     return StreamedLayers(
         modules, layouts, source, model.device, "disk", pool, stay=resident.layers
     )
@@ -157,19 +147,25 @@ def in_files(model: LoadedModel, resident: Resident = LEAST) -> StreamedLayers:
 def _parts(
     within: str, layout: Layout, stored: dict[str, Stored]
 ) -> list[tuple[Place, list[Stored]]]:
-    """Where the weights of a layer lie in files; their names there begin with `within`."""
     return [(place, parts_of(within + place.name, stored)) for place in layout.places]
+
+
+def _laid_out(model: LoadedModel) -> tuple[list[Layout], list[list[ExpertLayer]]]:
+    layouts, experts = list[Layout](), list[list[ExpertLayer]]()
+    for layer in model.layers.modules:
+        layout, found = apart(layer, lay_out(layer, model.device), model.shape.chosen_experts)
+        layouts.append(layout)
+        experts.append(found)
+    return layouts, experts
 
 
 def in_memory(model: LoadedModel, resident: Resident = LEAST) -> StreamedLayers:
     """Layers copied from host memory in turn, for a model from `open_beside`."""
     modules = model.layers.modules
-    layouts, layers = list[Layout](), list[ExpertLayer]()
+    layouts, experts = _laid_out(model)
     for layer in modules:
-        layout, found = apart(layer, lay_out(layer, model.device), model.shape.chosen_experts)
-        layouts.append(layout)
-        layers += found
         move_unstreamed(layer, model.device)
+    layers = [*chain(*experts)]
     pool = expert_pool(layers, partial(ExpertsInMemory, layers), resident, model.device)
     source = InMemory([taken(layout) for layout in layouts])
     return StreamedLayers(modules, layouts, source, model.device, "ram", pool, stay=resident.layers)
@@ -185,14 +181,8 @@ def open_whole(
     notify: Callable[[str], None] | None = None,
 ) -> tuple[Any, dict[str, Any]]:
     """A transformers model with all weights on the device, and loading info like transformers'.
-
-    Args:
-        cards: of each of its layers, where these are on several.
-        notify: called with a sentence while it takes long.
-
-    Raises:
-        Stopped: `cancel` was set.
-    """
+    `cards` are those of its layers, where these are on several; `notify` is told while it takes
+    long. Raises Stopped if `cancel` was set."""
     model_type = read_config(folder)["model_type"]
     index = weights.index or gguf_alone(folder)
     if index is not None:
@@ -213,11 +203,7 @@ def open_by_layer(
 ) -> tuple[Any, dict[str, Any]]:
     """A transformers model whose layers may be on several devices, with weights in 4 bits
     (`model.packing`) or quantized (`model.quantizing`). At most one layer is in memory unquantized
-    at a time. Args are those of `open_whole`.
-
-    Raises:
-        Stopped: `cancel` was set.
-    """
+    at a time. Args are those of `open_whole`. Raises Stopped if `cancel` was set."""
     module, found = open_without_layers(folder, device=device, weights=weights)
     if found["missing_keys"] or found["mismatched_keys"]:
         return module, found
@@ -287,24 +273,18 @@ def open_without_layers(
     with making_modules():
         module.tie_weights(missing_keys=missing, recompute_mapping=False)
     module.eval().requires_grad_(False)
-    return module, {
-        "missing_keys": missing,
-        "mismatched_keys": {(name,) for name in misfits},
-        "unexpected_keys": set(),
-    }
+    return module, loading_info(missing, misfits)
 
 
 def _read_the_rest(module: Any, made: dict[str, list[Stored]], device: torch.device) -> None:
-    """Read all weights outside decoder layers, and all buffers there are in files; move the others
-    to the device."""
     buffers = dict(module.named_buffers())
     resident = {
         name: parts
         for name, parts in made.items()
         if name in buffers or not name.startswith(LAYERS)
     }
-    paths = {part.path for parts in resident.values() for part in parts}
-    with closing(FileReader(paths, device)) as reader:
+    every = (part for parts in resident.values() for part in parts)
+    with closing(FileReader(every, device)) as reader:
         for name, parts in resident.items():
             owner, _, own = name.rpartition(".")
             empty = buffers.get(name)
@@ -315,9 +295,7 @@ def _read_the_rest(module: Any, made: dict[str, list[Stored]], device: torch.dev
             if name not in buffers:
                 whole = nn.Parameter(whole, requires_grad=False)
             setattr(module.get_submodule(owner), own, whole)
-    for part in module.modules():
-        for name, buffer in part.named_buffers(recurse=False):
-            setattr(part, name, buffer.to(device))
+    move_unstreamed(module, device)
 
 
 def _require_plain(made: dict[str, list[Stored]], state: dict[str, Tensor]) -> None:

@@ -18,11 +18,8 @@ from kvlite.ops.device import has_triton
 
 def load_mtp(model: LoadedModel) -> bool:
     """Load the head of a model that has one, as its layers were, or as it is in quantized files;
-    whether these have it, in numbers that are not quantized.
-
-    Raises:
-        ModelError: other files have only some of it, or of another size.
-    """
+    whether these have it, in numbers that are not quantized. Raises ModelError if other files have
+    only some of it, or of another size."""
     head = empty_mtp(model.module, model.dtype)
     if (index := model.weights.index or gguf_alone(model.path)) is not None:
         given: dict[str, Any] = {"device": model.device, "weights": model.weights}
