@@ -10,6 +10,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -199,3 +200,27 @@ def test_a_token_counts_in_all_layers_or_in_none(monkeypatch: pytest.MonkeyPatch
         assert one_step(rows).equal(expected) and held([talk]) == held([after])
         assert talk.cache.seen == read.cache.seen + 1
     assert lines > 20
+
+
+def test_layers_that_recall_nothing_take_nothing_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Windows of a model that recalls, in a call of their own."""
+    model, plain = packed("qwen2-sliding"), compiled_step._are_plain
+    monkeypatch.setattr(
+        compiled_step, "_are_plain", lambda row: row[0].policy.window is not None and plain(row)
+    )
+    given: dict[str, Any] = {"max_new_tokens": 8, "budget": "12", "recall": "auto"}
+    single = opened(model, speculate="off", **given)
+    answer = single.generate(IDS[:14], ignore_eos=True)
+    empty = np.empty
+
+    def filled(*shape: Any, **kind: Any) -> Any:
+        made = empty(*shape, **kind)
+        made.fill(99)
+        return made
+
+    monkeypatch.setattr(numba_step.np, "empty", filled)
+    talk = opened(model, **given)
+    with proposing(lambda tokens, count: [9] * count) as widths:
+        told = talk.generate(IDS[:14], ignore_eos=True)
+    assert widths and told.token_ids == answer.token_ids
+    alike(talk, single)

@@ -61,7 +61,7 @@ def _compiles(q: Tensor, k: Tensor, v: Tensor) -> bool:
 
 def is_plain(step: "LayerStep") -> bool:
     """Whether a step through a layer in float32 does no more than is compiled."""
-    layer, source = step.layer, _source(step)
+    layer, source = step.layer, source_of(step)
     method = step.policy.method
     if step.sparse_mask is not None or method.across.resolves_at == "step":
         return False
@@ -85,7 +85,7 @@ def _only_appends(layer: LayerCache, step: "LayerStep") -> bool:
     )
 
 
-def _source(step: "LayerStep") -> HostKVLayer | None:
+def source_of(step: "LayerStep") -> HostKVLayer | None:
     """The layer's part of the host store, if the answer goes there."""
     source = None if step.recall is None else step.recall.store.layers[step.index]
     return None if source is None or source.index is None else source
@@ -118,7 +118,7 @@ def attend(
 
 def line(step: "LayerStep", token: int = 0) -> list[int]:
     """Where one of a step's tokens goes, and what it fetches, as `ops.numba_rows` wants it."""
-    held, source, position = step.layer.head_groups[0], _source(step), step.position + token
+    held, source, position = step.layer.head_groups[0], source_of(step), step.position + token
     own, used = _addresses(held, token), held.used + token
     if source is None or step.recall is None or source.index is None:
         return [*own, *_NO_STORE, position, 0]
@@ -176,7 +176,7 @@ def count(
 
 def _counted(step: "LayerStep", tokens: int) -> Iterator[Change]:
     """What lets a step's tokens count."""
-    held, source = step.layer.head_groups[0], _source(step)
+    held, source = step.layer.head_groups[0], source_of(step)
     yield held, "used", held.used + tokens
     if source is not None and source.index is not None:
         yield from source.filled_to(source.head_group.used + tokens, source.index.used)

@@ -49,7 +49,7 @@ def through_layers(
     lines = [
         [compiled_rows.line(each, token) for each in row for token in range(tokens)] for row in rows
     ]
-    recalls = tokens > 1 and rows[0][0].recall is not None
+    recalls = tokens > 1 and any(compiled_rows.source_of(row[0]) is not None for row in rows)
     slots = max(row[0].layer.head_groups[0].used for row in rows) + tokens if recalls else 0
     out, came, held = through(
         [layer.weights for layer in layers],
