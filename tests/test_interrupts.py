@@ -17,6 +17,7 @@ from kvlite.engine.step import StepRows, decode_step, step
 from kvlite.errors import InterruptedCacheError
 
 from .conftest import make_tiny
+from .test_speculate import IDS, opened
 from .test_step_program import Read, read
 
 
@@ -122,3 +123,34 @@ def test_a_turn(speculate: str, stride: int, monkeypatch: pytest.MonkeyPatch) ->
         talk.generate([5], ignore_eos=True, max_new_tokens=2)
         assert once(talk.cache) and talk.cache.seen == len(talk.token_ids), line
     assert line > 5 * stride
+
+
+@pytest.mark.parametrize("stride", [5, pytest.param(1, marks=pytest.mark.long)])
+def test_what_rejected_tokens_recalled_goes_back(stride: int) -> None:
+    """Or the cache is of no use: no entry has another's position."""
+    model = make_tiny("llama").model
+    talk = opened(model, budget="36", recall_entries=8, max_new_tokens=2)
+    talk.generate(IDS, ignore_eos=True)
+    turn, line = talk.context.turn, 1
+    assert turn is not None and turn.recall is not None
+    ids = torch.tensor([[5, 9, 30, 70, 9]])
+    rows = StepRows(model, talk.cache, ids, turn.policies, turn.recall)
+    step(model, [rows])
+    refused = 0
+    while True:
+        each = deepcopy(rows, {id(model): model})
+        if not interrupted(each.leave, line):
+            break
+        assert each.recall is not None
+        if not each.cache.writing:
+            for layer, source in zip(each.cache.layers, each.recall.store.layers, strict=True):
+                group, far = layer.head_groups[0], source.head_group
+                own = group.positions[:, :, : group.used].long()
+                keys = far.residual_keys.gather(2, own[..., None].expand(-1, -1, -1, 16))
+                assert keys.equal(group.residual_keys[:, :, : group.used])
+        else:
+            refused += 1
+            with pytest.raises(InterruptedCacheError):
+                each.cache.require_whole()
+        line += stride
+    assert refused > 10

@@ -191,7 +191,7 @@ class Speculation:
         """Let go of tokens that went ahead and did not come."""
         ahead, self._ahead = self._ahead, None
         if ahead is not None:
-            ahead.leave()
+            self._unless_short(ahead.leave)
 
     def drawn(self) -> None:
         """A token was drawn, so that the device is done."""

@@ -155,12 +155,20 @@ class StepRows:
 
     @torch.inference_mode()
     def leave(self) -> None:
-        """Take back what rows recalled that do not count, unless the cache has gone on."""
+        """Take back what rows recalled that do not count, unless the cache has gone on. Without
+        memory for that, some of it stays."""
         cache = self.cache
-        if self.entered < self.count and cache.seen == self.start + self.entered:
+        if self.entered == self.count or cache.seen != self.start + self.entered:
+            return
+        cache.writing = self.recall is not None
+        try:
             for index, step in self.layers.items():
                 if step.layer is cache.layers[index]:
                     step.return_recalled(self.entered)
+        except Exception:  # a layer's entries are exchanged or not; an interrupt comes within
+            cache.writing = False
+            raise
+        cache.writing = False
 
     def _enter(self) -> None:
         """Count the next row in all layers, in one go."""
