@@ -108,7 +108,7 @@ def follows(model: LoadedModel, path: Path, **given: Any) -> Conversation:
     if again.store is not None and straight.store is not None:
         assert again.store.nbytes == straight.store.nbytes
         assert again.store.index_bytes == straight.store.index_bytes
-        assert again.store.place == straight.store.place
+        assert again.store.on_disk == straight.store.on_disk
     wanted = answered(straight, SECOND)
     assert same(answered(again, SECOND), wanted)
     assert same(answered(saved, SECOND), wanted)
@@ -311,7 +311,7 @@ def test_where_a_tier_goes_is_up_to_whoever_opens_it(model: LoadedModel, tmp_pat
         ({"recall": "auto", "recall_limit": "1GiB"}, "ram"),
     ):
         again = opened(model, path, **here)
-        assert again.store is not None and again.store.place == where
+        assert again.store is not None and again.store.on_disk == (where == "disk")
         assert again.store.on_disk == (where == "disk")
         answer = again.generate(SECOND, ignore_eos=True)
         assert answer.token_ids == wanted[1][0]
@@ -408,7 +408,7 @@ import kvlite
 runner = kvlite.load(sys.argv[1], device="cpu")
 talk = runner.open(sys.argv[2])
 answer = talk.generate([5, 6, 7], ignore_eos=True)
-print(answer.token_ids, talk.context.turn.logits.double().sum().item(), talk.store.place)
+print(answer.token_ids, talk.context.turn.logits.double().sum().item(), talk.store.on_disk)
 """
 
 

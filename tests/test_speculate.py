@@ -20,6 +20,7 @@ import kvlite
 from kvlite.cache import KVCache
 from kvlite.config.settings import Settings
 from kvlite.conversation.conversation import Conversation
+from kvlite.conversation.steps_together import StepsTogether
 from kvlite.engine.callbacks import Callbacks
 from kvlite.engine.prefill import prefill
 from kvlite.engine.prompt_lookup import PromptLookup
@@ -305,8 +306,15 @@ def test_it_ends_where_it_ends_without(llama: Tiny, ends: str) -> None:
 
 
 @pytest.mark.long
-def test_where_memory_runs_out_ahead_the_answer_goes_on_one_by_one(llama: Tiny) -> None:
-    base: dict[str, Any] = {"max_new_tokens": 12, "method": "full"}
+@pytest.mark.parametrize(
+    "given",
+    [{"method": "full"}, APPENDING["recalled"], APPENDING["recalled by ragged heads"]],
+    ids=str,
+)
+def test_where_memory_runs_out_ahead_the_answer_goes_on_one_by_one(
+    llama: Tiny, given: dict[str, Any]
+) -> None:
+    base: dict[str, Any] = {"max_new_tokens": 12, **given}
     plain = opened(llama.model, speculate="off", **base)
     whole = plain.generate(IDS, ignore_eos=True).token_ids
     proposal = proposing(lambda tokens, n: [*IDS, *whole][len(tokens) :])
@@ -435,3 +443,29 @@ def test_nothing_is_proposed_after_the_end(llama: Tiny) -> None:
         patch.setattr(Pace, "factor", 0.0)
         made.enter(ids[-1], 100)
     assert made.proposed == 2
+
+
+@pytest.mark.cases(3)
+@pytest.mark.parametrize("begun", [2, 7, 11, 16, 23])
+def test_an_answer_that_others_join_goes_on_the_same(llama: Tiny, begun: int) -> None:
+    """In the middle of tokens that went through together, and of what they recalled."""
+    base: dict[str, Any] = {"max_new_tokens": 40, "budget": "36", "recall_entries": 8}
+    whole = opened(llama.model, speculate="off", **base).generate(IDS, ignore_eos=True).token_ids
+    found = []
+    for speculates in ("off", "auto"):
+        talk = opened(llama.model, speculate=speculates, **base)
+        other = opened(llama.model, speculate="off", **base)
+        with proposing(partly([*IDS, *whole], random.Random(begun))):
+            pieces = talk.stream_tokens(IDS, ignore_eos=True)
+            said = [next(pieces).token_id for _ in range(begun)]
+            others = other.stream_tokens(IDS[5:50], ignore_eos=True)
+            next(others)
+            together = StepsTogether()
+            for _ in range(6):
+                turns = [talk.context.turn, other.context.turn]
+                together.take([turn for turn in turns if turn is not None])
+                said.append(next(pieces).token_id)
+                next(others)
+            others.close()
+            found.append(([*said, *(piece.token_id for piece in pieces)], state(talk)))
+    assert found[0] == found[1]

@@ -76,8 +76,11 @@ class Context:
 
     def end_step(self, config: EngineConfig) -> None:
         """Finish a decode step for which there was no memory, unless the next turn reads its token
-        from the host store anyway. Raises OutOfMemory if there is still not enough."""
+        from the host store anyway; let go of proposed tokens. Raises OutOfMemory if there is still
+        not enough."""
         turn = self.turn
+        if turn is not None and turn.speculation is not None:
+            turn.speculation.leave()
         if turn is not None and (turn.store is None or self._store_for(config) is None):
             turn.finish_step()
 

@@ -25,6 +25,9 @@ class StepsTogether:
             self.release()
             return
         rows = [turn.next_rows() for turn in turns]
+        for turn in turns:
+            if turn.speculation is not None:
+                turn.speculation.joins()
         with ExitStack() as stack:
             for turn in turns:
                 stack.enter_context(turn.stepping())
@@ -32,8 +35,6 @@ class StepsTogether:
             made = step(turns[0].model, rows) if logits is None else [*logits.split(1)]
             for turn, own, result in zip(turns, rows, made, strict=True):
                 turn.together = max(turn.together, len(turns))
-                if turn.speculation is not None:
-                    turn.speculation.stepped()
                 if isinstance(result, OutOfMemory):
                     turn.rows = own
                 else:

@@ -51,6 +51,9 @@ def through_layers(
     ]
     recalls = tokens > 1 and any(compiled_rows.source_of(row[0]) is not None for row in rows)
     slots = max(row[0].layer.head_groups[0].used for row in rows) + tokens if recalls else 0
+    if recalls:
+        for (step,) in rows:
+            step.remember_held()
     out, came, held = through(
         [layer.weights for layer in layers],
         hidden.numpy().reshape(-1, width),
@@ -65,7 +68,7 @@ def through_layers(
     if recalls:
         for (step,), own in zip(rows, torch.from_numpy(held), strict=True):
             used = range(step.layer.head_groups[0].used + 1, slots + 1)
-            step.held = [[each[None, :, :count]] for each, count in zip(own, used, strict=False)]
+            step.held += [[each[None, :, :count]] for each, count in zip(own, used, strict=False)]
     compiled_rows.count(rows, lines, came.tolist())
     return start + len(layers), torch.from_numpy(out).view(batch, tokens, width)
 

@@ -33,7 +33,7 @@ class LayerStep:
         positions: of the tokens, on the device, `(L,)` int32; `position` is the first one.
         again: whether an earlier attempt may have written the token over another entry already.
         attention: what head groups are to remember, once the token counts.
-        held: with recall, after each of several tokens, the positions of what head groups held.
+        held: with recall, before several tokens and after each, the positions in head groups.
         asked: what the method is to settle by, then.
         carrier: the states of the recurrent layers that run with it, before and after the tokens.
         lenders: layers of the step so far, by number, whose entries are attended to behind this
@@ -111,6 +111,7 @@ class LayerStep:
 
     def _recalling(self, q: Tensor, k: Tensor, v: Tensor, softmax: Softmax) -> Tensor:
         """One token after the other, as each recalls what it needs itself."""
+        self.remember_held()
         outs = []
         for place in range(q.shape[2]):
             own = slice(place, place + 1)
@@ -125,15 +126,19 @@ class LayerStep:
                 queries=self.queries,
             )
             outs.append(one.attend(q[:, :, own], k[:, :, own], v[:, :, own], softmax))
-            groups = self.layer.head_groups
-            self.held.append([group.positions[:, :, : group.used].clone() for group in groups])
+            self.remember_held()
         return torch.cat(outs, 2)
+
+    def remember_held(self) -> None:
+        """Write down the positions that head groups hold."""
+        groups = self.layer.head_groups
+        self.held.append([group.positions[:, :, : group.used].clone() for group in groups])
 
     def return_recalled(self, count: int) -> None:
         """Exchange what tokens behind the first `count` recalled for what was there before."""
         if self.recall is None or not self.held:
             return
-        for head_group, held in zip(self.layer.head_groups, self.held[count - 1], strict=True):
+        for head_group, held in zip(self.layer.head_groups, self.held[count], strict=True):
             self.recall.return_to(self.index, head_group, held)
         self.held = []
 

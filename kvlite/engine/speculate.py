@@ -164,7 +164,7 @@ class Speculation:
             if logits is not None:
                 self.accepted += 1
                 return logits
-        self._leave()
+        self.leave()
         if began:
             self.pace.took(self._width, self._spent)
         proposed = self._proposed(most)
@@ -176,22 +176,22 @@ class Speculation:
 
     def release(self) -> None:
         """Let go of the layers that tokens went through; the answer has ended."""
-        self._leave()
+        self.leave()
         for proposer in self.proposers:
             proposer.release()
 
-    def stepped(self) -> None:
-        """Count a step with other conversations, which take one token each: nothing is proposed
-        from here on."""
+    def joins(self) -> None:
+        """Count the step with other conversations that comes, which take one token each: nothing is
+        proposed from here on."""
         self.steps += 1
         self.off = self.off or "answers that come together take single steps"
-        self._leave()
+        self.leave()
 
-    def _leave(self) -> None:
+    def leave(self) -> None:
         """Let go of tokens that went ahead and did not come."""
         ahead, self._ahead = self._ahead, None
         if ahead is not None:
-            self._unless_short(ahead.leave)
+            ahead.leave()
 
     def drawn(self) -> None:
         """A token was drawn, so that the device is done."""
@@ -238,8 +238,9 @@ class Speculation:
             if not is_oom(error):
                 raise
         # The error is gone here, and with its traceback what the work had made.
-        self.off, self._ahead = "memory was short", None
+        self.off = "memory was short"
         release_memory(self.model.device)
+        self.leave()
         return None
 
     def figures(self) -> dict[str, Any]:

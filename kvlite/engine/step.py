@@ -116,9 +116,11 @@ class StepRows:
         )
         return step
 
-    def rewind(self) -> None:
+    def rewind(self, error: BaseException) -> None:
         """Be as if the step had not begun, but for entries that were written over."""
         make_all(self._marks)
+        if self.count > 1 and isinstance(error, Exception):  # an interrupt may come in an exchange
+            self._return_recalled(0)
         self.layers, self._again = {}, True
 
     def safely(self, work: Callable[[], T]) -> T:
@@ -155,20 +157,24 @@ class StepRows:
 
     @torch.inference_mode()
     def leave(self) -> None:
-        """Take back what rows recalled that do not count, unless the cache has gone on. Without
-        memory for that, some of it stays."""
-        cache = self.cache
-        if self.entered == self.count or cache.seen != self.start + self.entered:
-            return
-        cache.writing = self.recall is not None
-        try:
+        """Take back what rows recalled that do not count, unless the cache has gone on."""
+        if self.entered < self.count and self.cache.seen == self.start + self.entered:
+            self._return_recalled(self.entered)
+
+    def _return_recalled(self, count: int) -> None:
+        """Take back what rows behind the first `count` recalled. Without memory for that, some
+        stays, which is no harm: entries are exchanged as a whole, but for an interrupt."""
+        layers = self.cache.layers
+
+        def exchanged() -> bool:
             for index, step in self.layers.items():
-                if step.layer is cache.layers[index]:
-                    step.return_recalled(self.entered)
-        except Exception:  # a layer's entries are exchanged or not; an interrupt comes within
-            cache.writing = False
-            raise
-        cache.writing = False
+                if step.layer is layers[index]:
+                    step.return_recalled(count)
+            return True
+
+        self.cache.writing = self.recall is not None
+        _ = _unless_short(self.model, exchanged) or _unless_short(self.model, exchanged)
+        self.cache.writing = False
 
     def _enter(self) -> None:
         """Count the next row in all layers, in one go."""
@@ -262,10 +268,10 @@ def step(model: LoadedModel, conversations: Sequence[StepRows]) -> list[Tensor |
                 rows.came_through(hidden)
             except OutOfMemory as error:
                 results[each] = error.with_traceback(None)
-    except BaseException:
+    except BaseException as error:
         for rows in going.values():
             if not rows.entered:
-                rows.rewind()
+                rows.rewind(error)
         raise
     return [results[each] for each in range(len(conversations))]
 
@@ -284,9 +290,9 @@ def _through(model: LoadedModel, conversations: Sequence[StepRows]) -> tuple[Ten
             index = after
         hidden = hidden.to(model.device)
         return hidden, model.logits(hidden[:, 0])
-    except BaseException:
+    except BaseException as error:
         for each in conversations:
-            each.rewind()
+            each.rewind(error)
         raise
 
 

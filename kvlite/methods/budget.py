@@ -1,7 +1,6 @@
 """How much to keep: entries, a share of what was read, or bytes."""
 
 import re
-from bisect import bisect_right
 from dataclasses import dataclass
 from math import ceil
 
@@ -9,7 +8,7 @@ from kvlite.cache import KVBits, KVSize
 from kvlite.config.units import UNITS
 from kvlite.errors import SettingError
 from kvlite.methods import Method, parse_method
-from kvlite.methods.layer_policy import ROOM, packed_room
+from kvlite.methods.layer_policy import PACKED_ROOM, ROOM
 from kvlite.model.shape import ModelShape
 
 AUTO_SHARE, AUTO_LEAST = 0.25, 1024
@@ -96,17 +95,18 @@ class _LineBytes:
         if bits is not None:
             self.packed = bits.entry_bytes(size) + remembered
             self.mean = 4 * size.dim
-            self.recent = bits.sinks + bits.recent
+            self.recent = bits.sinks + bits.recent + PACKED_ROOM
             self.recent += bits.group if bits.by_channel else 0
 
     def of(self, entries: int) -> int:
         """The most bytes that so many entries take."""
-        older = max(0, entries - self.recent - packed_room(entries)) if self.mean else 0
+        older = max(0, entries - self.recent)
         return (entries - older) * self.exact + (older * self.packed + self.mean if older else 0)
 
     def longest(self, nbytes: int) -> int:
         """How many entries fit into so many bytes."""
-        return bisect_right(range(nbytes // self.packed + 2), nbytes, key=self.of) - 1
+        spare = nbytes - self.recent * self.exact - self.mean
+        return self.recent + spare // self.packed if spare >= 0 else nbytes // self.exact
 
 
 def parse_budget(text: str | int) -> Budget:

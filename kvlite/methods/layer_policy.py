@@ -17,9 +17,9 @@ from kvlite.methods.types import GroupLength, LayerCache, Selection
 from kvlite.model.shape import ModelShape
 from kvlite.model.window import LocalWindow
 
-# By how many slots a layer grows while it answers, and by how few where memory is short; and how
-# many tokens are quantized together: at least, and one of so many entries held.
-ROOM, LEAST_ROOM, PACKED_ROOM, PACKED_SHARE = 1024, 64, 32, 32
+# By how many slots a layer grows while it answers, and by how few where memory is short; and what
+# is quantized together.
+ROOM, LEAST_ROOM, PACKED_ROOM = 1024, 64, 32
 PROVISION = 4
 
 
@@ -91,15 +91,14 @@ class LayerPolicy:
     def capacities(self, lengths: Sequence[GroupLength], room: int = ROOM) -> list[int]:
         """Slots for these lengths and room to grow, up to the budget if the method evicts, or to a
         whole chunk."""
-        rooms = [room] * len(lengths)
         if self.quantize_now is not None:
-            rooms = [min(room, packed_room(entries)) for _, entries in lengths]
+            room = min(room, PACKED_ROOM)
         if not self.method.decoding.bounded and self.chunk is None:
-            return [entries + own for (_, entries), own in zip(lengths, rooms, strict=True)]
+            return [entries + room for _, entries in lengths]
         most = self.chunk or self.budget
         return [
-            entries + max(0, min(own, most - ceil(held)))
-            for (_, entries), own, held in zip(lengths, rooms, self.held(lengths), strict=True)
+            entries + max(0, min(room, most - ceil(held)))
+            for (_, entries), held in zip(lengths, self.held(lengths), strict=True)
         ]
 
     def settled(self, view: LayerView) -> "LayerPolicy":
@@ -164,11 +163,6 @@ class LayerPolicy:
         for head_group, rows in zip(layer.head_groups, found, strict=True):
             for row in rows:
                 head_group.record(row)
-
-
-def packed_room(entries: int) -> int:
-    """How many tokens are quantized together behind so many entries of a head."""
-    return max(PACKED_ROOM, entries // PACKED_SHARE)
 
 
 def loses(method: Method, budget: int, seen: int, limit: int, bits: KVBits | None) -> bool:
