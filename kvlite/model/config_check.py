@@ -70,11 +70,13 @@ _POSITIVE = (
 _UP_TO = {**dict.fromkeys(_POSITIVE.split(), inf), "partial_rotary_factor": 1}
 # What a rope type needs, in the words of transformers 4 and 5.
 _ROPES = {
+    "default": "",
     "linear": "factor",
     "dynamic": "factor",
     "yarn": "factor",
     "longrope": "short_factor long_factor",
     "su": "short_factor long_factor",
+    "proportional": "",
     "llama3": "factor low_freq_factor high_freq_factor",
 }
 
@@ -194,10 +196,13 @@ def _require_values(path: Path, config: Mapping[str, Any], prefix: str = "") -> 
             raise _fault(path, config, key, wanted, prefix)
     for key in _UP_TO.keys() & config.keys():
         value, most = config[key], _UP_TO[key]
-        is_number = type(value) in (int, float)
-        if value is not None and not (is_number and 0 < value < inf and value <= most):
+        if value is not None and not (_is_positive(value) and value <= most):
             wanted = "above 0" if most == inf else f"more than 0 and at most {most}"
             raise _fault(path, config, key, f"it must be a number {wanted}", prefix)
+
+
+def _is_positive(value: Any) -> bool:
+    return type(value) in (int, float) and 0 < value < inf
 
 
 def _require_kinds(path: Path, config: Mapping[str, Any], own: Architecture) -> None:
@@ -212,8 +217,15 @@ def _require_kinds(path: Path, config: Mapping[str, Any], own: Architecture) -> 
 
 def _require_rope(path: Path, rope: Mapping[str, Any], prefix: str) -> None:
     _require_values(path, rope, prefix)
-    kind = rope.get("rope_type", rope.get("type"))
-    for key in _ROPES.get(kind, "").split() if isinstance(kind, str) else ():
+    name = "rope_type" if "rope_type" in rope else "type"
+    kind = rope.get(name, "default")
+    if not isinstance(kind, str) or kind not in _ROPES:
+        raise _fault(path, rope, name, f"it must be one of {', '.join(_ROPES)}", prefix)
+    for key in ("short_factor", "long_factor"):
+        held = rope.get(key)
+        if held is not None and not (isinstance(held, list) and all(map(_is_positive, held))):
+            raise _fault(path, rope, key, "it must be a list of numbers above 0", prefix)
+    for key in _ROPES[kind].split():
         if rope.get(key) is None:
             raise ModelError(
                 f"{path} has no {prefix}{key}, which rope type {kind!r} needs: get the model's own "
