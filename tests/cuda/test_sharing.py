@@ -1,6 +1,7 @@
 """Answers that share steps, on a CUDA device that a CPU stands in for: by programs of several rows,
 each answer the one that it would get alone."""
 
+import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from tests.conftest import make_tiny
 from tests.cuda import guard
 from tests.served import served
 from tests.test_packed import random_ids
+from tests.test_speculate import proposing
 
 if not guard.POSSIBLE:
     pytest.skip("needs a torch without CUDA, triton and g++", allow_module_level=True)
@@ -162,3 +164,39 @@ def test_requests_together_are_those_of_each_alone(
     assert answers() == together and not rows
     monkeypatch.setattr(answering, "MOST", 1)
     assert answers() == together
+
+
+@pytest.mark.cases(2)
+@pytest.mark.parametrize("given", [{}, {"kv_bits": "4"}], ids=str)
+@pytest.mark.parametrize("seed", range(4))
+def test_recall_goes_on_in_programs_behind_rejected_tokens(
+    given: dict[str, Any], seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A graph's replays, and passes of tokens that were proposed, in turns in one answer."""
+    forgo_loops(monkeypatch)
+    monkeypatch.setattr(
+        "kvlite.conversation.turn.graph_decoder",
+        lambda model, sampler: GraphDecoder(model, sampler, graph_double.capture),
+    )
+    settings = Settings(**{"budget": 60, "recall_entries": 6, "max_new_tokens": 40, **given})
+    ids, draw = random_ids(130, 1)[0].tolist(), random.Random(seed)
+
+    def proposed(tokens: list[int], count: int) -> list[int]:
+        right = [*ids, *plain.token_ids][len(tokens) :][: draw.randrange(3)]
+        return draw.choice([[], [], [*right, 9, 9, 9]])
+
+    with fake_cuda():
+        model = make_tiny("llama", "cuda", **SIZES).model
+        single = Runner(model, settings).conversation()
+        plain = single.generate(ids, ignore_eos=True)
+        with proposing(proposed):
+            talk = Runner(model, settings.replace({"speculate": "auto"})).conversation()
+            said = talk.generate(ids, ignore_eos=True)
+        held = [
+            [group.positions[:, :, : group.used].sort().values.tolist() for group in groups]
+            for each in (single, talk)
+            for groups in [[layer.head_groups[0] for layer in each.cache.layers]]
+        ]
+    assert said.token_ids == plain.token_ids and held[0] == held[1]
+    assert said.metrics.proposed_tokens > said.metrics.accepted_tokens > 0
+    assert said.metrics.graph_steps
