@@ -9,6 +9,8 @@ from types import ModuleType
 import pytest
 import torch
 
+import kvlite.ops
+
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
@@ -26,6 +28,13 @@ def kernels(module: str) -> Iterator[ModuleType]:
                 # Kept under another name, as Python tidies up only what it finds here at its end.
                 sys.modules[f"interpreted.{module}.{name}"] = sys.modules.pop(name)
             sys.modules.update(held)
+            # `from kvlite.ops import ...` looks there first.
+            for name in [*vars(kvlite.ops)]:
+                if name.startswith("triton_"):
+                    delattr(kvlite.ops, name)
+            for name, loaded in held.items():
+                if name.startswith("kvlite.ops."):
+                    setattr(kvlite.ops, name.rpartition(".")[2], loaded)
 
 
 def _python_of_triton() -> list[str]:
