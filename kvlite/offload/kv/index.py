@@ -121,7 +121,7 @@ class Index:
         """
         batch, heads = queries.shape[:2]
         if queries.is_meta:  # allocates what the compiled search does
-            return queries.new_empty(batch, heads, entries)
+            return (queries.float() * scale).new_empty(batch, heads, entries)
         if has_compiled(queries.device):
             from kvlite.ops.numba_search import search as compiled
 
