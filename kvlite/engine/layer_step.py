@@ -26,7 +26,7 @@ from kvlite.ops.softmax import Softmax
 
 class LayerStep:
     """Runs one layer over one new token per sequence, or over several of one sequence where the
-    layer does no more than append them.
+    layer does no more than append them, and recall.
 
     Attributes:
         layer, policy: as they stand.

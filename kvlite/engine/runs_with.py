@@ -140,7 +140,7 @@ TRAITS = (
         "recall from memory that the GPU does not read, or of little text",
         ("graph",),
         of_layer=lambda each: (
-            "" if each.recall is None else recall_refusal(each.recall, each.index, each.layer) or ""
+            "" if each.recall is None else recall_refusal(each.recall, each.index, each.layer)
         ),
     ),
     Trait(

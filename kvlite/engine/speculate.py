@@ -2,7 +2,8 @@
 
 Entries of proposed tokens lie in free slots, which nothing reads. Each counts once its token is
 drawn, from the same logits in the same order as without speculation. So nothing has to be rolled
-back, wherever an answer ends; entries of rejected tokens are overwritten (`engine.step`).
+back, wherever an answer ends, but for what rejected tokens recalled; their entries are overwritten
+(`engine.step`).
 """
 
 from collections import deque
@@ -210,15 +211,13 @@ class Speculation:
                 tokens += chance
                 if tokens / costs[ahead] > rate:
                     best, chosen, rate = ahead, proposer, tokens / costs[ahead]
-        if chosen is None or (count := min(best, self._room - 1)) < 1:
+        if chosen is None:
             return []
-        return self._unless_short(partial(chosen.proposed, count)) or []
-
-    @property
-    def _room(self) -> int:
         given = self.cache, self.policies, self.recall
         self.reason = reason_against("speculation", self.model, *given)
-        return 0 if self.reason else room_ahead(*given)
+        if self.reason or (count := min(best, room_ahead(*given) - 1)) < 1:
+            return []
+        return self._unless_short(partial(chosen.proposed, count)) or []
 
     def _pass(self, token_ids: list[int]) -> Tensor:
         """Put the next token through with those proposed."""

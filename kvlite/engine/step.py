@@ -91,7 +91,9 @@ class StepRows:
         # Free slots that are written to count for nothing; entries that are written over do.
         full = any(not group.room for layer in cache.layers for group in layer.head_groups)
         lost = cache.writing or full or self.recall is not None
-        self._marks = [*_fills(cache, self.recall), (cache, "writing", lost)]
+        self._marks = [*_fills(cache, self._stores), (cache, "writing", lost)]
+        if self.recall is not None:
+            self._marks.append((self.recall, "wanted", self.recall.wanted))
         cache.writing = True
 
     def layer(self, index: int) -> LayerStep:
@@ -173,7 +175,8 @@ class StepRows:
             return True
 
         self.cache.writing = self.recall is not None
-        _ = _unless_short(self.model, exchanged) or _unless_short(self.model, exchanged)
+        if not _unless_short(self.model, exchanged):
+            _unless_short(self.model, exchanged)
         self.cache.writing = False
 
     def _enter(self) -> None:
@@ -223,15 +226,13 @@ class StepRows:
         self.cache.layers[index], self.policies[index] = made, step.policy
 
 
-def _fills(cache: KVCache, recall: Recall | None) -> Iterator[Change]:
+def _fills(cache: KVCache, stores: Sequence[tuple[HostKVLayer, int, int]]) -> Iterator[Change]:
     """How much is held."""
     for layer in cache.layers:
         for group in layer.head_groups:
             yield group, "used", group.used
-    if recall is not None:
-        yield recall, "wanted", recall.wanted
-        for source, used, known in recall.store.filled():
-            yield from source.filled_to(used, known)
+    for source, used, known in stores:
+        yield from source.filled_to(used, known)
 
 
 @torch.inference_mode()

@@ -22,7 +22,7 @@ from kvlite.offload.kv.swap import (
     RECENT,
     SINKS,
     copy_in,
-    first,
+    in_front,
     places_in,
     swap_in,
     swap_in_place,
@@ -130,7 +130,7 @@ class Recall:
             return
         source = self.store.layers[layer].head_group
         self.store.wait()
-        comes, slots = first(gone)
+        comes, slots = in_front(gone)
         most = int(comes.sum(-1).max())
         comes, slots = comes[:, :, :most], slots[:, :, :most]
         copy_in(head_group, source, places_in(source, positions).gather(2, slots), slots, comes)

@@ -16,22 +16,22 @@ from kvlite.offload.kv.store import INDEXED_AT_ONCE
 from kvlite.offload.kv.swap import CANDIDATES, swap_on_device
 
 
-def recall_refusal(recall: Recall, index: int, layer: LayerCache) -> str | None:
-    """Why recall in a layer cannot be part of a program, in a few words; None if it can."""
+def recall_refusal(recall: Recall, index: int, layer: LayerCache) -> str:
+    """Why recall in a layer cannot be part of a program, in a few words; "" if it can."""
     source, transfer = recall.store.layers[index], recall.store.transfers.get(layer.keys.device)
     if source.index is None:
-        return None
+        return ""
     head_group = source.head_group
     if transfer is None or not transfer.reads(head_group):
         return "the host KV store is not in pinned memory that the GPU reads"
     if not is_ordered(head_group):
         return "recall has only some of the tokens"
     if not recall.entries:
-        return None
+        return ""
     wanted = [recall.count(group.capacity) for group in layer.head_groups]
     if any(count > group.used for count, group in zip(wanted, layer.head_groups, strict=True)):
         return "the cache has fewer entries than a token may want"
-    return None if CANDIDATES * max(wanted) <= head_group.used else "little was read"
+    return "" if CANDIDATES * max(wanted) <= head_group.used else "little was read"
 
 
 class RecallClock:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from kvlite.cache import KVBits, KVHeadGroup, LayerCache, Selection
-from kvlite.cache.changes import Change, make_all
+from kvlite.cache.changes import Change
 from kvlite.cache.recurrent import States, copies_of, state_tensors
 from kvlite.cache.segment import bytes_held
 from kvlite.errors import OutOfMemory, RecallError
@@ -60,7 +60,7 @@ class HostKVLayer:
     def count(self) -> None:
         """Let the answer's entries count in the index, a few at a time."""
         assert self.index is not None
-        make_all(self.filled_to(self.head_group.used, self.index.used))
+        self.index.used = self.num_indexed(self.head_group.used, self.index.used)
 
     def filled_to(self, entries: int, known: int) -> list[Change]:
         """What lets so many entries count, of which the index counted `known` before."""

@@ -51,7 +51,7 @@ def swap_in(
         return 0
     stays = torch.zeros_like(held).scatter_(2, wanted, True).gather(2, slots)
     worth = scores.gather(2, slots).masked_fill_(stays, torch.inf)
-    comes, which = (each[:, :, :most] for each in first(missing))
+    comes, which = (each[:, :, :most] for each in in_front(missing))
     leaving = worth.topk(most, largest=False).indices
     return copy_in(head_group, source, wanted.gather(2, which), leaving, comes)
 
@@ -111,7 +111,7 @@ def swap_in_place(
     stays.scatter_(2, held.masked_fill(missing, slots), True)
     worth = scores.gather(2, places).masked_fill_(stays[:, :, :slots], torch.inf)
     leaving = worth.topk(count, largest=False).indices
-    comes, order = first(missing)
+    comes, order = in_front(missing)
     which = best.gather(2, order)
     along, chosen, from_ = wide(leaving, keys), comes[..., None], wide(which, keys)
     # Where none comes, what is there stays.
@@ -184,7 +184,7 @@ def _segment(head_group: KVHeadGroup) -> "Segment | None":
     return Segment(packed.start, packed.positions, *sides, turn)
 
 
-def first(missing: Tensor) -> tuple[Tensor, Tensor]:
+def in_front(missing: Tensor) -> tuple[Tensor, Tensor]:
     """Of `(batch, heads, n)` bool, what is True in front; and which they were."""
     ordered = missing.byte().sort(dim=-1, descending=True, stable=True)
     return ordered.values.bool(), ordered.indices
