@@ -121,7 +121,7 @@ def test_one_joins_one_leaves_and_one_for_which_memory_is_short_waits(
                 server.http.post(CHAT, json={**body, "stream": False}, timeout=0.3)
             monkeypatch.setattr(half_read, "answer_prompt", short)
             waits = clients.submit(server.http.post, CHAT, json={**ask, "messages": said("Wait.")})
-            while not refused:
+            while not (refused and server.model.answering.waiting):
                 next(lines)
             assert not waits.done() and len(server.model.answering.waiting) == 1
         waited = waits.result(300).json()  # the long one has gone away
