@@ -36,6 +36,9 @@ from .test_engine import empty, positions
 FOUR = KVBits(4, 4)
 
 
+PLANNED = 200  # tokens of an answer, which storage is reserved for
+
+
 def read(
     model: LoadedModel,
     cache: KVCache,
@@ -55,7 +58,9 @@ def read(
         bits,
     )
     context = torch.zeros(ids.shape[0], cache.seen, dtype=torch.int64)
-    return prefill(model, cache, ids, policies, reserve=200, chunk=64, context=context), policies
+    return prefill(
+        model, cache, ids, policies, reserve=PLANNED, chunk=64, context=context
+    ), policies
 
 
 def random_ids(count: int, seed: int = 1) -> Tensor:
@@ -151,7 +156,8 @@ def test_bytes_are_those_of_codes_scales_and_the_window(llama: Tiny, bits: str) 
     per_entry += 4 * 16 / (asked.group if asked.by_channel else group)
     packed = asked.packed(count)
     exact = count - packed + 32
-    head = packed * per_entry + exact * (2 * 16 * 4 + 4) + 16 * 4
+    spare = PLANNED + -PLANNED % asked.group if asked.by_channel else PLANNED
+    head = (packed + spare) * per_entry + exact * (2 * 16 * 4 + 4) + 16 * 4
     assert packed >= 300 - 36 - 31 and asked.entry_bytes(KVSize(1, 16)) == per_entry
     assert cache.nbytes == 4 * 2 * head
     assert live == pytest.approx(cache.nbytes, rel=0.02)
@@ -312,9 +318,9 @@ def test_turns_on_quantized_entries_keep_what_they_choose(
     checked = 0
     real = Selection.packed
 
-    def packed(self: Selection, bits: KVBits) -> Packed | None:
+    def packed(self: Selection, bits: KVBits, room: int = 0) -> Packed | None:
         nonlocal checked
-        made = real(self, bits)
+        made = real(self, bits, room)
         if made is not None:
             checked += 1
             middle = slice(bits.sinks, bits.sinks + made.count)

@@ -253,11 +253,28 @@ def test_what_needs_the_host_is_left_to_plain_steps(llama: Tiny) -> None:
     assert graphs.reason == "the host KV store is not in pinned memory that the GPU reads"
 
 
-@pytest.mark.parametrize(("block", "recordings"), [(None, 1), (64, 3)])
+@pytest.mark.parametrize(
+    ("method", "bits", "block", "recordings"),
+    [
+        ("full", "16", None, 1),
+        ("full", "16", 64, 3),
+        ("full", "4", None, 1),
+        ("full", "kivi2", None, 1),
+        ("h2o", "k8v4", None, 1),
+        ("full", "8", 64, 3),
+    ],
+)
 def test_a_graph_is_recorded_anew_where_storage_moves(
-    llama: Tiny, monkeypatch: pytest.MonkeyPatch, block: int | None, recordings: int
+    llama: Tiny,
+    monkeypatch: pytest.MonkeyPatch,
+    plain_torch: None,
+    method: str,
+    bits: str,
+    block: int | None,
+    recordings: int,
 ) -> None:
-    """After a block of tokens, which is longer than this answer."""
+    """After a block of tokens, which is longer than this answer; quantizing in between moves
+    none."""
     recorded = []
     if block is not None:
         monkeypatch.setattr(cache_growth, "ROOM", block)
@@ -266,10 +283,14 @@ def test_a_graph_is_recorded_anew_where_storage_moves(
         recorded.append(1)
         return graph_double.capture(program)
 
-    each = read(llama, "full")
+    plain, each = (read(llama, method, budget=400, bits=bits) for _ in range(2))
     graphs = each.decoder(capture=counting)
-    for _ in range(140):
-        each.replay(graphs, int(each.logits.argmax()))
+    for step in range(140):
+        token = int(each.logits.argmax())
+        each.replay(graphs, token, ahead=step % 3 == 0)
+        plain.enter(token)
+        assert torch.allclose(plain.logits, each.logits, atol=1e-4)
+    assert state(each.cache) == state(plain.cache)
     assert (len(recorded), graphs.steps) == (recordings, 140)
 
 

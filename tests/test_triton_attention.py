@@ -90,6 +90,17 @@ def check(
     if logits is not None:
         np.testing.assert_allclose(logits.cpu().numpy(), expected[2], **near)
         assert (room[..., keys.count :] == 7.0).all()
+    # As many, where only the device knows it, of storage with room for more; and seen there.
+    storages = [moved(each.joined(each).joined(each)) for each in (keys, values)]
+    count = torch.tensor([keys.count], device=DEVICE)
+    seen = [each.first(keys.count) for each in storages]
+    for (k, v), counted in ((storages, count), (seen, None)):
+        again = kernel.attend_quantized(
+            queries.to(DEVICE),
+            *(k, v, rotation(keys.dim, torch.device(DEVICE)), shift.to(DEVICE), softcap),
+            count=counted,
+        )
+        torch.testing.assert_close(again, (out, lse), rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.cases(1)

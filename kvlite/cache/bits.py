@@ -11,6 +11,7 @@ from kvlite.errors import SettingError
 UNCHANGED, AUTO = "16", "auto"
 _WIDTHS = (2, 4, 8)
 _GROUPS, _GROUP, _KIVI_GROUP = (16, 32, 64, 128), 64, 32
+PACKED_AT_ONCE = 32
 
 
 @dataclass(frozen=True)
@@ -42,9 +43,19 @@ class KVBits:
         usual = _KIVI_GROUP if self.by_channel else _GROUP
         return kivi + sides + (f"g{self.group}" if self.group != usual else "")
 
+    @property
+    def exact(self) -> int:
+        """Entries of a head that stay exact, at least."""
+        return self.sinks + self.recent
+
+    @property
+    def at_once(self) -> int:
+        """Entries that are quantized together."""
+        return max(PACKED_AT_ONCE, self.group) if self.by_channel else PACKED_AT_ONCE
+
     def packed(self, line: int) -> int:
         """How many of a head's entries are quantized."""
-        count = max(0, line - self.sinks - self.recent)
+        count = max(0, line - self.exact)
         return count // self.group * self.group if self.by_channel else count
 
     def saves(self, size: KVSize) -> bool:

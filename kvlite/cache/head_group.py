@@ -63,6 +63,7 @@ class KVHeadGroup:
         packed_before: the quantized source of entries that were restored, kept until a cut
             quantizes them again.
         used: slots filled, the segment's included, the same for every head and sequence.
+        capacity: entries per head that there is storage for, once older ones are quantized.
         history_index: which of the R rows was written last.
         head_alias: KV heads of the layer that hold nothing, each with the head of this group whose
             attention output it takes.
@@ -77,6 +78,7 @@ class KVHeadGroup:
     segment: CompressedSegment | None = None
     packed_before: PackedSource | None = None
     used: int = 0
+    capacity: int = 0
     history_index: int = field(default=-1)
     head_alias: Mapping[int, int] = field(default_factory=dict)
 
@@ -125,7 +127,7 @@ class KVHeadGroup:
         return torch.cat([before, self.segment.positions, after], 2)
 
     def _whole(self, own: Tensor, write: Callable[[Tensor], None]) -> Tensor:
-        whole = own.new_empty(*own.shape[:2], self.capacity, own.shape[3])
+        whole = own.new_empty(*own.shape[:2], self.slots, own.shape[3])
         self._write(own, write, whole)
         return whole
 
@@ -173,23 +175,79 @@ class KVHeadGroup:
         )
 
     @property
-    def capacity(self) -> int:
-        """Slots per head."""
+    def slots(self) -> int:
+        """Slots per head, of the segment and its own."""
         return self.segment_len + self.residual_keys.shape[2]
 
     @property
     def room(self) -> int:
-        """Free slots per head."""
+        """Entries per head that it can still take, once older ones are quantized."""
         return self.capacity - self.used
+
+    @property
+    def free(self) -> int:
+        """Entries per head that it can take as it is."""
+        return min(self.room, self.slots - self.used)
+
+    @property
+    def spare(self) -> int:
+        """Entries per head that can still be quantized in place."""
+        segment = self.segment
+        return segment.capacity - segment.count if isinstance(segment, Packed) else 0
+
+    def clear_spare(self) -> None:
+        """Let what it has storage for beyond its quantized entries be finite numbers."""
+        segment = self.segment
+        assert isinstance(segment, Packed) and segment.storage is not None
+        segment.storage.clear(slice(segment.count, None))
+
+    def fill(self, used: int) -> None:
+        """Let so many entries count, quantized as far as they would be, without any numbers: to
+        plan."""
+        self.used, segment = used, self.segment
+        if isinstance(segment, Packed) and segment.storage is not None:
+            count = max(segment.count, min(segment.bits.packed(used), segment.capacity))
+            self.segment = segment.storage.first(count)
+
+    def packing(self) -> Write:
+        """Quantize what is no longer recent, in the storage that the segment is the beginning of.
+        Entries come in order of their positions then."""
+        segment, used = self.segment, self.used
+        assert isinstance(segment, Packed) and segment.storage is not None
+        before = segment.count
+        count = min(segment.bits.packed(used), segment.capacity)
+        first, new = segment.start, count - before
+        order = self.residual_positions[:, :, first : self.residual_len].argsort(-1) + first
+        keys, values, positions = (
+            each.gather(2, order if each.dim() == 3 else wide(order, each))
+            for each in self.residuals
+        )
+        stay = slice(first, self.residual_len - new)
+        rows = self.rows
+        if rows is not None:
+            index = (order + before)[:, :, None].expand(-1, -1, rows.shape[2], -1)
+            rows = rows.gather(3, index)
+        # It does not count there yet.
+        leaving = (each[:, :, :new] for each in (keys, values, positions))
+        segment.storage.write(slice(before, count), *leaving)
+        longer = segment.storage.first(count)
+
+        def write() -> None:
+            for own, each in zip(self.residuals, (keys, values, positions), strict=True):
+                own[:, :, stay] = each[:, :, new:]
+            if rows is not None and self.rows is not None:
+                self.rows[..., first + before : used] = rows
+            self.segment = longer
+
+        return write
 
     def append(self, keys: Tensor, values: Tensor, positions: Tensor) -> None:
         """Write entries `(batch, heads, n, dim)` at positions `(n,)` int32. Raises CapacityError if
-        fewer than n slots are left."""
+        fewer than n slots are `free`."""
         count = keys.shape[2]
-        if count > self.room:
+        if count > self.free:
             raise CapacityError(
-                f"cannot write {count} entries at slot {self.used} "
-                f"of a head group of {self.capacity}"
+                f"cannot write {count} entries at slot {self.used} of a head group of {self.slots}"
             )
         at = self.residual_len
         if count == 1 and has_triton(keys.device) and not self.shares_keys:
@@ -246,7 +304,7 @@ class KVHeadGroup:
         # The oldest exact entry goes into the segment, where the evicted one was.
         start, end = segment.start, segment.start + self.segment_len
         inside = (slots >= start) & (slots < end)
-        oldest = self.residual_positions[:, :, start:].argmin(-1) + start
+        oldest = self.residual_positions[:, :, start : self.residual_len].argmin(-1) + start
         place = oldest[..., None, None].expand(-1, -1, 1, self.residual_keys.shape[3])
         packed = segment.putting(
             (slots - start).clamp(0, self.segment_len - 1),
@@ -330,3 +388,9 @@ class KVHeadGroup:
         """The recorded attention to each entry, summed: `(batch, heads, used)` float32."""
         assert self.rows is not None
         return self.rows[..., : self.used].sum(2)
+
+
+def wide(slots: Tensor, entries: Tensor) -> Tensor:
+    """Slots `(batch, heads, n)` of entries `(batch, heads, slots, dim)`, for each of their
+    channels, as `gather` and `scatter` want them."""
+    return slots[..., None].expand(-1, -1, -1, entries.shape[3])

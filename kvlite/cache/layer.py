@@ -35,8 +35,6 @@ class LayerCache:
             latents (MLA) one and the same.
         positions: `(batch, total)` int32.
         head_groups: views of it, in order of their offset.
-        tensors: all that is held, filled or not: keys, values, positions, remembered rows,
-            segments.
     """
 
     def __init__(
@@ -51,19 +49,22 @@ class LayerCache:
         segments: Sequence[CompressedSegment | None] | None = None,
         latent: bool = False,
         sharing: Sequence[bool] | None = None,
+        own: Sequence[int] | None = None,
     ) -> None:
-        """Allocate room for `sizes`: (KV heads, slots a head) for each head group, those of its
+        """Allocate room for `sizes`: (KV heads, entries a head) for each head group, those of its
         segment included.
 
         Args:
             latent: an entry is one vector, its key and its value.
             sharing: of which head groups the heads share keys.
+            own: the head groups' own slots a head, unless that is what the segment leaves.
         """
         segments = segments or [None] * len(sizes)
-        shapes = [
-            (len(heads), capacity - (0 if segment is None else segment.positions.shape[2]))
-            for (heads, capacity), segment in zip(sizes, segments, strict=True)
+        own = own or [
+            capacity - (0 if segment is None else segment.positions.shape[2])
+            for (_, capacity), segment in zip(sizes, segments, strict=True)
         ]
+        shapes = [(len(heads), slots) for (heads, _), slots in zip(sizes, own, strict=True)]
         key_shapes = [
             (1 if shared else heads, slots)
             for (heads, slots), shared in zip(shapes, sharing or [False] * len(sizes), strict=True)
@@ -74,23 +75,26 @@ class LayerCache:
             values = torch.empty(batch, sum(lengths), dim, dtype=dtype, device=device)
         self.values = values
         self.positions = torch.empty(batch, sum(lengths), dtype=torch.int32, device=device)
-        own = self.keys.split(key_lengths, 1), self.values.split(lengths, 1)
+        held = self.keys.split(key_lengths, 1), self.values.split(lengths, 1)
         self.head_groups: list[KVHeadGroup] = []
         for (heads, capacity), segment, shape, key_shape, keys, values, positions in zip(
-            sizes, segments, shapes, key_shapes, *own, self.positions.split(lengths, 1), strict=True
+            sizes,
+            segments,
+            shapes,
+            key_shapes,
+            *held,
+            self.positions.split(lengths, 1),
+            strict=True,
         ):
             keys = keys.unflatten(1, key_shape)
             values = keys if latent else values.unflatten(1, shape)
             group = KVHeadGroup(heads, keys, values, positions.unflatten(1, shape))
-            group.segment, group.used = segment, capacity - shape[1]
+            group.segment, group.capacity = segment, capacity
+            group.used = group.segment_len
             if decode_rows:
                 size = batch, len(heads), decode_rows, capacity
                 group.rows = torch.zeros(size, device=device)
             self.head_groups.append(group)
-        self.tensors = [self.keys, self.values, self.positions]
-        self.tensors += [each.rows for each in self.head_groups if each.rows is not None]
-        for segment in segments:
-            self.tensors += () if segment is None else segment.tensors
 
     @classmethod
     def empty(
@@ -105,6 +109,15 @@ class LayerCache:
             device=device,
             latent=size.latent,
         )
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """All that is held, filled or not: keys, values, positions, remembered rows, segments."""
+        held = [self.keys, self.values, self.positions]
+        for each in self.head_groups:
+            held += () if each.rows is None else (each.rows,)
+            held += () if each.segment is None else each.segment.tensors
+        return held
 
     @property
     def views(self) -> list[Tensor]:
@@ -180,17 +193,21 @@ class LayerCache:
         decode_rows: int = 0,
         bits: KVBits | None = None,
         *,
+        exact_room: bool = False,
         remember_packed: bool = False,
         prepare: Callable[["LayerCache"], None] | None = None,
     ) -> "LayerCache":
         """A copy with head groups of `capacities` slots, entries ascending in position. Segments
         that never change are shared with it; what is quantized is written out, or with `bits`
-        stays so, and what is no longer recent joins it; `remember_packed` and `prepare` as in
-        `gathered`."""
+        stays so, and what is no longer recent joins it; the rest as in `gathered`."""
         ordered = [Selection.everything(each) for each in self.head_groups]
         segments = [each.segment for each in self.head_groups] if self.computed else None
-        given = ordered, capacities, decode_rows, segments, bits
-        return LayerCache.gathered(*given, remember_packed=remember_packed, prepare=prepare)
+        return LayerCache.gathered(
+            *(ordered, capacities, decode_rows, segments, bits),
+            exact_room=exact_room,
+            remember_packed=remember_packed,
+            prepare=prepare,
+        )
 
     def behind(self, segments: Sequence[CompressedSegment], room: int) -> "LayerCache":
         """A layer of the same heads that holds `segments`, one a head group, and `room` free
@@ -298,6 +315,7 @@ class LayerCache:
         segments: Sequence[CompressedSegment | None] | None = None,
         bits: KVBits | None = None,
         *,
+        exact_room: bool = False,
         remember_packed: bool = False,
         prepare: Callable[["LayerCache"], None] | None = None,
     ) -> "LayerCache":
@@ -308,14 +326,32 @@ class LayerCache:
 
         Args:
             bits: quantize those between the first few and the recent ones, straight from where
-                they are.
+                they are. A few slots are free for exact entries then, and storage for those that
+                later join what is quantized; head groups of which nothing is yet get no more.
+            exact_room: with `bits`, let all free slots be for exact entries.
             remember_packed: keep the quantized source of restored entries in memory, until a cut
                 quantizes them again.
             prepare: called with the new layer before it is filled.
         """
-        chosen = list(selections)
+        chosen, capacities, own = list(selections), list(capacities), None
         if segments is None and bits is not None:
-            segments = [selection.packed(bits) for selection in chosen]
+            rooms = [size - each.length[1] for each, size in zip(chosen, capacities, strict=True)]
+            packed = [
+                selection.packed(bits, 0 if exact_room else room)
+                for selection, room in zip(chosen, rooms, strict=True)
+            ]
+            if not exact_room:
+                free = [min(room, bits.at_once) for room in rooms]
+                kept = [selection.length[1] for selection in chosen]
+                own = [
+                    entries - (0 if each is None else each.count) + slots
+                    for entries, each, slots in zip(kept, packed, free, strict=True)
+                ]
+                capacities = [
+                    size if each is not None else slots
+                    for size, each, slots in zip(capacities, packed, own, strict=True)
+                ]
+            segments = packed
         sizes = [(each.kv_heads, size) for each, size in zip(chosen, capacities, strict=True)]
         keys = chosen[0].source.residual_keys
         layer = LayerCache(
@@ -328,6 +364,7 @@ class LayerCache:
             segments=segments,
             latent=chosen[0].source.latent,
             sharing=[selection.shares_keys for selection in chosen],
+            own=own,
         )
         if prepare is not None:
             prepare(layer)

@@ -26,6 +26,7 @@ class Packed:
         mean: `(batch, heads, dim)` float32, of the keys when the first were packed. Subtracting it
             shifts all products with a query equally; this is undone, exactly. For latents it is 0.
         bits: how they were quantized.
+        storage: what this is the beginning of, where more may follow in place.
     """
 
     keys: Quantized | ByChannel
@@ -33,6 +34,7 @@ class Packed:
     positions: Tensor
     mean: Tensor
     bits: KVBits
+    storage: "Packed | None" = None
 
     @classmethod
     def empty(cls, count: int, mean: Tensor, bits: KVBits, *, latent: bool) -> "Packed":
@@ -68,20 +70,40 @@ class Packed:
     def tensors(self) -> tuple[Tensor, ...]:
         return *self.keys.tensors, *self.values.tensors, self.positions, self.mean
 
+    @property
+    def capacity(self) -> int:
+        """Entries a head that there is storage for."""
+        return self.count if self.storage is None else self.storage.count
+
+    def first(self, count: int) -> "Packed":
+        """The first entries of this storage, seen there; others may follow."""
+        keys = self.keys.first(count)
+        values = keys if self.latent else self.values.first(count)
+        return Packed(keys, values, self.positions[:, :, :count], self.mean, self.bits, self)
+
+    def with_room(self, count: int) -> "Packed":
+        """A copy in storage with room for so many more, whole groups."""
+        mean, latent = self.mean, self.latent
+        storage = Packed.empty(self.count + count, mean, self.bits, latent=latent)
+        storage.copy_first(self)
+        return storage.first(self.count)
+
     def arrays(self) -> tuple[np.ndarray, ...]:
         """What compiled loops take, of one sequence on a CPU: codes, scales and zeros of keys and
-        of values, positions, mean; scales and zeros as the 16 bits they are."""
-        assert isinstance(self.keys, Quantized) and isinstance(self.values, Quantized)
+        of values, positions, mean, all that there is storage for; scales and zeros as the 16 bits
+        they are."""
+        whole = self.storage or self
+        assert isinstance(whole.keys, Quantized) and isinstance(whole.values, Quantized)
         sides = (
             array
-            for side in (self.keys, self.values)
+            for side in (whole.keys, whole.values)
             for array in (
                 side.codes.numpy()[0],
                 side.scales.numpy()[0].view(np.uint16),
                 side.zeros.numpy()[0].view(np.uint16),
             )
         )
-        return *sides, self.positions.numpy()[0], self.mean.numpy()[0]
+        return *sides, whole.positions.numpy()[0], self.mean.numpy()[0]
 
     def write(self, part: slice, keys: Tensor, values: Tensor, positions: Tensor) -> None:
         """Round entries, `(batch, heads, n, dim)` and `(batch, heads, n)`, into n of the places."""
@@ -125,12 +147,24 @@ class Packed:
 
         return write
 
-    def copy(self, others: "Packed", where: Tensor) -> None:
-        """Copy as many others unchanged, `where` `(batch, heads, entries)` is True."""
+    def clear(self, part: slice) -> None:
+        """Let a part be 0."""
+        for side in (self.keys, self.values):
+            side.clear(part)
+
+    def copy_first(self, others: "Packed") -> None:
+        """Let the first entries be others, unchanged."""
+        into = self.first(others.count)
+        for mine, theirs in zip(into.tensors, others.tensors, strict=True):
+            mine.copy_(theirs)
+
+    def copy(self, part: slice, others: "Packed", where: Tensor) -> None:
+        """Copy others unchanged into a part, `where` `(batch, heads, entries)` is True."""
         for mine, theirs in ((self.keys, others.keys), (self.values, others.values)):
             assert isinstance(mine, Quantized) and isinstance(theirs, Quantized)
-            mine.copy(theirs, where)
-        self.positions.copy_(torch.where(where, others.positions, self.positions))
+            mine.copy(part, theirs, where)
+        own = self.positions[:, :, part]
+        own.copy_(torch.where(where, others.positions, own))
 
     def take(self, places: Tensor, heads: list[int]) -> "Packed":
         """An unchanged copy of some entries: `places` `(batch, heads, n)` of some heads."""
@@ -141,17 +175,6 @@ class Packed:
             keys if self.latent else self.values.take(places, heads),
             of_heads(self.positions, heads).gather(2, places),
             of_heads(self.mean, heads).clone(),
-            self.bits,
-        )
-
-    def joined(self, later: "Packed") -> "Packed":
-        """These entries followed by others with the same mean, copied."""
-        keys = self.keys.joined(later.keys)  # type: ignore[arg-type]
-        return Packed(
-            keys,
-            keys if self.latent else self.values.joined(later.values),  # type: ignore[arg-type]
-            torch.cat([self.positions, later.positions], 2),
-            self.mean,
             self.bits,
         )
 

@@ -41,6 +41,13 @@ class Codes:
     # The dimension of scales and zeros that grows with the vectors.
     VECTORS_OF_SCALES = 3
 
+    def first(self, count: int) -> Self:
+        """The first vectors, whole groups, where they are."""
+        along = self.VECTORS_OF_SCALES
+        scales = count * self.scales.shape[along] // max(1, self.count)
+        steps, zeros = (each.narrow(along, 0, scales) for each in (self.scales, self.zeros))
+        return type(self)(self.codes[:, :, :count], steps, zeros, self.bits)
+
     @property
     def count(self) -> int:
         """Vectors a head."""
@@ -60,6 +67,14 @@ class Codes:
     def tensors(self) -> tuple[Tensor, ...]:
         """All that is held."""
         return self.codes, self.scales, self.zeros
+
+    def clear(self, part: slice) -> None:
+        """Let the numbers of a part, whole groups, be 0."""
+        start, stop, _ = part.indices(self.count)
+        along, each = self.VECTORS_OF_SCALES, max(1, self.count)
+        first, last = (at * self.scales.shape[along] // each for at in (start, stop))
+        for numbers in (self.scales, self.zeros):
+            numbers.narrow(along, first, last - first).zero_()
 
     def joined(self, later: Self) -> Self:
         """These followed by others, copied."""
@@ -136,10 +151,11 @@ class Quantized(Codes):
 
         return write
 
-    def copy(self, others: "Quantized", where: Tensor) -> None:
-        """Copy as many others unchanged, `where` `(batch, heads, n)` is True."""
+    def copy(self, part: slice, others: "Quantized", where: Tensor) -> None:
+        """Copy others unchanged into a part, `where` `(batch, heads, n)` is True."""
         masks = where[..., None], where[:, :, None], where[:, :, None]
-        for mine, theirs, mask in zip(self.tensors, others.tensors, masks, strict=True):
+        own = self.codes[:, :, part], self.scales[..., part], self.zeros[..., part]
+        for mine, theirs, mask in zip(own, others.tensors, masks, strict=True):
             mine.copy_(torch.where(mask, theirs, mine))
 
     def _quantized(self, vectors: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from kvlite.cache.bits import KVBits
-from kvlite.cache.head_group import KVHeadGroup, PackedSource
+from kvlite.cache.head_group import KVHeadGroup, PackedSource, wide
 from kvlite.cache.packed import Packed
 from kvlite.cache.segment import CompressedSegment, blocks
 from kvlite.ops.heads import of_heads
@@ -198,50 +198,58 @@ class Selection:
             for each in (islice(smaller, 2) if self.source.residual_keys.is_meta else smaller)
         ]
 
-    def packed(self, bits: KVBits) -> Packed | None:
-        """Those between the first few and the recent ones, quantized; those that were already, as
-        they are. None if there are none, or the heads share keys, which stay exact."""
+    def packed(self, bits: KVBits, room: int = 0) -> Packed | None:
+        """Those between the first few and the recent ones, quantized, in storage with `room` for
+        more; those that were already, as they are. None if there are none, or the heads share keys,
+        which stay exact."""
         middle = slice(bits.sinks, bits.sinks + bits.packed(self.slots.shape[2]))
-        if middle.start == middle.stop or self.shares_keys:
+        count = middle.stop - middle.start
+        if not count or self.shares_keys:
             return None
         packed_source = self.source.packed_source
+        if bits.by_channel:
+            room += -room % bits.group
         if packed_source is None or packed_source.packed.bits != bits:
             keys = self.source.keys[:, :, : self.source.used]
             mean = of_heads(keys.mean(2, dtype=torch.float32), self.rows).clone()
-            return self._quantized(middle, mean.zero_() if self.source.latent else mean, bits)
+            made = self._storage(count + room, mean.zero_() if self.source.latent else mean, bits)
+            self._quantize(middle, made, 0)
+            return made.first(count) if room else made
         heads = [packed_source.rows[row] for row in self.rows]
         places = self._places(packed_source, middle)
         known = places >= 0
         lead = int(known.flatten(0, 1).all(0).cumprod(0).sum())
         before = _unchanged(packed_source.packed, places[:, :, :lead], heads)
-        rest = slice(middle.start + (0 if before is None else lead), middle.stop)
-        if rest.start == rest.stop:
+        if before is None:
+            lead = 0
+        elif lead == count and not room:
             return before
-        after = self._quantized(rest, of_heads(packed_source.packed.mean, heads).clone(), bits)
+        mean = of_heads(packed_source.packed.mean, heads).clone()
+        made = self._storage(count + room, mean, bits)
+        if before is not None:
+            made.copy_first(before)
+        self._quantize(slice(middle.start + lead, middle.stop), made, lead)
         late, known = places[:, :, lead:], known[:, :, lead:]
         if not bits.by_channel and known.any():
-            after.copy(packed_source.packed.take(late.clamp(min=0), heads), known)
-        return after if before is None else before.joined(after)
+            taken = packed_source.packed.take(late.clamp(min=0), heads)
+            made.copy(slice(lead, count), taken, known)
+        return made.first(count) if room else made
 
     def _places(self, packed_source: PackedSource, part: slice) -> Tensor:
         """Where a part of them is packed, -1 where it is not."""
         places = of_heads(packed_source.places_of(self.source.used), self.rows)
         return places.gather(2, self._slots(part))
 
-    def _quantized(self, part: slice, mean: Tensor, bits: KVBits) -> Packed:
-        latent = self.source.latent
-        made = Packed.empty(part.stop - part.start, mean, bits, latent=latent)
+    def _storage(self, count: int, mean: Tensor, bits: KVBits) -> Packed:
+        return Packed.empty(count, mean, bits, latent=self.source.latent)
+
+    def _quantize(self, part: slice, into: Packed, at: int) -> None:
+        """Round a part of them into places from `at` on."""
         for own in self.blocks(part):
-            to = slice(own.start - part.start, own.stop - part.start)
+            to = slice(own.start - part.start + at, own.stop - part.start + at)
             keys = self.keys(own)
-            made.write(to, keys, keys if latent else self.values(own), self.positions(own))
-        return made
-
-
-def wide(slots: Tensor, entries: Tensor) -> Tensor:
-    """Slots `(batch, heads, n)` of entries `(batch, heads, slots, dim)`, for each of their
-    channels, as `gather` and `scatter` want them."""
-    return slots[..., None].expand(-1, -1, -1, entries.shape[3])
+            values = keys if into.latent else self.values(own)
+            into.write(to, keys, values, self.positions(own))
 
 
 def _unchanged(packed: Packed, places: Tensor, heads: list[int]) -> Packed | None:

@@ -87,6 +87,8 @@ class LayerWriter:
         return {
             "heads": list(head_group.heads),
             "capacity": head_group.capacity,
+            "own": head_group.residual_keys.shape[2],
+            "spare": head_group.spare,
             "used": used,
             "newest_row": head_group.history_index,
             "keys": keys,
@@ -122,7 +124,7 @@ class LayerWriter:
         if value is None:
             return None
         if id(value) not in self._numbers:
-            plain = {each.name: self._field(value, each.name) for each in fields(value)}
+            plain = {name: self._field(value, name) for name in _saved(type(value))}
             self._numbers[id(value)] = len(self.objects)
             self.objects.append({"kind": type(value).__name__, **plain})
         return self._numbers[id(value)]
@@ -175,6 +177,8 @@ class LayerReader:
         held = [head for each in head_groups for head in each["heads"]]
         require(sorted([*held, *head_alias]) == list(range(size.heads)))
         require({*head_alias.values()} <= {*held})
+        own = [each["own"] for each in head_groups if "own" in each]
+        require(len(own) in (0, len(head_groups)))
         layer = LayerCache(
             [(tuple(each["heads"]), each["capacity"]) for each in head_groups],
             batch=1,
@@ -182,9 +186,10 @@ class LayerReader:
             dtype=self.dtype,
             device=self.device,
             decode_rows=plain["rows"],
-            segments=[self._object(each["front"], Packed | Half) for each in head_groups],
+            segments=[self._segment(each) for each in head_groups],
             latent=size.latent,
             sharing=[bool(each.get("shares_keys")) for each in head_groups],
+            own=own,
         )
         if prepare is not None:
             prepare(layer)
@@ -207,11 +212,18 @@ class LayerReader:
             }
         return made
 
+    def _segment(self, plain: Plain) -> Packed | Half | None:
+        """A head group's segment, in storage with room for as many more as it had."""
+        segment: Packed | Half | None = self._object(plain["front"], Packed | Half)
+        spare = plain.get("spare", 0)
+        require(type(spare) is int and spare >= 0)
+        return segment.with_room(spare) if isinstance(segment, Packed) and spare else segment
+
     def _fill(self, head_group: KVHeadGroup, plain: Plain) -> None:
         segment: Packed | Half | None = self._object(plain["front"], Packed | Half)
         used, heads, latent = plain["used"], len(head_group.heads), head_group.latent
         dim = head_group.residual_keys.shape[3]
-        require(head_group.segment_len <= used <= head_group.capacity)
+        require(head_group.segment_len <= used <= min(head_group.slots, head_group.capacity))
         own = slice(0, used - head_group.segment_len)
         self.source.fill(plain["keys"], head_group.residual_keys[:, :, own])
         require((plain["values"] == plain["keys"]) == latent)
@@ -255,7 +267,7 @@ class LayerReader:
         for each in plain.values():
             require(type(each) is not dict or each["object"] < number)
         hints = get_type_hints(kind)
-        return kind(**{name: self._field(hint, plain[name]) for name, hint in hints.items()})
+        return kind(**{name: self._field(hints[name], plain[name]) for name in _saved(kind)})
 
     def _field(self, hint: Any, plain: Any) -> Any:
         if hint is Tensor:
@@ -268,6 +280,11 @@ class LayerReader:
         if get_origin(hint) is tuple:
             return tuple(int(each) for each in plain)
         return self._object(plain["object"], hint)
+
+
+def _saved(kind: type[Any]) -> list[str]:
+    """The fields of a part that are saved: not what it is the beginning of."""
+    return [each.name for each in fields(kind) if each.name != "storage"]
 
 
 def _dim(segment: Packed | Half) -> int:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from functools import partial
 
-from kvlite.cache import KVCache, LayerCache, Selection
+from kvlite.cache import KVCache, KVHeadGroup, LayerCache, Selection
 from kvlite.cache.layer import Mark
 from kvlite.cache.packed import Packed
 from kvlite.memory.free import is_oom
@@ -19,8 +19,9 @@ def reserve(
     count: int = 1,
     safely: Safely = at_once,
 ) -> None:
-    """Before a step of `count` tokens: let layers grow that may, and have no room for them; and
-    what takes an answer to recall from. The step itself allocates no storage.
+    """Before a step of `count` tokens: let layers grow that may, and have no room for them; let
+    what takes an answer to recall from grow; quantize what is no longer recent. The step itself
+    allocates no storage.
 
     Raises:
         OutOfMemory: nothing is left to give up; or the disk is full or fails.
@@ -28,6 +29,9 @@ def reserve(
     for index in range(len(policies)):
         if any(head_group.room < count for head_group in cache.layers[index].head_groups):
             _grow_safely(cache, policies, index, safely)
+        for head_group in cache.layers[index].head_groups:
+            if head_group.free < min(count, head_group.room):
+                _pack(cache, head_group, safely)
         if recall is not None:
             safely(partial(recall.store.make_room, index, count))
 
@@ -53,6 +57,15 @@ def _grow(cache: KVCache, policies: Sequence[LayerPolicy], index: int, room: int
     if any(size > capacity for size, capacity in zip(sizes, capacities, strict=True)):
         rows, bits = policy.method.decoding.rows, policy.quantize_now
         cache.layers[index] = layer.resized(sizes, rows, bits)
+
+
+def _pack(cache: KVCache, head_group: KVHeadGroup, safely: Safely) -> None:
+    """Quantize what is no longer recent, in place."""
+    write = safely(head_group.packing)
+    # Entries move over others: an interrupt in between would spoil them.
+    cache.writing = True
+    write()
+    cache.writing = False
 
 
 def grows(policy: LayerPolicy, layer: LayerCache, new: int) -> bool:

@@ -142,10 +142,10 @@ def _addresses(head_group: KVHeadGroup, token: int) -> list[int]:
     assert isinstance(keys, Quantized) and isinstance(values, Quantized)
     bits = keys.bits, values.bits, keys.groups, values.groups
     packed = [each.data_ptr() for each in segment.tensors]
-    return [*exact, segment.count, segment.start, *bits, *packed]
+    return [*exact, segment.count, segment.capacity, segment.start, *bits, *packed]
 
 
-_NONE_PACKED = [0] * 14
+_NONE_PACKED = [0] * 15
 _NO_STORE = [0] * (5 + len(_NONE_PACKED) + 6)
 
 

@@ -148,7 +148,7 @@ class GraphDecoder:
         program.end()
         self._last, self._stands = launch, (cache.seen, None)
         self.steps += 1
-        if ahead and program.draws and program.appends and program.room:
+        if ahead and program.draws and program.appends and program.room and program.free:
             self._ahead = self._launched(program, replay)
         return launch.logits
 
@@ -189,15 +189,18 @@ class GraphDecoder:
     ) -> tuple[StepProgram | None, Replay | None]:
         """A program that serves the conversations, and its recording, unless there is a reason
         against it."""
-        if self._program is not None and self._program.serves(conversations):
+        if self._served(conversations) and self._program is not None and self._program.free:
             return self._program, self._replay
-        self.release()
         try:
             for each in conversations:
                 each.reserve()
         except OutOfMemory:  # as a plain step will find out, for each by itself
+            self.release()
             self.reason = "memory is short"
             return None, None
+        if self._served(conversations) and self._program is not None:
+            self._program.follow()
+            return self._program, self._replay
         reasons = (
             reason_against("graph", self.model, each.cache, each.policies, each.recall)
             for each in conversations
@@ -206,6 +209,12 @@ class GraphDecoder:
         if not self.reason:
             self._record(conversations, seen)
         return self._program, self._replay
+
+    def _served(self, conversations: Sequence[StepRows]) -> bool:
+        """Whether the program serves the conversations; one that does not is released."""
+        if self._program is not None and not self._program.serves(conversations):
+            self.release()
+        return self._program is not None
 
     def _record(self, conversations: Sequence[StepRows], seen: Sequence[int]) -> None:
         """Record a step of the conversations as they are now."""

@@ -9,7 +9,7 @@ from torch import Tensor
 from kvlite.cache import KVHeadGroup, LayerCache
 from kvlite.cache.query_log import QueryLog
 from kvlite.cache.recurrent import StateCarrier, States
-from kvlite.engine.quantized_attention import attend_segment
+from kvlite.engine.quantized_attention import DeviceFill, attend_segment
 from kvlite.engine.sparse_attention import SparseAttentionMask
 from kvlite.methods.layer_policy import LayerPolicy
 from kvlite.model.attention_interface import Lender
@@ -84,6 +84,14 @@ class LayerProgram:
         self.ends = on_device([at + n - 1 for at, n in zip(starts, capacities, strict=True)])
         self.full = on_device([evicts for group, evicts in self._groups for _ in group.heads])
         self.oldest_row = groups[0].history_index + 1 - seen
+        self.packed = [
+            on_device([group.segment_len]) if group.spare and not evicts else None
+            for group, evicts in self._groups
+        ]
+        for group, packed in zip(groups, self.packed, strict=True):
+            if packed is not None:
+                group.clear_spare()
+        self._packed = [group.segment_len for group in groups]
         # Storage has heads in an order of its own, and those with an alias not at all.
         every, alias = layer.kv_heads, layer.head_alias
         self.order = None if heads == list(range(every)) else on_device(heads)
@@ -105,11 +113,32 @@ class LayerProgram:
         """Tokens that can still go through; None if any number can."""
         groups, trims = self.layer.head_groups, self.policy.method.decoding.trim is not None
         rooms = [group.room for group, evicts in self._groups if not evicts]
+        if self.recall is not None:  # it was recorded with slots as they were
+            rooms += [
+                group.free if group.segment_len == packed else 0
+                for (group, evicts), packed in zip(self._groups, self._packed, strict=True)
+                if not evicts
+            ]
         if trims:
             rooms += [self.policy.budget - group.used for group in groups]
         if self.recall is not None:
             rooms.append(self.recall.room)
         return min(rooms, default=None)
+
+    @property
+    def free(self) -> bool:
+        """Whether a token can go through before anything is quantized."""
+        return all(group.free for group, evicts in self._groups if not evicts)
+
+    def follow(self) -> None:
+        """Let the device know what was quantized since the last token."""
+        firsts = self._split(self.first, 0)
+        for number, group in enumerate(self.layer.head_groups):
+            packed, more = self.packed[number], group.segment_len - self._packed[number]
+            if packed is not None and more:
+                packed += more
+                firsts[number].sub_(more)
+                self._packed[number] += more
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, softmax: Softmax) -> Tensor:
         """As `model.attention_interface.Attender`, for one token of one sequence."""
@@ -211,7 +240,8 @@ class LayerProgram:
     def _by_group(self, queries: Tensor, softmax: Softmax, remembers: bool) -> Tensor:
         """Attention over head groups that have segments, or are seen in part."""
         outs, first = [], 0
-        for (group, evicts), asked in zip(self._groups, self._split(queries, 1), strict=True):
+        every = zip(self._groups, self.packed, self._split(queries, 1), strict=True)
+        for (group, evicts), packed, asked in every:
             heads = slice(first, first := first + len(group.heads))
             own = softmax.of_heads(range(heads.start, heads.stop), len(self.heads))
             q = asked.flatten(1, 2)[:, :, None]
@@ -219,8 +249,9 @@ class LayerProgram:
                 seen = group.keys, group.values, self.seen, self.rotation
                 outs.append(self.mask.attend(q, *seen, own).view_as(asked))
                 continue
-            end = None if evicts else self.last[heads][0] - self.starts[heads][0]
-            out, row = attend_segment(q, group, own, remembers=remembers, last=end)
+            end = self.last[heads][0] - self.starts[heads][0]
+            fill = None if evicts else DeviceFill(end, packed)
+            out, row = attend_segment(q, group, own, remembers=remembers, fill=fill)
             outs.append(out.view_as(asked))
             if self.writes and row is not None:
                 self._remember(group, row)

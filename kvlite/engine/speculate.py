@@ -47,7 +47,7 @@ def room_ahead(
 
 
 def _room(layer: LayerCache, policy: LayerPolicy) -> int:
-    rooms = [head_group.room for head_group in layer.head_groups]
+    rooms = [head_group.free for head_group in layer.head_groups]
     if policy.method.decoding.trim is not None:
         rooms += [policy.budget - used for _, used in layer.lengths]
     return min(rooms)

@@ -54,8 +54,9 @@ class RowProgram:
         self.first = torch.cat([layer.first for layer in self.layers])
         self.slots = self.first + position
         own = self.slots.split([len(layer.first) for layer in self.layers])
-        for layer_program, slots in zip(self.layers, own, strict=True):
-            layer_program.slots = slots
+        firsts = self.first.split([len(layer.first) for layer in self.layers])
+        for layer_program, first, slots in zip(self.layers, firsts, own, strict=True):
+            layer_program.first, layer_program.slots = first, slots
 
     @property
     def appends(self) -> bool:
@@ -80,6 +81,11 @@ class RowProgram:
             and self.room > 0
         )
 
+    @property
+    def free(self) -> bool:
+        """Whether a token can go through before anything is quantized."""
+        return all(layer.free for layer in self.layers)
+
     def tick(self) -> None:
         """Compute what follows from the position."""
         torch.add(self.first, self.position, out=self.slots)
@@ -88,10 +94,16 @@ class RowProgram:
 
     def begin(self) -> None:
         """Go on from what the cache holds now."""
+        self.follow()
         for index, own in self.states.items():
             for place, state in own.items():
                 state.take(self.cache.states[index][place])
         self.position.fill_(self.cache.seen)
+
+    def follow(self) -> None:
+        """Let the device know what was quantized since the last token."""
+        for layer in self.layers:
+            layer.follow()
 
     def end(self, hidden: Tensor) -> None:
         """Count the token that went through, of which `(1, 1, hidden size)` came out."""
@@ -154,6 +166,16 @@ class StepProgram:
     def room(self) -> int:
         """Tokens of each conversation that can still go through."""
         return min(row.room for row in self.rows)
+
+    @property
+    def free(self) -> bool:
+        """Whether the next tokens can go through before anything is quantized."""
+        return all(row.free for row in self.rows)
+
+    def follow(self) -> None:
+        """Let the device know what was quantized since the last tokens."""
+        for row in self.rows:
+            row.follow()
 
     def serves(self, conversations: Sequence[StepRows]) -> bool:
         """Whether the next tokens of these conversations can go through it."""

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from kvlite.cache import KVHeadGroup
-from kvlite.cache.selection import wide
+from kvlite.cache.head_group import wide
 from kvlite.methods.capabilities import VerticalSlash
 from kvlite.methods.scores import Window, top, window_scores
 from kvlite.ops.attention import attend, attend_causal, merged

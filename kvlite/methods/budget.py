@@ -8,7 +8,7 @@ from kvlite.cache import KVBits, KVSize
 from kvlite.config.units import UNITS
 from kvlite.errors import SettingError
 from kvlite.methods import Method, parse_method
-from kvlite.methods.layer_policy import PACKED_ROOM, ROOM
+from kvlite.methods.layer_policy import ROOM
 from kvlite.model.shape import ModelShape
 
 AUTO_SHARE, AUTO_LEAST = 0.25, 1024
@@ -95,8 +95,7 @@ class _LineBytes:
         if bits is not None:
             self.packed = bits.entry_bytes(size) + remembered
             self.mean = 4 * size.dim
-            self.recent = bits.sinks + bits.recent + PACKED_ROOM
-            self.recent += bits.group if bits.by_channel else 0
+            self.recent = bits.exact + bits.at_once + (bits.group if bits.by_channel else 0)
 
     def of(self, entries: int) -> int:
         """The most bytes that so many entries take."""

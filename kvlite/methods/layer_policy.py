@@ -17,9 +17,8 @@ from kvlite.methods.types import GroupLength, LayerCache, Selection
 from kvlite.model.shape import ModelShape
 from kvlite.model.window import LocalWindow
 
-# By how many slots a layer grows while it answers, and by how few where memory is short; and what
-# is quantized together.
-ROOM, LEAST_ROOM, PACKED_ROOM = 1024, 64, 32
+# By how many slots a layer grows while it answers, and by how few where memory is short.
+ROOM, LEAST_ROOM = 1024, 64
 PROVISION = 4
 
 
@@ -91,8 +90,6 @@ class LayerPolicy:
     def capacities(self, lengths: Sequence[GroupLength], room: int = ROOM) -> list[int]:
         """Slots for these lengths and room to grow, up to the budget if the method evicts, or to a
         whole chunk."""
-        if self.quantize_now is not None:
-            room = min(room, PACKED_ROOM)
         if not self.method.decoding.bounded and self.chunk is None:
             return [entries + room for _, entries in lengths]
         most = self.chunk or self.budget

@@ -103,9 +103,9 @@ class MiniCache(Method):
         float32 copies stay small."""
         import torch
 
+        from kvlite.cache.head_group import wide
         from kvlite.cache.pair import Merged
         from kvlite.cache.segment import Exact
-        from kvlite.cache.selection import wide
 
         units = lower.new_empty(lower.shape)
         angles = torch.empty(lower.shape[:3], device=lower.device)

@@ -10,7 +10,7 @@ from kvlite.ops.numba_vectors import close_exp, highest, multiply, weigh
 
 Array = np.ndarray
 Packed = tuple[Any, ...]
-Sizes = tuple[int, int, int]
+Sizes = tuple[int, int, int, int]
 
 
 @jitted
@@ -35,7 +35,7 @@ def softmax(line, softcap, sink):
 def products_of_held(queries, own, packed, sizes, used):
     """Products `(heads, rows, used)` of queries `(heads, rows, dim)` with all that is held; the
     rest as in `attend`."""
-    (keys, _), (start, bits, _), middle = own, sizes, packed[6].shape[1]
+    (keys, _), (start, bits, _, middle) = own, sizes
     heads, rows, _ = queries.shape
     slots, places = np.arange(used - middle), np.arange(middle)
     products = np.empty((heads, rows, used), np.float32)
@@ -53,7 +53,7 @@ def products_of_held(queries, own, packed, sizes, used):
 @jitted
 def weighed(products, own, packed, sizes, softcap, sinks, out):
     """Attention by the products, which become probabilities."""
-    (_, values), (start, _, bits), middle = own, sizes, packed[6].shape[1]
+    (_, values), (start, _, bits, middle) = own, sizes
     heads, rows, used = products.shape
     for head in range(heads):
         weights, made, near = products[head], out[head], values[head]
@@ -61,7 +61,7 @@ def weighed(products, own, packed, sizes, softcap, sinks, out):
             softmax(weights[row], softcap, sinks[head, row])
         made[:] = 0
         if middle:
-            weigh_packed(weights, start, packed, head, bits, made)
+            weigh_packed(weights, start, packed, head, middle, bits, made)
             weigh(weights, 0, near, start, made)
             weigh(weights, start + middle, near[start:], used - middle - start, made)
         else:
@@ -91,7 +91,8 @@ def attend(
         own: exact keys and values, `(heads, slots, dim)` float32.
         held: how many of these slots are filled.
         packed: `kvlite.cache.packed.Packed.arrays`.
-        sizes: how many exact entries come before the packed, and the bits of keys and values.
+        sizes: how many exact entries come before the packed; the bits of keys and values; how many
+            are packed.
         softcap, sinks: as in `kvlite.ops.softmax`; sinks `(heads, rows)` float32.
 
     Returns:
@@ -100,6 +101,6 @@ def attend(
     out = np.empty_like(queries)
     if sinks is None:
         sinks = np.full(queries.shape[:2], -np.inf, np.float32)
-    used = held + packed[6].shape[1]
+    used = held + sizes[3]
     weights: Array = _attend(queries, own, packed, sizes, used, softcap or 0.0, sinks, out)
     return out, weights

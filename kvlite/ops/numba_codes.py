@@ -171,9 +171,10 @@ def multiply_packed(queries, packed, head, places, bits, out, at):
 
 
 @jitted
-def weigh_packed(weights, at, packed, head, bits, out):
-    """Add a head's quantized values by their weights, columns from `at` on, to what is 0."""
+def weigh_packed(weights, at, packed, head, count, bits, out):
+    """Add a head's `count` quantized values by their weights, columns from `at` on, to what is
+    0."""
     side = packed[3][head], packed[4][head], packed[5][head]
-    weigh_codes(weights, at, side, np.arange(packed[6].shape[1]), bits, out)
+    weigh_codes(weights, at, side, np.arange(count), bits, out)
     for row in range(out.shape[0]):
         hadamard(out[row])

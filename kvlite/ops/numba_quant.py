@@ -4,6 +4,7 @@ Without numba, `Quantized` forms the same products from torch's functions, some 
 slowly.
 """
 
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -32,7 +33,7 @@ def dot(turned: Tensor, codes: Tensor, scales: Tensor, zeros: Tensor, bits: int)
     """
     (heads, rows, dim), count = turned.shape, codes.shape[1]
     out, parts = turned.new_empty(1, heads, rows, count), _parts(count * heads * dim)
-    given = *_arrays(turned, codes, scales, zeros), bits, parts, out.numpy()
+    given = *_arrays(turned, codes, scales, zeros), count, bits, parts, out.numpy()
     _share(board(parts), _dot(), given, parts)
     return out[0]
 
@@ -51,7 +52,7 @@ def weigh(weights: Tensor, codes: Tensor, scales: Tensor, zeros: Tensor, bits: i
     dim = codes.shape[2] * 8 // bits
     parts = _parts(count * heads * dim)
     outs = weights.new_empty(parts, heads, rows, dim)
-    given = *_arrays(weights, codes, scales, zeros), bits, parts, outs.numpy()
+    given = *_arrays(weights, codes, scales, zeros), count, bits, parts, outs.numpy()
     _share(board(parts), _weigh(), given, parts)
     return outs.sum(0)
 
@@ -61,18 +62,34 @@ def _parts(channels: int) -> int:
 
 
 def _arrays(rows: Tensor, codes: Tensor, scales: Tensor, zeros: Tensor) -> list[Any]:
-    """One layout, whatever a tensor is a part of: loops are compiled for it."""
-    halves = (each.contiguous().numpy().view(np.uint16) for each in (scales, zeros))
-    return [*(each.contiguous().numpy() for each in (rows, codes)), *halves]
+    """One layout: loops are compiled for it."""
+    halves = (_whole(each, 2).numpy().view(np.uint16) for each in (scales, zeros))
+    return [rows.contiguous().numpy(), _whole(codes, 1).numpy(), *halves]
+
+
+def _whole(vectors: Tensor, dim: int) -> Tensor:
+    """All that there is storage for behind the first vectors, which lie along `dim`; a copy of
+    those, if they lie elsewhere."""
+    if vectors.is_contiguous():
+        return vectors
+    size = [*vectors.shape]
+    size[dim] = 1
+    size[dim] = vectors.stride(0) // prod(size[1:])
+    steps = prod(size[1:]), size[2], 1
+    lie = zip(vectors.shape, vectors.stride(), steps, strict=True)
+    if any(count > 1 and step != own for count, step, own in lie):
+        return vectors.contiguous()
+    return vectors.as_strided(size, steps)
 
 
 _ROWS, _HALVES = types.float32[:, :, ::1], types.uint16[:, :, ::1]
-# Rows; codes, scales and zeros; bits; how many parts; and the output, of all parts or of each.
+# Rows; codes, scales and zeros; how many vectors; bits; how many parts; the output, of all or of
+# each.
 _address, _given = passing(
     types.Tuple(
         (
             *(_ROWS, types.uint8[:, :, ::1], _HALVES, _HALVES),
-            *(types.int64, types.int64, types.float32[:, :, :, ::1]),
+            *(types.int64, types.int64, types.int64, types.float32[:, :, :, ::1]),
         )
     )
 )
@@ -85,8 +102,8 @@ def _share(board, work, given, parts):
 
 @work
 def _dot(address, part):
-    turned, codes, scales, zeros, bits, parts, out = _given(address)
-    first, last = _range(codes.shape[1], part, parts)
+    turned, codes, scales, zeros, count, bits, parts, out = _given(address)
+    first, last = _range(count, part, parts)
     places = np.arange(first, last)
     for head in range(len(codes)):
         side = codes[head], scales[head], zeros[head]
@@ -95,8 +112,8 @@ def _dot(address, part):
 
 @work
 def _weigh(address, part):
-    weights, codes, scales, zeros, bits, parts, out = _given(address)
-    first, last = _range(codes.shape[1], part, parts)
+    weights, codes, scales, zeros, count, bits, parts, out = _given(address)
+    first, last = _range(count, part, parts)
     places, own = np.arange(first, last), out[part]
     own[:] = 0
     for head in range(len(codes)):

@@ -95,8 +95,8 @@ def products_of(queries, source, head, named, held_keys, slot_of):
         held_keys: `(slots, dim)`, where the key of an entry that is held is read, which is sooner
             there; of those alone for which `slot_of` has a slot.
     """
-    (keys, _, _), packed, (start, bits, _) = source
-    middle, exact = packed[6].shape[1], keys[head]
+    (keys, _, _), packed, (start, bits, _, middle) = source
+    exact = keys[head]
     products = np.empty((len(queries), named.size), np.float32)
     older, at, found = np.empty(named.size, np.int64), np.empty(named.size, np.int64), 0
     for i in range(named.size):
@@ -167,10 +167,11 @@ def exchanged(best, rough, own_positions, positions, start, slots, mark):
 
 @jitted
 def _swap(source, held, of, head, coming, leaving):
-    (keys, values, _), packed, (start, bits, value_bits) = source
-    codes, scales, zeros, value_codes, value_scales, value_zeros, positions, mean = packed
-    (own_keys, own_values, own_positions), own, (own_start, own_bits, own_value_bits) = held
-    middle, own_middle, dim = positions.shape[1], own[6].shape[1], keys.shape[2]
+    (keys, values, _), packed, (start, bits, value_bits, middle) = source
+    codes, scales, zeros, value_codes, value_scales, value_zeros, _, mean = packed
+    (own_keys, own_values, own_positions), own, own_sizes = held
+    own_start, own_bits, own_value_bits, own_middle = own_sizes
+    dim = keys.shape[2]
     one, other = np.empty((1, dim), np.float32), np.empty((1, dim), np.float32)
     key, value = one[0], other[0]
     for i in range(coming.size):
@@ -230,8 +231,8 @@ def fill(queries, scores, heads, source, held, rows, slots, count, among, first,
         heads: `(heads of the group,)` int64, which of the KV heads they are.
         source: everything, of all KV heads, in three parts: keys and values `(heads, slots, dim)`
             float32 and positions `(heads, slots)` int32, exact; what `Packed` holds of the entries
-            between them, none if all are exact; how many exact ones come before those, and the bits
-            of keys and values. Place is position.
+            between them; how many exact ones come before those, the bits of keys and values, and
+            how many those are, 0 if all are exact. Place is position.
         held: likewise, of the head group's heads; written.
         rows: `(heads of the group, R, slots)` float32, what was remembered of the entries held;
             cleared where they give way.
@@ -244,7 +245,7 @@ def fill(queries, scores, heads, source, held, rows, slots, count, among, first,
     """
     own, packed, sizes = held
     # Both alike: what is held is what the source has.
-    exact = not packed[6].shape[1] and not source[1][6].shape[1]
+    exact = not sizes[3] and not source[2][3]
     slot_of, came = np.empty(scores.shape[1], np.int32), 0
     mark = np.zeros(scores.shape[1], np.uint8)
     for head in range(heads.size):
@@ -259,7 +260,7 @@ def fill(queries, scores, heads, source, held, rows, slots, count, among, first,
         products = products_of(queries[head], source, layer_head, named, own_keys, slot_of)
         best = wanted(named, products, count, first + recent)
         coming, leaving = exchanged(
-            best, rough, own_positions, packed[6][head], sizes[0], slots, mark
+            best, rough, own_positions, packed[6][head, : sizes[3]], sizes[0], slots, mark
         )
         came += coming.size
         for slot in leaving:

@@ -24,9 +24,9 @@ Array = np.ndarray
 # Of what is held, and from `SOURCE` on of the host store: where exact keys, values and positions of
 # all KV heads are, how many slots for them a head has, how many entries, this token's included.
 KEYS, VALUES, POSITIONS, SLOTS, USED = range(5)
-# Of those that are quantized: how many, behind how many exact ones; bits of keys and values, groups
-# of these; where `Packed` has its tensors.
-PACKED, START, BITS, VALUE_BITS, GROUPS, VALUE_GROUPS, TENSORS = range(5, 12)
+# Of those that are quantized: how many, for how many a head has storage, behind how many exact
+# ones; bits of keys and values, groups of these; where `Packed` has its tensors.
+PACKED, CAPACITY, START, BITS, VALUE_BITS, GROUPS, VALUE_GROUPS, TENSORS = range(5, 13)
 SOURCE = TENSORS + 8
 # Where the index has signs, sizes, the mean and the balance; slots a head; keys in it.
 SIGNS, SIZES, MEAN, BALANCE, INDEX_SLOTS, INDEXED = range(2 * SOURCE, 2 * SOURCE + 6)
@@ -138,13 +138,13 @@ def _entries(line, first, head, dim):
 
 @jitted
 def _whole(line, first, head, dim):
-    count, bits, value_bits = line[first + PACKED], line[first + BITS], line[first + VALUE_BITS]
-    keys = _packed(line, first + TENSORS, head, count, dim * bits // 8, line[first + GROUPS])
+    room, bits, value_bits = line[first + CAPACITY], line[first + BITS], line[first + VALUE_BITS]
+    keys = _packed(line, first + TENSORS, head, room, dim * bits // 8, line[first + GROUPS])
     width, groups = dim * value_bits // 8, line[first + VALUE_GROUPS]
-    values = _packed(line, first + TENSORS + 3, head, count, width, groups)
-    positions = carray(places_at(line[first + TENSORS + 6] + 4 * head * count), (1, count))
+    values = _packed(line, first + TENSORS + 3, head, room, width, groups)
+    positions = carray(places_at(line[first + TENSORS + 6] + 4 * head * room), (1, room))
     mean = carray(floats_at(line[first + TENSORS + 7] + 4 * head * dim), (1, dim))
-    sizes = line[first + START], bits, value_bits
+    sizes = line[first + START], bits, value_bits, line[first + PACKED]
     return _entries(line, first, head, dim), (*keys, *values, positions, mean), sizes
 
 
@@ -225,7 +225,7 @@ def _remember(given, token, at):
     line, dim = given.table[token], given.k.shape[2]
     used, packed, start = line[USED], line[PACKED], line[START]
     _, _, own = _entries(line, 0, at, dim)
-    middle = carray(places_at(line[TENSORS + 6] + 4 * at * packed), (max(packed, 1),))
+    middle = carray(places_at(line[TENSORS + 6] + 4 * at * line[CAPACITY]), (max(packed, 1),))
     for slot in range(used):
         if packed and start <= slot < start + packed:
             held[token, at, slot] = middle[slot - start]

@@ -52,6 +52,7 @@ def attend_quantized(
     shift: Tensor,
     softcap: float | None,
     *,
+    count: Tensor | None = None,
     logits: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Attention of a few rows over the quantized entries of their KV head.
@@ -66,6 +67,7 @@ def attend_quantized(
         shift: `(batch, kv heads, rows)` float32, added to every logit of a row: its product with
             the mean that keys were centered by.
         softcap: bends the shifted logits to softcap * tanh(logit / softcap).
+        count: how many of the n there are, `(1,)` on the device; None if all.
         logits: `(batch, kv heads, rows, n)` float32, filled with the logits as the softmax sees
             them.
 
@@ -87,9 +89,10 @@ def attend_quantized(
             logits, outs, lses,
             *_steps_between(keys), *_steps_between(values),
             *((0, 0, 0) if logits is None else logits.stride()[:3]),
-            keys.count, heads, 0.0 if softcap is None else softcap,
-            CAPPED=softcap is not None, ROWS=rows, LANES=max(8, 1 << (rows - 1).bit_length()),
-            DIM=dim, TILE=TILE, K_BITS=keys.bits, K_GROUP=dim // keys.groups, K_CHUNK=_chunk(keys),
+            keys.count if count is None else count, heads, 0.0 if softcap is None else softcap,
+            COUNTED=count is not None, CAPPED=softcap is not None, ROWS=rows,
+            LANES=max(8, 1 << (rows - 1).bit_length()), DIM=dim, TILE=TILE,
+            K_BITS=keys.bits, K_GROUP=dim // keys.groups, K_CHUNK=_chunk(keys),
             V_BITS=values.bits, V_GROUP=dim // values.groups, V_CHUNK=_chunk(values),
             # Triton's interpreter on a CPU multiplies no bfloat16.
             OPERAND=tl.bfloat16 if queries.is_cuda else tl.float32,
@@ -133,10 +136,11 @@ def _attend_split(
     lses,
     k_batch, k_head, k_entry, ks_batch, ks_head, ks_group, v_batch, v_head, v_entry,
     vs_batch, vs_head, vs_group, l_batch, l_head, l_row,
-    count, heads, softcap,
-    CAPPED: tl.constexpr, ROWS: tl.constexpr, LANES: tl.constexpr, DIM: tl.constexpr,
-    TILE: tl.constexpr, K_BITS: tl.constexpr, K_GROUP: tl.constexpr, K_CHUNK: tl.constexpr,
-    V_BITS: tl.constexpr, V_GROUP: tl.constexpr, V_CHUNK: tl.constexpr, OPERAND: tl.constexpr,
+    given, heads, softcap,
+    COUNTED: tl.constexpr, CAPPED: tl.constexpr, ROWS: tl.constexpr, LANES: tl.constexpr,
+    DIM: tl.constexpr, TILE: tl.constexpr, K_BITS: tl.constexpr, K_GROUP: tl.constexpr,
+    K_CHUNK: tl.constexpr, V_BITS: tl.constexpr, V_GROUP: tl.constexpr, V_CHUNK: tl.constexpr,
+    OPERAND: tl.constexpr,
 ):  # fmt: skip
     """One split of one KV head: its output `(rows, dim)` and lse. Logits lie as `(TILE, LANES)`,
     a row a column; output as `(channels, LANES)`, chunk by chunk."""
@@ -158,6 +162,7 @@ def _attend_split(
     if logits is not None:
         logits += batch * l_batch + head * l_head
 
+    count = tl.load(given).to(tl.int32) if COUNTED else given
     part = tl.cdiv(tl.cdiv(count, TILE), tl.num_programs(1)) * TILE
     start = split * part
     stop = tl.minimum(start + part, count)

@@ -62,7 +62,7 @@ def pack(
             *(each[:, own] for each in segment.values.tensors),
             segment.positions[:, own],
             *source[0].stride()[:2],
-            all_heads, count, segment.start, coming.shape[1],
+            all_heads, count, segment.positions.stride(1), segment.start, coming.shape[1],
             K_BITS=segment.keys.bits, V_BITS=segment.values.bits, K_PART=_part(segment.keys),
             V_PART=_part(segment.values), K_GROUP=dim // segment.keys.groups,
             V_GROUP=dim // segment.values.groups, DIM=dim, WIDE=triton.next_power_of_2(dim),
@@ -75,12 +75,12 @@ def _part(vectors: Quantized) -> int:
     return gcd(vectors.dim // vectors.groups, vectors.dim * vectors.bits // 8)
 
 
-@triton.jit(do_not_specialize=["all_heads", "count", "start", "room"])
+@triton.jit(do_not_specialize=["all_heads", "count", "capacity", "start", "room"])
 def _pack(
     keys, values, coming, leaving, missing, mean, rotation, k_codes, k_scales, k_zeros, v_codes,
     v_scales, v_zeros, positions,
     s_batch, s_head,
-    all_heads, count, start, room,
+    all_heads, count, capacity, start, room,
     K_BITS: tl.constexpr, V_BITS: tl.constexpr, K_PART: tl.constexpr, V_PART: tl.constexpr,
     K_GROUP: tl.constexpr, V_GROUP: tl.constexpr, DIM: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
@@ -101,19 +101,19 @@ def _pack(
             key -= tl.load(mean + line * DIM + every, mask=held, other=0.0)
             value = tl.load(values + begin, mask=held, other=0.0).to(tl.float32)
             _round(
-                *(key, rotation, k_codes, k_scales, k_zeros, line * count, at, count),
+                *(key, rotation, k_codes, k_scales, k_zeros, line * capacity, at, capacity),
                 *(K_BITS, K_PART, K_GROUP, DIM, WIDE),
             )
             _round(
-                *(value, rotation, v_codes, v_scales, v_zeros, line * count, at, count),
+                *(value, rotation, v_codes, v_scales, v_zeros, line * capacity, at, capacity),
                 *(V_BITS, V_PART, V_GROUP, DIM, WIDE),
             )
-            tl.store(positions + line * count + at, place)
+            tl.store(positions + line * capacity + at, place)
 
 
 @triton.jit
 def _round(
-    vector, rotation, codes, scales, zeros, first, at, count,
+    vector, rotation, codes, scales, zeros, first, at, capacity,
     BITS: tl.constexpr, PART: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr,
     WIDE: tl.constexpr,
 ):  # fmt: skip
@@ -131,7 +131,7 @@ def _round(
             high = tl.maximum(high, tl.max(turned, 0))
         zero = low.to(tl.float16)
         scale = tl.div_rn(high - low, levels * 1.0).to(tl.float16)
-        to = first * GROUPS + group * count + at
+        to = first * GROUPS + group * capacity + at
         tl.store(scales + to, scale)
         tl.store(zeros + to, zero)
         step = scale.to(tl.float32)

@@ -311,7 +311,7 @@ def _grown(layer: LayerCache, policy: LayerPolicy, longest: int) -> LayerCache:
 
 def _fill(layer: LayerCache, wanted: Sequence[int]) -> None:
     for head_group, entries in zip(layer.head_groups, wanted, strict=True):
-        head_group.used = min(entries, head_group.capacity)
+        head_group.fill(min(entries, head_group.capacity))
 
 
 def _kind(reading: _Foresight, index: int) -> Any:

@@ -24,8 +24,11 @@ def attend_split(given: Arguments) -> None:
     logits = given.queries @ keys.mT + given.shift[..., None]
     if given.CAPPED:
         logits = given.softcap * torch.tanh(logits / given.softcap)
+    held = int(given.given)
+    assert given.COUNTED or held == logits.shape[-1]
+    logits[..., held:] = -torch.inf
     if given.logits is not None:
-        given.logits.copy_(logits)
+        given.logits[..., :held] = logits[..., :held]
     given.outs.zero_()
     given.lses.fill_(-torch.inf)
     given.outs[:, :, 0] = logits.softmax(-1).nan_to_num() @ values

@@ -189,8 +189,9 @@ _NOTHING = np.empty((0, 0, 0), np.float32)
 def _arrays(head_group: KVHeadGroup) -> tuple[Any, ...]:
     segment, own = head_group.segment, tuple(each.numpy()[0] for each in head_group.residuals)
     if not isinstance(segment, Packed):
-        return own, _none_packed(len(head_group.heads)), (0, 0, 0)
-    return own, segment.arrays(), (segment.start, segment.keys.bits, segment.values.bits)
+        return own, _none_packed(len(head_group.heads)), (0, 0, 0, 0)
+    bits = segment.keys.bits, segment.values.bits
+    return own, segment.arrays(), (segment.start, *bits, segment.count)
 
 
 @cache

@@ -28,7 +28,7 @@ def recall_refusal(recall: Recall, index: int, layer: LayerCache) -> str:
         return "recall has only some of the tokens"
     if not recall.entries:
         return ""
-    wanted = [recall.count(group.capacity) for group in layer.head_groups]
+    wanted = [recall.count(group.slots) for group in layer.head_groups]
     if any(count > group.used for count, group in zip(wanted, layer.head_groups, strict=True)):
         return "the cache has fewer entries than a token may want"
     return "" if CANDIDATES * max(wanted) <= head_group.used else "little was read"
@@ -117,7 +117,7 @@ class RecallProgram:
     ) -> None:
         """As `Recall.bring_back`; entries are only looked for unless it `writes`."""
         source, count = self.source.head_group, self.recall.count(group.used)
-        seen, came, slots = self.clock.seen, self.came, group.capacity
+        seen, came, slots = self.clock.seen, self.came, group.slots
         given = group, slots, queries, scale, scores, source, seen, count, came
         swap_on_device(*given, writes=writes)
 

@@ -115,13 +115,14 @@ class HostKVLayer:
         if self.head_group.room < new + reserve:
             size = self.read + new + reserve + spare
             prepare = None if transfer is None else transfer.pin
-            self.cache = self.cache.resized([size], bits=own, prepare=prepare)
+            self.cache = self.cache.resized([size], bits=own, exact_room=True, prepare=prepare)
         if transfer is None:
             self.head_group.append(keys, values, positions)
         else:
             transfer.append(self.head_group, keys, values, positions)
         if own is not None:
-            self.cache = self.cache.resized([self.read + new + reserve], bits=own)
+            size = self.read + new + reserve
+            self.cache = self.cache.resized([size], bits=own, exact_room=True)
         elif self.window is not None and self.head_group.used > self.window:
             last = torch.arange(self.head_group.used - self.window, self.head_group.used)
             slots = last.expand(keys.shape[0], len(self.head_group.heads), -1)

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from kvlite.cache import KVHeadGroup, Selection
+from kvlite.cache.head_group import wide
 from kvlite.cache.packed import Packed
 from kvlite.cache.quantized import Quantized, rotation
-from kvlite.cache.selection import wide
 from kvlite.offload.kv.store import INDEXED_AT_ONCE
 from kvlite.offload.kv.transfer import KVTransfer
 from kvlite.ops.heads import of_heads
