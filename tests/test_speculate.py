@@ -22,14 +22,17 @@ from kvlite.config.settings import Settings
 from kvlite.conversation.conversation import Conversation
 from kvlite.conversation.steps_together import StepsTogether
 from kvlite.engine.callbacks import Callbacks
+from kvlite.engine.cuda_graph import GraphDecoder, Replay
 from kvlite.engine.prefill import prefill
 from kvlite.engine.prompt_lookup import PromptLookup
 from kvlite.engine.runs_with import as_table
 from kvlite.engine.speculate import WIDEST, Pace, Speculation, room_ahead
 from kvlite.engine.step import StepRows, decode_step, step
+from kvlite.engine.step_program import StepProgram
 from kvlite.methods import parse_method
 from kvlite.methods.layer_policy import LayerPolicy, layer_policies
 from kvlite.model.load import LoadedModel
+from tests import graph_double
 from tests.conftest import ARCHITECTURES, Tiny, make_tiny
 from tests.faults import Faults
 
@@ -204,6 +207,37 @@ def test_the_same_answer_in_fewer_steps(llama: Tiny, name: str, drawn: dict[str,
         assert metrics.no_speculation == fills * "a full layer evicts with each token"
     more = {"ignore_eos": True, "max_new_tokens": 12, "speculate": "off"}
     assert talk.generate(IDS[:9], **more).token_ids == plain.generate(IDS[:9], **more).token_ids
+
+
+@pytest.mark.cases(3)
+@pytest.mark.parametrize(
+    "name", [name for name, given in APPENDING.items() if "recall_entries" not in given]
+)
+def test_a_graph_takes_what_is_proposed(
+    llama: Tiny, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As by plain steps; all passes that find slots, by one recording for a block of tokens."""
+    recorded: list[int] = []
+
+    def capture(program: StepProgram) -> Replay:
+        recorded.append(len(program.rows))
+        return graph_double.capture(program)
+
+    for module in ("cache.quantized", "engine.quantized_attention", "engine.compiled_rows"):
+        monkeypatch.setattr(f"kvlite.{module}.has_compiled", lambda device: False)
+    base = {"max_new_tokens": 90, **APPENDING[name]}
+    plain = opened(llama.model, speculate="off", **base)
+    answer = plain.generate(IDS, ignore_eos=True)
+    monkeypatch.setattr(
+        "kvlite.engine.speculate.graph_decoder", lambda model: GraphDecoder(model, None, capture)
+    )
+    talk = opened(llama.model, **base)
+    with proposing(partly([*IDS, *answer.token_ids], random.Random(1))) as widths:
+        told = talk.generate(IDS, ignore_eos=True)
+    assert told.token_ids == answer.token_ids
+    alike(talk, plain)
+    assert told.metrics.accepted_tokens > 10 and len(widths) > 4
+    assert recorded == [WIDEST]
 
 
 @pytest.mark.cases(7)

@@ -10,7 +10,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from kvlite.engine.runs_with import reason_against
+from kvlite.engine.runs_with import BOTH, reason_against
 from kvlite.engine.sampling import Sampler
 from kvlite.engine.step import StepRows
 from kvlite.engine.step_program import StepProgram
@@ -93,8 +93,8 @@ class Launch:
 
 
 class GraphDecoder:
-    """Runs steps as replays of a graph, if they can be recorded: those of one answer, or of several
-    that come together.
+    """Runs steps as replays of a graph, if they can be recorded: those of one answer, of several
+    that come together, or of one with tokens that are proposed behind the next.
 
     Of one answer a replay passes its token to the next one on the device, so the host may launch
     the next step before it knows the token. If layers only append, a step that does not count
@@ -131,13 +131,14 @@ class GraphDecoder:
             ahead: launch the step after it, too, if that changes nothing before it counts.
 
         Returns:
-            Logits of the next tokens, `(rows, vocab)` float32, which the step after the next one
-            overwrites; None if a plain step has to do it.
+            Logits of the tokens after each row, `(rows, vocab)` float32, which the step after the
+            next one overwrites; None if a plain step has to do it. Only the first row of a
+            conversation counts.
         """
         program, replay = self._serving(conversations, seen)
         if program is None or replay is None:
             return None
-        tokens = [int(each.token_ids) for each in conversations]
+        tokens = [token for each in conversations for token in each.token_ids[0].tolist()]
         cache = conversations[0].cache
         if not program.draws or self._stands != (cache.seen, tokens[0]):
             self._forget()
@@ -146,6 +147,8 @@ class GraphDecoder:
             each.cache.writing = True
         launch, self._ahead = self._ahead or self._launched(program, replay), None
         program.end()
+        if len(program.rows) > len(conversations):  # of one, as proposed
+            conversations[0].replayed(program.hidden.transpose(0, 1), launch.logits)
         self._last, self._stands = launch, (cache.seen, None)
         self.steps += 1
         if ahead and program.draws and program.appends and program.room and program.free:
@@ -202,7 +205,10 @@ class GraphDecoder:
             self._program.follow()
             return self._program, self._replay
         reasons = (
-            reason_against("graph", self.model, each.cache, each.policies, each.recall)
+            reason_against(
+                "graph" if each.count == 1 else BOTH,
+                *(self.model, each.cache, each.policies, each.recall),
+            )
             for each in conversations
         )
         self.reason = self._failed or next(filter(None, reasons), "")
@@ -223,7 +229,7 @@ class GraphDecoder:
             if program.room < WORTHWHILE:
                 self.reason = "a layer has to grow"
                 return
-            if [len(each.logits) for each in self._launches[:1]] != [len(conversations)]:
+            if [len(each.logits) for each in self._launches[:1]] != [len(program.rows)]:
                 self._launches = [Launch(program), Launch(program)]
             self._replay = self._capture(program)
         except (AttributeError, TypeError):  # a fault of ours, which plain steps would hide

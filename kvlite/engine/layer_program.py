@@ -126,9 +126,10 @@ class LayerProgram:
         return min(rooms, default=None)
 
     @property
-    def free(self) -> bool:
-        """Whether a token can go through before anything is quantized."""
-        return all(group.free for group, evicts in self._groups if not evicts)
+    def free(self) -> int:
+        """Tokens that can go through before anything is quantized; at least one if all overwrite
+        others."""
+        return min((group.free for group, evicts in self._groups if not evicts), default=1)
 
     def follow(self) -> None:
         """Let the device know what was quantized since the last token."""

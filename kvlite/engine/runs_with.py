@@ -1,8 +1,8 @@
 """What runs with what: one table, from which reasons, docs/architecture.md and tests come.
 
-A decode step can be captured as a CUDA graph, or take proposed tokens along (speculation). Either
-does without some traits of a model and of the layers of a cache; where one has such a trait, plain
-steps of single tokens run, and metrics give the reason.
+A decode step can be captured as a CUDA graph, take proposed tokens along (speculation), or both.
+Each does without some traits of a model and of the layers of a cache; where one has such a trait,
+plain steps run, and metrics give the reason.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,8 +20,9 @@ from kvlite.model.weights import MXFP4
 from kvlite.offload import Recall
 from kvlite.offload.kv.recall_program import recall_refusal
 
-Way = Literal["graph", "speculation"]
-WAYS: tuple[Way, ...] = ("graph", "speculation")
+Way = Literal["graph", "speculation", "graph of proposed tokens"]
+WAYS: tuple[Way, ...] = ("graph", "speculation", "graph of proposed tokens")
+BOTH = WAYS[2]
 
 
 @dataclass(frozen=True)
@@ -41,13 +42,18 @@ class Trait:
     Attributes:
         name: what it is, for the docs.
         reason: why a step has it, in a few words, by a model or a layer; "" if it has not.
-        without: the ways that do without it.
+        without: the ways that do without it; what either does without, a graph of proposed tokens
+            does, too.
     """
 
     name: str
     without: tuple[Way, ...]
     of_model: Callable[[LoadedModel, Recall | None], str] = lambda model, recall: ""
     of_layer: Callable[[LayerInStep], str] = lambda layer: ""
+
+    def stops(self, way: Way) -> bool:
+        """Whether a step that has it cannot go this way."""
+        return way in self.without or way == BOTH
 
 
 def _waits(model: LoadedModel, recall: Recall | None) -> str:
@@ -170,6 +176,18 @@ TRAITS = (
         ),
     ),
     Trait("a layer that a mask has not filled, or that has to grow", ("graph",), of_layer=_grows),
+    Trait(
+        "recall",
+        (BOTH,),
+        lambda model, recall: "" if recall is None else "each token recalls for itself",
+    ),
+    Trait(
+        "recurrent layers",
+        (BOTH,),
+        lambda model, _: (
+            "a recurrent layer takes one token after the other" if any(model.shape.states) else ""
+        ),
+    ),
 )
 
 
@@ -181,7 +199,7 @@ def reason_against(
     recall: Recall | None,
 ) -> str:
     """Why the next step of a conversation cannot go this way, in a few words; "" if it can."""
-    traits = [trait for trait in TRAITS if way in trait.without]
+    traits = [trait for trait in TRAITS if trait.stops(way)]
     for trait in traits:
         if reason := trait.of_model(model, recall):
             return reason
@@ -197,6 +215,6 @@ def as_table() -> str:
     """The table as Markdown, for the docs."""
     rows = ["| with | " + " | ".join(WAYS) + " |", "|---" * (1 + len(WAYS)) + "|"]
     for trait in TRAITS:
-        runs = ("no" if way in trait.without else "yes" for way in WAYS)
+        runs = ("no" if trait.stops(way) else "yes" for way in WAYS)
         rows.append(f"| {trait.name} | " + " | ".join(runs) + " |")
     return "\n".join(rows)

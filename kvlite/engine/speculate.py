@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from kvlite.cache import KVCache, LayerCache
+from kvlite.engine.cuda_graph import graph_decoder
 from kvlite.engine.runs_with import reason_against
 from kvlite.engine.step import StepRows, step
 from kvlite.memory.free import is_oom, release_memory
@@ -117,6 +118,7 @@ class Speculation:
     Attributes:
         off: why there are none for the rest of the answer; empty if there may be.
         reason: why there were none when they were last wanted; empty if there were.
+        graphs: takes passes of several tokens, all of the same width, on CUDA.
         steps: passes through the layers so far, of one token or several.
         proposed, accepted: tokens that went through ahead, and those that then came.
     """
@@ -138,6 +140,7 @@ class Speculation:
         self.proposers = proposers
         self.pace = Pace()
         self.steps = self.proposed = self.accepted = 0
+        self.graphs = graph_decoder(model)
         self._ahead: StepRows | None = None
         self._width, self._spent, self._began = 1, 0.0, 0.0
         self._single = 0
@@ -160,7 +163,7 @@ class Speculation:
         if not self.off:
             for proposer in self.proposers:
                 proposer.push(token)
-        if self._ahead is not None:
+        if self._ahead is not None and self._ahead.entered < self._width:
             logits = self._unless_short(partial(self._ahead.accept, token))
             if logits is not None:
                 self.accepted += 1
@@ -178,6 +181,8 @@ class Speculation:
     def release(self) -> None:
         """Let go of the layers that tokens went through; the answer has ended."""
         self.leave()
+        if self.graphs is not None:
+            self.graphs.release()
         for proposer in self.proposers:
             proposer.release()
 
@@ -221,12 +226,28 @@ class Speculation:
 
     def _pass(self, token_ids: list[int]) -> Tensor:
         """Put the next token through with those proposed."""
-        given = self.cache, torch.tensor([token_ids]), self.policies, self.recall
-        ahead = StepRows(self.model, *given)
-        (logits,) = step(self.model, [ahead])
-        assert isinstance(logits, Tensor), "without an OOM policy errors are raised"
-        self._ahead, self.proposed = ahead, self.proposed + len(token_ids) - 1
+        rows, logits = self._replayed(token_ids)
+        if logits is None:
+            rows = self._rows(token_ids)
+            (made,) = step(self.model, [rows])
+            assert isinstance(made, Tensor), "without an OOM policy errors are raised"
+            logits = made
+        self._ahead, self.proposed = rows, self.proposed + len(token_ids) - 1
         return logits
+
+    def _replayed(self, token_ids: list[int]) -> tuple[StepRows, Tensor | None]:
+        """By a graph, of which every pass is as wide: behind what is proposed the last token comes
+        again, and is not asked for."""
+        rows = self._rows(token_ids + token_ids[-1:] * (WIDEST - len(token_ids)))
+        given = self.cache, self.policies, self.recall
+        if self.graphs is None or room_ahead(*given) < WIDEST:
+            return rows, None
+        logits = self.graphs.step([rows])
+        return rows, None if logits is None else logits[:1]
+
+    def _rows(self, token_ids: list[int]) -> StepRows:
+        given = self.cache, torch.tensor([token_ids]), self.policies, self.recall
+        return StepRows(self.model, *given)
 
     def _unless_short(self, work: Callable[[], T | None]) -> T | None:
         """Do work that changes nothing before it has all the memory it needs; None, and no

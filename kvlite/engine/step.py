@@ -64,8 +64,10 @@ class StepRows:
         self.model, self.cache, self.policies, self.recall = model, cache, policies, recall
         self.token_ids, self.oom_policy = token_ids, oom_policy
         self.start, self.count, self.entered = cache.seen, token_ids.shape[1], 0
-        self.hidden = torch.empty(0)
+        self.hidden = self._logits = torch.empty(0)
         self.layers: dict[int, LayerStep] = {}
+        self._held: list[LayerCache] = []
+        self._written = self.count
         self._marks: list[Change] = []
         self._stores: list[tuple[HostKVLayer, int, int]] = []
         self._again = False
@@ -86,7 +88,7 @@ class StepRows:
             else model.rotations(self.start, 1)
         )
         self.sparse_masks = sparse_masks(model, self.policies)
-        self.layers = {}
+        self.layers, self._held = {}, [*cache.layers]
         self._stores = [] if self.recall is None else self.recall.store.filled()
         # Free slots that are written to count for nothing; entries that are written over do.
         full = any(not group.room for layer in cache.layers for group in layer.head_groups)
@@ -139,21 +141,28 @@ class StepRows:
         for index in self.layers:
             self._trim(index)
 
+    def replayed(self, hidden: Tensor, logits: Tensor) -> None:
+        """Go on after a program took all rows through the layers, and counted the first."""
+        self.hidden, self._logits, self._held = hidden, logits, [*self.cache.layers]
+        self.entered, self._written = 1, 0
+
     @torch.inference_mode()
     def accept(self, token: int) -> Tensor | None:
         """Let the next row count, if it is this token's.
 
         Returns:
-            Logits of the token after it, `(1, vocab)` float32, made only now: some products of a
-            few rows with a large vocabulary take longer than one by one. None if it is another's,
-            or the cache is no longer what it was.
+            Logits of the token after it, `(1, vocab)` float32, made only now unless a program did:
+            some products of a few rows with a large vocabulary take longer than one by one. None if
+            it is another's, or the cache is no longer what it was.
         """
         at, cache = self.entered, self.cache
         if at == self.count or cache.seen != self.start + at or self.token_ids[0, at] != token:
             return None
-        if [step.layer for step in self.layers.values()] != cache.layers:
+        if self._held != cache.layers:
             return None
-        logits = self.model.logits(self.hidden[:, at])
+        logits = self._logits[at : at + 1]
+        if not len(logits):
+            logits = self.model.logits(self.hidden[:, at])
         self._enter()
         return logits
 
@@ -196,7 +205,7 @@ class StepRows:
         ]
         if self.count > 1:  # all of them were written
             groups = [group for layer in cache.layers for group in layer.head_groups]
-            written = 0 if at else self.count
+            written = 0 if at else self._written
             changes += [(group, "used", group.used - written + 1) for group in groups]
             for layer, used, known in self._stores:
                 changes += layer.filled_to(used + at + 1, known)

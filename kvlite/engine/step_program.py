@@ -22,20 +22,23 @@ from kvlite.offload.kv.recall_program import RecallClock
 
 
 class RowProgram:
-    """One conversation's row of a program.
+    """One row of a program.
 
     Attributes:
         layers: those that the row's token goes through.
         states: of recurrent layers, which a run changes in place.
+        behind: how many rows of the same conversation come before it, in slots that are free.
     """
 
-    def __init__(self, model: LoadedModel, rows: StepRows, position: Tensor) -> None:
+    def __init__(
+        self, model: LoadedModel, rows: StepRows, position: Tensor, behind: int = 0
+    ) -> None:
         """For one token of one sequence that may be captured (`runs_with`); `position` is its,
         `(1,)` int64."""
         cache, recall = rows.cache, rows.recall
         self.cache, self.policies, self.position = cache, [*rows.policies], position
-        self.limit = model.shape.max_context
-        position.fill_(cache.seen)
+        self.limit, self.behind = model.shape.max_context, behind
+        position.fill_(cache.seen + behind)
         self.clock = None if recall is None else RecallClock(recall, position)
         self.states = copies_of(cache.states, model.device_of)
         by_number: dict[int, LayerProgram] = {}
@@ -67,11 +70,11 @@ class RowProgram:
     def room(self) -> int:
         """Tokens that can still go through."""
         rooms = [room for layer in self.layers if (room := layer.room) is not None]
-        return min(rooms, default=self.limit)
+        return min(rooms, default=self.limit) - self.behind
 
     def serves(self, rows: StepRows) -> bool:
-        """Whether the next token of a conversation can go through it. Others may have been appended
-        in the meantime, or taken back."""
+        """Whether a token of a conversation can go through it. Others may have been appended in the
+        meantime, or taken back."""
         layers = zip(self.layers, rows.cache.layers, strict=True)
         policies = zip(self.policies, rows.policies, strict=True)
         return (
@@ -84,7 +87,7 @@ class RowProgram:
     @property
     def free(self) -> bool:
         """Whether a token can go through before anything is quantized."""
-        return all(layer.free for layer in self.layers)
+        return all(layer.free > self.behind for layer in self.layers)
 
     def tick(self) -> None:
         """Compute what follows from the position."""
@@ -98,7 +101,7 @@ class RowProgram:
         for index, own in self.states.items():
             for place, state in own.items():
                 state.take(self.cache.states[index][place])
-        self.position.fill_(self.cache.seen)
+        self.position.fill_(self.cache.seen + self.behind)
 
     def follow(self) -> None:
         """Let the device know what was quantized since the last token."""
@@ -117,11 +120,11 @@ class RowProgram:
 
 
 class StepProgram:
-    """One token of each of some conversations on its way through all layers, for as many tokens as
-    the caches' storage serves; of one conversation also to the next token.
+    """Rows of some conversations on their way through all layers, for as many tokens as the caches'
+    storage serves; a single row also to the next token.
 
     Attributes:
-        rows: of the conversations.
+        rows: of the conversations, those of one behind each other.
         token, position: `(rows,)` int64, of the tokens that go through; a run that draws leaves
             those of the next one.
         hidden: what came out of all layers, `(rows, 1, hidden size)`.
@@ -139,12 +142,12 @@ class StepProgram:
         """For conversations that may be captured (`runs_with`); one that is drawn for has the
         tokens `seen`."""
         self.model, self.modules, self.sampler = model, model.layers, sampler
-        self.token = torch.zeros(len(conversations), dtype=torch.int64, device=model.device)
+        each = [(rows, behind) for rows in conversations for behind in range(rows.count)]
+        self.token = torch.zeros(len(each), dtype=torch.int64, device=model.device)
         self.position, self.hidden = torch.zeros_like(self.token), torch.empty(0)
-        places = self.position.split(1)
         self.rows = [
-            RowProgram(model, each, place)
-            for each, place in zip(conversations, places, strict=True)
+            RowProgram(model, rows, place, behind)
+            for (rows, behind), place in zip(each, self.position.split(1), strict=True)
         ]
         # A token that is there twice is penalized once.
         penalized = sampler is not None and sampler.penalized
@@ -179,8 +182,12 @@ class StepProgram:
 
     def serves(self, conversations: Sequence[StepRows]) -> bool:
         """Whether the next tokens of these conversations can go through it."""
-        same = self.model.layers is self.modules and len(conversations) == len(self.rows)
-        return same and all(map(RowProgram.serves, self.rows, conversations))
+        asked = [(rows, behind) for rows in conversations for behind in range(rows.count)]
+        same = self.model.layers is self.modules
+        same = same and [row.behind for row in self.rows] == [behind for _, behind in asked]
+        return same and all(
+            row.serves(rows) for row, (rows, _) in zip(self.rows, asked, strict=True)
+        )
 
     def run(self) -> Tensor:
         """Put the tokens through the model: logits of the next ones, `(rows, vocab)` float32."""
@@ -239,6 +246,7 @@ class StepProgram:
             self.context[0, : len(seen)] = torch.tensor(seen)
 
     def end(self) -> None:
-        """Count the tokens that went through."""
+        """Count the first token of each conversation."""
         for row, hidden in zip(self.rows, self.hidden.split(1), strict=True):
-            row.end(hidden)
+            if not row.behind:
+                row.end(hidden)

@@ -20,6 +20,7 @@ PARTS: dict[str, Part] = {
         speed.speed,
         speed.other_weights,
         speed.graphs,
+        speed.proposals,
         speed.together,
         speed.requests,
         speed.beside_transformers,

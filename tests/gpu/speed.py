@@ -1,6 +1,7 @@
 """How fast is the device, beside its memory's speed and beside transformers?"""
 
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -17,9 +18,12 @@ from torch import Tensor
 from kvlite.cache.segment import bytes_held
 from kvlite.conversation import run_stats
 from kvlite.conversation.steps_together import StepsTogether
+from kvlite.engine import speculate
 from kvlite.engine.callbacks import Callbacks
 from kvlite.engine.cuda_graph import GraphDecoder
+from kvlite.engine.prompt_lookup import PromptLookup
 from kvlite.engine.sampling import Sampler
+from kvlite.engine.speculate import Pace
 from kvlite.model.load import LoadedModel
 from kvlite.ops.attention import attend, attend_causal, attend_ragged
 from kvlite.ops.blocks import FORMATS
@@ -240,6 +244,42 @@ def graphs(place: Place) -> Iterator[Row]:
 def _without_graphs(model: LoadedModel, sampler: Sampler) -> GraphDecoder:
     """The same launches, each by itself."""
     return GraphDecoder(model, sampler, lambda program: program.run)
+
+
+def proposals(place: Place) -> Iterator[Row]:
+    """What do passes of 8 tokens take, all of them right, by a graph and without?"""
+    model = place.large_model()
+
+    def measured(way: dict[str, Any], *, by_graphs: bool) -> Row:
+        ids = place.tokens(place.short)
+        single = answered(place, place.runner(model, **way).conversation(), ids)
+        talk = place.runner(model, speculate="auto", **way).conversation()
+        every = [*ids, *single.tokens]
+        with (
+            patch.object(
+                PromptLookup, "proposed", lambda self, n: every[len(self.token_ids) :][:n]
+            ),
+            patch.object(PromptLookup, "chances", lambda _, n: [1.0] * n),
+            patch.object(Pace, "factor", 0.0),
+            nullcontext()
+            if by_graphs
+            else patch.object(speculate, "graph_decoder", lambda _: None),
+        ):
+            said = answered(place, talk, ids)
+        rate = said.metrics.decode_tokens_per_s
+        return {
+            "passes": said.metrics.decode_steps,
+            "accepted": said.metrics.accepted_tokens,
+            "a token, ms": 1e3 / rate if rate else None,
+            "single tokens, ms": single.between_ms,
+            "as single tokens": said.alike(single),
+        }
+
+    for way in WAYS[: 1 if place.rehearsal else 4]:
+        for by_graphs in (True, False):
+            yield attempted(
+                {"by a graph": by_graphs, **way}, partial(measured, way, by_graphs=by_graphs)
+            )
 
 
 def together(place: Place) -> Iterator[Row]:
