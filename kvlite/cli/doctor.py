@@ -153,7 +153,7 @@ def _packages(on_card: bool) -> Iterator[Check]:
     wanted = [
         ("triton", "compiled attention on a card", on_card, f"pip install {triton}"),
         ("bitsandbytes", "--weights nf4 and int8", on_card, "pip install bitsandbytes"),
-        ("numba", "compiled loops on a processor", not on_card, 'pip install "kvlite[cpu]"'),
+        ("numba", "compiled loops on a processor", not on_card, "pip install numba"),
     ]
     for name, use, matters, remedy in wanted:
         if find_spec(name) is None:
