@@ -20,7 +20,7 @@ from kvlite.cache.segment import bytes_held
 from kvlite.memory.meter import aside
 from kvlite.model.load import LoadedModel
 from kvlite.offload import HostKVStore
-from kvlite.offload.kv.checkpoint import HostKVCheckpoint, mark_bytes
+from kvlite.offload.kv.checkpoint import HostKVCheckpoint
 
 HOST = torch.device("cpu")
 
@@ -88,9 +88,9 @@ def capture(
     """
     with aside():
         if store is not None and store.begun:
-            store.forget_answer()
-            if mark_bytes(store) <= most:
-                made.store, made.lost = HostKVCheckpoint(store), False
+            held = HostKVCheckpoint(store)
+            if held.nbytes <= most:
+                made.store, made.lost = held, False
             return
         full = model.shape.full_layers
         stay = [
@@ -166,8 +166,11 @@ def restored(
             before.layers[index] = next(copies)
         elif giver == "cache":
             before.layers[index] = cache.layers[index]
-        else:
-            before.layers[index] = _from_store(index, state.mark, store, model.devices[index])
+        elif store is not None:
+            mark, device = state.mark, model.devices[index]
+            before.layers[index] = store.restored(index, 0, device, read=mark.used)
+            if mark.rows is not None:
+                before.layers[index] = before.layers[index].resized([mark.used], mark.rows.shape[2])
     # All that has to be allocated is.
     for layer, state in zip(before.layers, made.layers, strict=True):
         if state.mark is not None:
@@ -199,19 +202,6 @@ def _giver(
     if source is None or source.read < mark.used or source.head_group.segment is not None:
         return None
     return "store"
-
-
-def _from_store(
-    index: int, mark: Mark, store: HostKVStore | None, device: torch.device
-) -> LayerCache:
-    assert store is not None
-    source = store.layers[index]
-    read, source.read = source.read, mark.used
-    try:
-        layer = store.restored(index, 0, device)
-    finally:
-        source.read = read
-    return layer if mark.rows is None else layer.resized([mark.used], mark.rows.shape[2])
 
 
 def whole(layer: LayerCache, count: int) -> bool:

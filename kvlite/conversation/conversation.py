@@ -12,7 +12,7 @@ from kvlite.config.settings import Settings
 from kvlite.conversation import snapshot
 from kvlite.conversation.checkpoint import Checkpoint
 from kvlite.conversation.context import Context
-from kvlite.conversation.exclusive import alone, alone_by_steps, between_steps, by_steps
+from kvlite.conversation.exclusive import alone, alone_by_steps, at_step, by_steps
 from kvlite.conversation.history import Branch, BranchView, History, Message, Node
 from kvlite.conversation.metrics import Answer, Piece
 from kvlite.conversation.reasoning import reasoning_notes
@@ -325,7 +325,6 @@ class Conversation:
         """
         self.history.switch(branch, self.config, callbacks)
 
-    @between_steps
     def save(
         self,
         path: str | Path,
@@ -338,7 +337,8 @@ class Conversation:
         answer that is still going on, what has come so far is saved. Args and errors are those of
         `snapshot.save`."""
         require_callable(progress, "progress")
-        return snapshot.save(path_of(path), self, progress, most, light=light)
+        with at_step(self):
+            return snapshot.save(path_of(path), self, progress, most, light=light)
 
     def _stream(self, text: str, callbacks: Callbacks, chosen: EngineConfig) -> Iterator[Piece]:
         require_text(text)

@@ -111,7 +111,7 @@ def _checkpoint_from(plain: Plain, store: HostKVStore | None, layers: int) -> Ch
     if kind == "cache":
         made.layers = [LayerState(Mark(seen, None, -1)) for _ in range(layers)]
     elif kind == "tier" and store is not None and read <= store.seen:
-        made.store = HostKVCheckpoint.at(store, read)
+        made.store = HostKVCheckpoint(store, read)
     else:
         made.lost = True
     return made

@@ -93,7 +93,7 @@ def _checkpoint_at(context: Context, most: int) -> Checkpoint | None:
     if store is not None and store.begun:
         if not HostKVCheckpoint(store).plain:
             return None
-        held = HostKVCheckpoint.at(store, min(most, store.seen))
+        held = HostKVCheckpoint(store, min(most, store.seen))
         return Checkpoint(held.seen, [], context.notes, cache.reconstructed, store=held)
     if cache.writing or cache.states:  # which are of later tokens
         return None

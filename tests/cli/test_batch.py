@@ -16,7 +16,7 @@ import pytest
 from openai.types.chat import ChatCompletion
 
 import kvlite as library
-from kvlite.conversation import answer_batch
+from kvlite.conversation import together
 from kvlite.conversation.metrics import Piece
 from kvlite.conversation.sources import Source
 from kvlite.jobs.output import Writer, reserved, writing
@@ -98,7 +98,7 @@ def test_rows_have_the_passages_they_came_from(job: Job, monkeypatch: pytest.Mon
         begin = Source(replace(about[2][0], page_starts=(0, 12)), 12, 18)
         return replace(piece, sources=(begin,)) if piece.metrics.finish_reason else piece
 
-    monkeypatch.setattr(answer_batch, "with_sources", first)
+    monkeypatch.setattr(together, "with_sources", first)
     assert job.run("-q").code == 0
     for row in job.rows:
         name = Path(row["document"]).name

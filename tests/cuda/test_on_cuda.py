@@ -35,7 +35,7 @@ from kvlite.model.quantizing import quantize_experts
 from kvlite.model.token_layer import TokenLayer
 from kvlite.model.weights import MXFP4, Weights
 from kvlite.offload import HostKVStore, Recall
-from kvlite.offload.weights.leaving import off_device
+from kvlite.offload.weights.layers import off_device
 from kvlite.ops.blocks import FORMATS
 from tests.conftest import make_tiny
 from tests.cuda import guard

@@ -1,6 +1,6 @@
 """Checkpoints of a host store, which can be restored."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from weakref import ReferenceType, ref
 
 import torch
@@ -39,23 +39,16 @@ class _LayerMark:
 
 
 class HostKVCheckpoint:
-    """The state of a host store after it read something."""
+    """The state of a host store after it read something: all, or the first `seen` tokens if the
+    checkpoint of all is `plain`."""
 
-    def __init__(self, store: HostKVStore) -> None:
+    def __init__(self, store: HostKVStore, seen: int | None = None) -> None:
         store.forget_answer()
         self._store: ReferenceType[HostKVStore] = ref(store)
-        self.seen = store.seen
+        self.seen = store.seen if seen is None else seen
         self.bits = store.bits
-        self.layers = [_mark(layer, store.bits is not None) for layer in store.layers]
+        self.layers = [_mark(layer, seen, store.bits is not None) for layer in store.layers]
         self.states = store.states
-
-    @classmethod
-    def at(cls, store: HostKVStore, seen: int) -> "HostKVCheckpoint":
-        """A checkpoint at fewer tokens, if the store needs nothing else."""
-        made = cls(store)
-        made.seen = seen
-        made.layers = [replace(layer, read=seen) for layer in made.layers]
-        return made
 
     @property
     def plain(self) -> bool:
@@ -106,29 +99,15 @@ class HostKVCheckpoint:
         store.seen, store.states = self.seen, self.states
 
 
-def mark_bytes(store: HostKVStore) -> int:
-    """The `nbytes` of a checkpoint of the store's present state, before it is made."""
-    quantizes = store.bits is not None
-    windows = (layer.cache.tensors for layer in store.layers if layer.window is not None)
-    exact = (_exact(layer, quantizes) for layer in store.layers)
-    held = [tensor for each in windows for tensor in each]
-    return bytes_held([*held, *state_tensors(store.states)]) + sum(
-        tensor.nbytes for each in exact for tensor in each
-    )
-
-
-def _mark(layer: HostKVLayer, quantizes: bool) -> _LayerMark:
-    window = None if layer.window is None else layer.cache
-    exact = tuple(each.clone() for each in _exact(layer, quantizes))
-    return _LayerMark(layer.read, window, exact, layer.cached_scores, layer.scored_by, layer.disk)
-
-
-def _exact(layer: HostKVLayer, quantizes: bool) -> tuple[Tensor, ...]:
-    """Views of a layer's entries that may still be quantized."""
-    if layer.window is not None or not quantizes:
-        return ()
-    head_group = layer.head_group
-    return tuple(each[:, :, : head_group.residual_len] for each in head_group.residuals)
+def _mark(layer: HostKVLayer, seen: int | None, quantizes: bool) -> _LayerMark:
+    window, exact, head_group = None, tuple[Tensor, ...](), layer.head_group
+    if layer.window is not None:
+        window = layer.cache
+    elif quantizes:  # what may still be
+        own = slice(0, head_group.residual_len)
+        exact = tuple(each[:, :, own].clone() for each in head_group.residuals)
+    read = layer.read if seen is None else seen
+    return _LayerMark(read, window, exact, layer.cached_scores, layer.scored_by, layer.disk)
 
 
 def _cut(layer: HostKVLayer, mark: _LayerMark) -> LayerCache:

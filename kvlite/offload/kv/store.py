@@ -329,23 +329,29 @@ class HostKVStore:
                 transfer.wait()
 
     def restored(
-        self, index: int, room: int, device: torch.device, scored_by: str = ""
+        self,
+        index: int,
+        room: int,
+        device: torch.device,
+        scored_by: str = "",
+        read: int | None = None,
     ) -> LayerCache:
-        """A layer cache on a device with everything the layer has read, and `room` for more; its
-        row has the cached scores of the method `scored_by`, if any."""
-        source = self.layers[index]
-        head_group, rows = source.head_group, int(bool(scored_by))
-        layer = source.cache.empty_like([source.read + room], decode_rows=rows, device=device)
-        (made,), every = layer.head_groups, slice(0, source.read)
+        """A layer cache on a device with everything the layer has read, or its first `read`
+        entries, and `room` for more; its row has the cached scores of the method `scored_by`, if
+        any."""
+        source, rows = self.layers[index], int(bool(scored_by))
+        head_group, count = source.head_group, source.read if read is None else read
+        layer = source.cache.empty_like([count + room], decode_rows=rows, device=device)
+        (made,), every = layer.head_groups, slice(0, count)
         transfer = self.transfers.get(device)
         if head_group.segment is None and transfer is not None:
-            transfer.restore(head_group, made, source.read)
+            transfer.restore(head_group, made, count)
         elif head_group.segment is None:
-            made.copy_first(head_group, source.read)
+            made.copy_first(head_group, count)
         else:
             head_group.write_out(made.residual_keys[:, :, every], made.residual_values[:, :, every])
             made.residual_positions[:, :, every] = head_group.positions[:, :, every].to(device)
-        made.used, scores = source.read, source.cached_scores
+        made.used, scores = count, source.cached_scores
         if made.rows is not None and scores is not None and source.scored_by == scored_by:
             made.rows[:, :, 0, : scores.shape[2]] = scores.to(device)
         return layer

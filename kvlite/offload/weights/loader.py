@@ -38,11 +38,11 @@ from kvlite.offload.weights.buffers import (
 from kvlite.offload.weights.experts import (
     LEAST,
     ExpertLayer,
+    ExpertPool,
     ExpertsInFiles,
     ExpertsInMemory,
     Resident,
     apart,
-    expert_pool,
 )
 from kvlite.offload.weights.gguf import loading_info, open_gguf
 from kvlite.offload.weights.layers import StreamedLayers
@@ -125,23 +125,23 @@ def load_streamed(
 
 def in_files(model: LoadedModel, resident: Resident = LEAST) -> StreamedLayers:
     """Layers read from files in turn, for a model from `open_without_layers`."""
-    modules, stored = model.layers.modules, stored_weights(model.path)
+    stored, device = stored_weights(model.path), model.device
     names = [
         BODY if isinstance(layer, LayerGroup) else f"{LAYERS}{index}."
-        for index, layer in enumerate(modules)
+        for index, layer in enumerate(model.layers.modules)
     ]
     layouts, experts = _laid_out(model)
-    stacks = [
-        [parts_of(name + place.name, stored) for place in each.places]
-        for name, found in zip(names, experts, strict=True)
-        for each in found
-    ]
-    parts = [_parts(*each, stored) for each in zip(names, layouts, strict=True)]
-    source, of_experts = InFiles(parts, model.device), partial(ExpertsInFiles, stacks, model.device)
-    pool = expert_pool([*chain(*experts)], of_experts, resident, model.device)
-    return StreamedLayers(
-        modules, layouts, source, model.device, "disk", pool, stay=resident.layers
-    )
+    source = InFiles([_parts(*each, stored) for each in zip(names, layouts, strict=True)], device)
+    pool = None
+    if layers := [*chain(*experts)]:
+        stacks = [
+            [parts_of(name + place.name, stored) for place in each.places]
+            for name, found in zip(names, experts, strict=True)
+            for each in found
+        ]
+        pool = ExpertPool(layers, ExpertsInFiles(stacks, device), device, resident.experts)
+    given = model.layers.modules, layouts, source, device
+    return StreamedLayers(*given, "disk", pool, stay=resident.layers)
 
 
 def _parts(
@@ -151,24 +151,22 @@ def _parts(
 
 
 def _laid_out(model: LoadedModel) -> tuple[list[Layout], list[list[ExpertLayer]]]:
-    layouts, experts = list[Layout](), list[list[ExpertLayer]]()
-    for layer in model.layers.modules:
-        layout, found = apart(layer, lay_out(layer, model.device), model.shape.chosen_experts)
-        layouts.append(layout)
-        experts.append(found)
-    return layouts, experts
+    device, chosen = model.device, model.shape.chosen_experts
+    made = [apart(layer, lay_out(layer, device), chosen) for layer in model.layers.modules]
+    return [layout for layout, _ in made], [found for _, found in made]
 
 
 def in_memory(model: LoadedModel, resident: Resident = LEAST) -> StreamedLayers:
     """Layers copied from host memory in turn, for a model from `open_beside`."""
-    modules = model.layers.modules
+    modules, device = model.layers.modules, model.device
     layouts, experts = _laid_out(model)
     for layer in modules:
-        move_unstreamed(layer, model.device)
-    layers = [*chain(*experts)]
-    pool = expert_pool(layers, partial(ExpertsInMemory, layers), resident, model.device)
+        move_unstreamed(layer, device)
+    pool = None
+    if layers := [*chain(*experts)]:
+        pool = ExpertPool(layers, ExpertsInMemory(layers), device, resident.experts)
     source = InMemory([taken(layout) for layout in layouts])
-    return StreamedLayers(modules, layouts, source, model.device, "ram", pool, stay=resident.layers)
+    return StreamedLayers(modules, layouts, source, device, "ram", pool, stay=resident.layers)
 
 
 def open_whole(
