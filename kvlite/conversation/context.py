@@ -1,9 +1,9 @@
 """What a conversation has read, as tokens: its cache, its host store, and checkpoints."""
 
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from functools import partial
 from threading import Event
-from weakref import ref
+from weakref import WeakMethod
 
 from kvlite.cache import KVCache
 from kvlite.conversation.checkpoint import (
@@ -153,7 +153,8 @@ class Context:
         if turn.turn_config.loses and not gives_back:
             self._copy_out(turn.config)
         self.oom_policy.never_lossy = turn.settings.never_lossy
-        self.oom_policy.tell = _telling(turn)
+        note = WeakMethod(turn.note_fallback)  # as the turn holds the OOM policy itself
+        self.oom_policy.tell = lambda said: (heard := note()) and heard(said)
         yield from turn.read(callbacks)
         self.turn = turn
         turn.notes = tuple(dict.fromkeys([*self.notes, *turn.notes]))
@@ -346,15 +347,3 @@ class Context:
         ):
             return None  # some of it is gone
         return HostKVStore.empty(self.model.shape, self.model.dtype, config.recall_bits)
-
-
-def _telling(turn: Turn) -> Callable[[str], None]:
-    # The turn holds the OOM policy itself, hence a weak reference.
-    held = ref(turn)
-
-    def tell(said: str) -> None:
-        current = held()
-        if current is not None:
-            current.note_fallback(said)
-
-    return tell

@@ -293,19 +293,15 @@ class Snapshot(TensorFile):
 def read_again(talk: "Conversation", history: Plain, callbacks: Callbacks) -> None:
     """Read the tokens of a light file again, in the same parts as before but all by the present
     settings. `callbacks.progress` is called with tokens, of all parts together."""
-    model, saved = talk.model, talk.context
-    ids = saved.token_ids
-    branches, current = history_from(history, None, model.shape.layers)
+    context, ids = talk.context, talk.token_ids
+    branches, current = history_from(history, None, talk.model.shape.layers)
     boundaries = [each for each in branches[current].prefill_boundaries if each <= len(ids)]
-    reading = Context(model)  # whose notes do not count as told
-    reading.oom_policy.taken = saved.oom_policy.taken
-    end = Checkpoint(len(ids), saved.pending_ids, saved.notes, 0, lost=True)
-    told = _over_all(callbacks, reading, boundaries, len(ids))
-    reading.seek(ids, end, (), boundaries, talk.config, told)
+    end = Checkpoint(len(ids), context.pending_ids, context.notes, 0, lost=True)
+    followed = _over_all(callbacks, context, boundaries, len(ids))
+    context.seek(ids, end, (), boundaries, talk.config, followed)
+    context.told, context.ahead = set(), (0, 0.0)  # as none of this is for the next answer
     if callbacks.progress is not None and ids:
         callbacks.progress(len(ids), len(ids))  # the last answer may be left to the next turn
-    saved.cache, saved.store, saved.token_ids = reading.cache, reading.store, reading.token_ids
-    saved.oom_policy.taken = reading.oom_policy.taken
 
 
 def _plain_store(store: HostKVStore | None) -> HostKVStore | None:

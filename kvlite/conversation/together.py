@@ -28,8 +28,8 @@ from kvlite.errors import KvliteError, OutOfMemory, Stopped
 from kvlite.memory.device_budget import ram_limit, spare_bytes
 from kvlite.memory.oom import alone
 from kvlite.methods.engine_config import EngineConfig
-from kvlite.offload.kv.compile_ahead import begin_compiling
 from kvlite.offload.kv.copies import StoreCopies
+from kvlite.offload.kv.recall import begin_compiling
 from kvlite.ops.device import MANY_ROWS
 
 if TYPE_CHECKING:

@@ -41,7 +41,7 @@ from kvlite.methods.engine_config import EngineConfig
 from kvlite.methods.layer_policy import LayerPolicy, layer_policies
 from kvlite.methods.placement import ON_DEVICE
 from kvlite.offload import HostKVStore, Recall, host_scoring_backend
-from kvlite.offload.kv.compile_ahead import begin_compiling
+from kvlite.offload.kv.recall import begin_compiling
 from kvlite.planner.cards import require_on_cards
 
 if TYPE_CHECKING:

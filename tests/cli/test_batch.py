@@ -140,7 +140,7 @@ def test_names_that_are_no_utf_8_have_ids_of_their_own(job: Job) -> None:
 def test_a_job_that_is_done_is_done(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     assert job.run("-q").code == 0
     before = job.out.read_bytes()
-    monkeypatch.setattr("kvlite.conversation.prepared.load_model", None)
+    monkeypatch.setattr("kvlite.conversation.runner.load_model", None)
     again = job.run("--json").json()
     assert (again["answered"], again["answered_before"]) == (0, 9)
     assert job.out.read_bytes() == before
