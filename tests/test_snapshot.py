@@ -29,7 +29,7 @@ from kvlite.errors import InterruptedCacheError, OutOfMemory, SettingError, Snap
 from kvlite.methods import METHODS
 from kvlite.model.identity import Identity
 from kvlite.model.load import LoadedModel
-from kvlite.offload.kv.disk import Disk
+from kvlite.offload.kv.storage import Disk
 from tests.conftest import make_tiny
 
 from .faults import Faults
@@ -332,7 +332,7 @@ def test_a_tier_for_which_the_disk_is_full(
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("kvlite.offload.kv.disk._reserve", full)
+    monkeypatch.setattr("kvlite.offload.kv.storage._reserve", full)
     with pytest.raises(SnapshotError, match="--recall off opens it without"):
         opened(model, tmp_path / "talk.kv")
     assert opened(model, tmp_path / "talk.kv", recall="off").token_ids == talk.token_ids

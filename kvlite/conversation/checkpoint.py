@@ -36,8 +36,8 @@ class LayerState:
 
 @dataclass
 class Checkpoint:
-    """How a cache and its host store were, at the beginning of a message or anywhere else. A
-    message and those that replaced it have the same one.
+    """How a cache and its host store were, at the beginning of a message or anywhere else; by
+    default before anything was read. A message and those that replaced it have the same one.
 
     Attributes:
         seen, reconstructed: of the cache.
@@ -51,10 +51,10 @@ class Checkpoint:
         states: of recurrent layers, which can't be cut back: copies in host memory.
     """
 
-    seen: int
-    pending_ids: list[int]
-    notes: tuple[str, ...]
-    reconstructed: int
+    seen: int = 0
+    pending_ids: list[int] = field(default_factory=list)
+    notes: tuple[str, ...] = ()
+    reconstructed: int = 0
     number: int = 0
     prefilled_ids: list[int] = field(default_factory=list)
     prefill_start: "Checkpoint | None" = None
@@ -174,7 +174,7 @@ def restored(
     # All that has to be allocated is.
     for layer, state in zip(before.layers, made.layers, strict=True):
         if state.mark is not None:
-            _shorten(layer, state.mark)
+            layer.rewind([state.mark])
     return before
 
 
@@ -213,12 +213,3 @@ def whole(layer: LayerCache, count: int) -> bool:
         return False
     first = torch.arange(count, dtype=torch.int32, device=head_group.residual_positions.device)
     return bool((head_group.residual_positions[:, :, :count] == first).all())
-
-
-def _shorten(layer: LayerCache, mark: Mark) -> None:
-    (head_group,) = layer.head_groups
-    head_group.used, head_group.history_index = mark.used, mark.history_index
-    if head_group.rows is not None:
-        head_group.rows.zero_()
-    if head_group.rows is not None and mark.rows is not None:
-        head_group.rows[..., : mark.used] = mark.rows[..., : mark.used]

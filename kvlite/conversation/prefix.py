@@ -82,8 +82,7 @@ def _go_back(
     if end is None and goes_on:
         return
     context.release(*(each for each in context.checkpoints if each.seen > same))
-    beginning = Checkpoint(0, [], (), 0)
-    end = end or max(context.checkpoints, key=lambda each: each.seen, default=beginning)
+    end = end or max(context.checkpoints, key=lambda each: each.seen, default=Checkpoint())
     context.seek(ids[: end.seen], end, (), (), config, callbacks)
 
 

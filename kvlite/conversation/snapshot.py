@@ -251,7 +251,7 @@ class Snapshot(TensorFile):
     ) -> tuple[HostKVStore, list[str]]:
         plain = self.values["tier"]
         require(0 < plain["seen"] <= tokens)
-        needed = sum(self.size(name) for name in self.names() if name.startswith(f"{PREFIX}."))
+        needed = self.size(f"{PREFIX}.")
         try:
             empty = HostKVStore.empty(model.shape, model.dtype, None)
             disk, spare, said = place(settings, empty, needed)

@@ -10,7 +10,7 @@ from kvlite.cache import LayerCache
 from kvlite.cache.packed import Packed
 from kvlite.cache.recurrent import state_tensors
 from kvlite.cache.segment import bytes_held
-from kvlite.offload.kv.disk import Disk
+from kvlite.offload.kv.storage import Disk
 from kvlite.offload.kv.store import HostKVLayer, HostKVStore
 
 
@@ -92,11 +92,10 @@ class HostKVCheckpoint:
                 layer.cache, layer.disk = mark.window, mark.disk
             elif made is not None:
                 layer.cache, layer.disk = made, None
-            layer.read = layer.head_group.used = mark.read
+            layer.read = mark.read
             layer.cached_scores, layer.scored_by = mark.cached_scores, mark.scored_by
-            if layer.index is not None:
-                layer.index.used = mark.read
         store.seen, store.states = self.seen, self.states
+        store.forget_answer()
 
 
 def _mark(layer: HostKVLayer, seen: int | None, quantizes: bool) -> _LayerMark:

@@ -7,8 +7,8 @@ from kvlite.config.units import readable
 from kvlite.errors import RecallError
 from kvlite.memory.device_budget import ram_limit
 from kvlite.model.shape import ModelShape
-from kvlite.offload.kv.disk import Disk
 from kvlite.offload.kv.index import sign_bytes
+from kvlite.offload.kv.storage import Disk
 from kvlite.offload.kv.store import SPARE, HostKVStore
 
 

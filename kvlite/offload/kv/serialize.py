@@ -10,8 +10,8 @@ from kvlite.cache.snapshot import LayerReader, LayerWriter, Plain, Source
 from kvlite.cache.sound import require
 from kvlite.model.load import LoadedModel
 from kvlite.model.recurrent_states import require_states
-from kvlite.offload.kv.disk import Disk
 from kvlite.offload.kv.index import Index, sign_bytes
+from kvlite.offload.kv.storage import Disk
 from kvlite.offload.kv.store import HostKVLayer, HostKVStore
 
 PREFIX = "tier"

@@ -15,8 +15,8 @@ from kvlite.memory.device_budget import ERROR
 from kvlite.memory.free import free_bytes
 from kvlite.memory.meter import aside
 from kvlite.model.shape import ModelShape
-from kvlite.offload.kv.disk import Disk
 from kvlite.offload.kv.index import Index
+from kvlite.offload.kv.storage import Disk
 from kvlite.offload.kv.transfer import KVTransfer, transfer_to
 
 HOST = torch.device("cpu")
@@ -212,7 +212,7 @@ class HostKVStore:
     @property
     def index_bytes(self) -> int:
         """Bytes of the indexes on the device."""
-        return sum(layer.index.nbytes for layer in self.layers if layer.index is not None)
+        return bytes_held(self.index_tensors)
 
     def add(
         self, index: int, source: LayerCache, query_sq_sum: Tensor, new: int, reserve: int
