@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 import kvlite
-from kvlite.cache import KVCache
+from kvlite.cache import KVBits, KVCache
 from kvlite.cache.snapshot import LayerReader, LayerWriter, Plain
 from kvlite.cache.sound import require
 from kvlite.config.checked_file import from_json, sound
@@ -39,7 +39,7 @@ from kvlite.model.recurrent_states import require_states
 from kvlite.offload import HostKVStore
 from kvlite.offload.kv.checkpoint import HostKVCheckpoint
 from kvlite.offload.kv.placement import place
-from kvlite.offload.kv.serialize import PREFIX, store_of, store_parts
+from kvlite.offload.kv.serialize import PREFIX, fill_store, store_parts
 
 if TYPE_CHECKING:
     from kvlite.conversation.conversation import Conversation
@@ -252,10 +252,11 @@ class Snapshot(TensorFile):
         plain = self.values["tier"]
         require(0 < plain["seen"] <= tokens)
         needed = self.size(f"{PREFIX}.")
+        bits = None if plain["bits"] is None else KVBits(**plain["bits"])
+        store = HostKVStore.empty(model.shape, model.dtype, bits)
         try:
-            empty = HostKVStore.empty(model.shape, model.dtype, None)
-            disk, spare, said = place(settings, empty, needed)
-            store = store_of(self, plain, model, disk=disk, spare=spare)
+            said = place(settings, store, needed)
+            fill_store(store, self, plain, model)
         except RecallError as error:
             raise SnapshotError(
                 f"{self.path} has {readable(needed)} to recall from, for which there is no "

@@ -179,10 +179,6 @@ class TensorFile:
         found = (each for name, each in self._table.items() if name.startswith(prefix))
         return sum(each.end - each.begin for each in found)
 
-    def names(self) -> list[str]:
-        """The names of all tensors."""
-        return list(self._table)
-
     def new(self, name: str, device: "torch.device") -> "Tensor":
         """Read a tensor. Raises SnapshotError if it is missing or damaged."""
         import torch

@@ -1,17 +1,16 @@
 """The host store as named tensors and JSON values, and back: in memory or on disk."""
 
-from dataclasses import asdict, replace
+from dataclasses import asdict
 
 import torch
 from torch import Tensor
 
-from kvlite.cache import KVBits, LayerCache
+from kvlite.cache import LayerCache
 from kvlite.cache.snapshot import LayerReader, LayerWriter, Plain, Source
 from kvlite.cache.sound import require
 from kvlite.model.load import LoadedModel
 from kvlite.model.recurrent_states import require_states
 from kvlite.offload.kv.index import Index, sign_bytes
-from kvlite.offload.kv.storage import Disk
 from kvlite.offload.kv.store import HostKVLayer, HostKVStore
 
 PREFIX = "tier"
@@ -52,28 +51,20 @@ def _described(parts: LayerWriter, name: str, layer: HostKVLayer) -> Plain:
     return plain
 
 
-def store_of(
-    source: Source, plain: Plain, model: LoadedModel, *, disk: Disk | None, spare: bool
-) -> HostKVStore:
-    """Put a host store together again.
-
-    Args:
-        disk: where the layers go, one at a time; None for memory.
-        spare: whether layers may reserve more than they need.
+def fill_store(store: HostKVStore, source: Source, plain: Plain, model: LoadedModel) -> None:
+    """Fill an empty host store, which was placed, with one that was taken apart.
 
     Raises:
         SnapshotError: it is damaged, or of another model.
         RecallError: the disk is full or fails.
     """
-    bits, shape = None if plain["bits"] is None else KVBits(**plain["bits"]), model.shape
-    empty = HostKVStore.empty(shape, model.dtype, bits)
-    store = replace(empty, seen=plain["seen"], disk=disk, spare=spare)
+    store.seen, shape, disk = plain["seen"], model.shape, store.disk
     require(len(plain["layers"]) == shape.layers)
     host = torch.device("cpu")
     reader = LayerReader(source, plain["objects"], host, model.dtype, store.seen)
     parts = zip(plain["layers"], shape.window_sizes, shape.kv_sizes, strict=True)
     for index, (each, window, size) in enumerate(parts):
-        plain_in_memory = disk is None and bits is None
+        plain_in_memory = disk is None and store.bits is None
         transfer = store.transfer(model.device_of(index)) if plain_in_memory else None
         pin = transfer.pin if transfer is not None and window is None else None
         layer = store.layers[index] = _layer(reader.layer(each["cache"], size, pin), each, reader)
@@ -85,7 +76,6 @@ def store_of(
             layer.disk = disk
     store.states = reader.states(plain.get("states", {}), lambda _: host)
     require_states(store.states, shape, model.dtype)
-    return store
 
 
 def _layer(cache: LayerCache, plain: Plain, reader: LayerReader) -> HostKVLayer:
@@ -108,8 +98,7 @@ def _index(
     signs = torch.empty(1, heads, room, sign_bytes(dim), dtype=torch.uint8, device=device)
     sizes = torch.empty(1, heads, room, device=device)
     mean, balance = (torch.empty(1, heads, dim, device=device) for _ in range(2))
-    source.fill(plain["signs"], signs[:, :, :read])
-    source.fill(plain["sizes"], sizes[:, :, :read])
-    source.fill(plain["mean"], mean)
-    source.fill(plain["balance"], balance)
+    own = {"signs": signs[:, :, :read], "sizes": sizes[:, :, :read]}
+    for name, into in (own | {"mean": mean, "balance": balance}).items():
+        source.fill(plain[name], into)
     return Index(signs, sizes, mean, balance, read)
