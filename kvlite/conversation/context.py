@@ -301,9 +301,9 @@ class Context:
         """Bytes of host memory that checkpoints take."""
         return bytes_of(self.checkpoints)
 
-    def release(self, *unneeded: Checkpoint) -> None:
+    def release(self, *unneeded: Checkpoint | None) -> None:
         """Free checkpoints."""
-        for each in unneeded:
+        for each in filter(None, unneeded):
             each.release_memory()
         self.checkpoints = [each for each in self.checkpoints if not each.lost]
 

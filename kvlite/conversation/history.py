@@ -228,16 +228,14 @@ class History:
         self.branch.tip = node
         return node
 
-    def fork(self, branch: Branch, config: EngineConfig) -> Branch:
-        """Add a branch and make it the current one; returns the branch that is left."""
+    def fork(self, branch: Branch, config: EngineConfig) -> None:
+        """Add a branch and make it the current one."""
         left = self.branch
-        if left.end is not None:
-            self.context.release(left.end)
+        self.context.release(left.end)
         left.token_ids, left.end = [*self.context.token_ids], self.context.checkpoint(config)
         self.branches.append(branch)
         self._left, self.current = self.current, len(self.branches) - 1
         self._moved()
-        return left
 
     def continue_answer(self, config: EngineConfig, callbacks: Callbacks) -> Turn:
         """Read what is pending of the last answer; returns the turn that goes on with it.
@@ -266,23 +264,21 @@ class History:
         the message has to be read again, and the context is before it."""
         nodes, prompt, turn = self.branch.nodes, self.prompt, self.context.turn
         self.prompt = None
-        left = self.fork(self.branch.cut(len(nodes) - 1), config)
+        self.fork(self.branch.cut(len(nodes) - 1), config)
         if prompt is not None and turn is not None:
             if self.context.seek_answer(prompt, turn, config):
                 self.prompt = prompt
                 return turn
             self.context.release(prompt)
-        self._go_back(nodes[-1].start, left, config, callbacks)
+        self._go_back(nodes[-1].start, config, callbacks)
         return None
 
     def seek(
         self, number: int, start: Checkpoint, config: EngineConfig, callbacks: Callbacks
-    ) -> Branch:
-        """Begin a branch with the messages before `number`, counted from 0, and go to `start`;
-        returns the branch that is left."""
-        left = self.fork(self.branch.cut(number), config)
-        self._go_back(start, left, config, callbacks)
-        return left
+    ) -> None:
+        """Begin a branch with the messages before `number`, counted from 0, and go to `start`."""
+        self.fork(self.branch.cut(number), config)
+        self._go_back(start, config, callbacks)
 
     def undo(self, config: EngineConfig, callbacks: Callbacks) -> Node:
         """Forget the last message and its answer; returns them."""
@@ -303,11 +299,10 @@ class History:
     def _go_back_for_good(
         self, number: int, start: Checkpoint, config: EngineConfig, callbacks: Callbacks
     ) -> None:
-        left = self.seek(number, start, config, callbacks)
+        self.seek(number, start, config, callbacks)
         self.current = self._left
+        self.context.release(self.branch.end)
         self.branches[self.current] = self.branches.pop()
-        if left.end is not None:
-            self.context.release(left.end)
 
     def switch(self, branch: int, config: EngineConfig, callbacks: Callbacks) -> None:
         """Go on with another branch."""
@@ -327,9 +322,8 @@ class History:
         self.current = chosen
         self.context.release(end)
 
-    def _go_back(
-        self, start: Checkpoint, left: Branch, config: EngineConfig, callbacks: Callbacks
-    ) -> None:
+    def _go_back(self, start: Checkpoint, config: EngineConfig, callbacks: Callbacks) -> None:
+        left = self.branches[self._left]
         assert left.end is not None
         ids = [*left.token_ids, *left.end.pending_ids][: start.seen]
         ancestors = [node.start for node in left.reachable if node.start.number < start.number]
@@ -365,6 +359,5 @@ class History:
 
     def _moved(self) -> None:
         # What was only true at the last position is forgotten.
-        if self.prompt is not None:
-            self.context.release(self.prompt)
+        self.context.release(self.prompt)
         self.prompt = self.here = None

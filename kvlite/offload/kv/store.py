@@ -212,7 +212,7 @@ class HostKVStore:
     @property
     def index_bytes(self) -> int:
         """Bytes of the indexes on the device."""
-        return bytes_held(self.index_tensors)
+        return sum(tensor.nbytes for tensor in self.index_tensors)
 
     def add(
         self, index: int, source: LayerCache, query_sq_sum: Tensor, new: int, reserve: int
