@@ -21,7 +21,7 @@ from kvlite.cache import KVBits, KVCache
 from kvlite.cache.snapshot import LayerReader, LayerWriter, Plain
 from kvlite.cache.sound import require
 from kvlite.config.checked_file import from_json, sound
-from kvlite.config.settings import Settings
+from kvlite.config.settings import LOADING, Settings
 from kvlite.config.units import readable
 from kvlite.conversation.checkpoint import Checkpoint
 from kvlite.conversation.context import Context
@@ -45,17 +45,7 @@ if TYPE_CHECKING:
     from kvlite.conversation.conversation import Conversation
 
 # Decided by whoever opens a file: the machine, and how much of it may be used.
-_OPENERS = (
-    "model",
-    "device",
-    "weights",
-    "vram",
-    "stream",
-    "chunk",
-    "measure",
-    "recall_limit",
-    "never_lossy",
-)
+_OPENERS = {*LOADING, "chunk", "measure", "recall_limit", "never_lossy"} - {"chat_template"}
 
 
 def save(
@@ -154,7 +144,7 @@ class Snapshot(TensorFile):
     def settings(self, own: Settings) -> Settings:
         """The conversation's settings; what depends on the machine is taken from `own`. Raises
         SettingError if this version does not know one of the values."""
-        known = {each.name for each in fields(Settings)} - {*_OPENERS}
+        known = {each.name for each in fields(Settings)} - _OPENERS
         saved = {name: value for name, value in self.about.settings.items() if name in known}
         return own.replace(saved)
 

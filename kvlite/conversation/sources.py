@@ -7,7 +7,7 @@ to the last pages for instance, says nothing about this answer.
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
@@ -193,29 +193,20 @@ class MessagePassages:
 
 
 def message_passages(
-    tokenizer: Any,
-    text: str,
-    documents: Sequence[Document],
-    *,
-    opening: bool,
-    first: bool,
-    system: str = "",
-    variables: Mapping[str, Any] | None = None,
+    tokenizer: Any, text: str, documents: Sequence[Document], **said: Any
 ) -> MessagePassages | None:
     """Where in a message `text` documents are, which is encoded once more; other arguments are
     those of `said_tokens`. None where the tokenizer does not say where its tokens come from (slow
     ones), or the chat template changes the message."""
     if not getattr(tokenizer, "is_fast", False):
         return None
-    parts = said_parts(
-        tokenizer, text, opening=opening, first=first, system=system, variables=variables
-    )
-    said, encoded = whole_characters(text).strip(), [_encoded(tokenizer, each) for each in parts]
+    parts, message = said_parts(tokenizer, text, **said), whole_characters(text).strip()
+    encoded = [_encoded(tokenizer, each) for each in parts]
     before = sum(len(begins) for begins in encoded)
     for part, begins in zip(reversed(parts), reversed(encoded), strict=True):
         before -= len(begins)
-        if (at := part.text.rfind(said)) >= 0:
-            found = _Found(said, begins - at, before)
+        if (at := part.text.rfind(message)) >= 0:
+            found = _Found(message, begins - at, before)
             passages = tuple(each for document in documents for each in found.passages(document))
             ids = [token for each in parts for token in each.ids]
             return MessagePassages(passages, ids, found.question(documents))

@@ -6,7 +6,7 @@ import mmap
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
@@ -162,14 +162,10 @@ class KVTransfer:
         now.record(torch.cuda.current_stream(self.device))
         return now
 
-    @contextmanager
-    def _aside(self) -> Iterator[None]:
-        if self.stream is None:
-            yield
-            return
-        self.stream.wait_stream(torch.cuda.current_stream(self.device))
-        with torch.cuda.stream(self.stream):
-            yield
+    def _aside(self) -> AbstractContextManager[None]:
+        if self.stream is not None:
+            self.stream.wait_stream(torch.cuda.current_stream(self.device))
+        return torch.cuda.stream(self.stream)
 
 
 def transfer_to(device: torch.device) -> KVTransfer | None:

@@ -160,15 +160,11 @@ class StreamedLayers(Layers):
         self, index: int, memory: Tensor, free: torch.cuda.Event | None
     ) -> torch.cuda.Event | None:
         # The courier's thread has to allow what inference mode does: memory may be made in it.
-        if self.stream is None:
-            self.source.bring(index, memory)
-            return None
         with torch.cuda.stream(self.stream):
-            if free is not None:
+            if self.stream is not None and free is not None:
                 self.stream.wait_event(free)
             self.source.bring(index, memory)
-            arrived: torch.cuda.Event = self.stream.record_event()
-            return arrived
+            return None if self.stream is None else self.stream.record_event()
 
     def _measured(self) -> float:
         # Files that fit in free memory will be read from there: second reads count.
