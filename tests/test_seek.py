@@ -50,7 +50,7 @@ def test_a_checkpoint_that_could_not_be_kept_is_not_believed(
     said(talk, FIRST, SECOND)
     list(talk.edit(2, OTHER))
     list(talk.edit(2, WORDS[0]))
-    assert talk.cache.entries_mean >= 40 and not talk.checkpoint_bytes
+    assert talk.cache.entries_mean >= 40 and not talk.context.checkpoint_bytes
 
 
 def test_a_copy_of_one_branch_and_marks_of_another(llama: Tiny) -> None:
@@ -168,13 +168,13 @@ def test_copies_do_not_add_up(llama: Tiny) -> None:
     for _ in range(4):
         said(talk, SECOND)
         talk.undo()
-        sizes.add((talk.checkpoint_bytes, len(talk.context.checkpoints)))
+        sizes.add((talk.context.checkpoint_bytes, len(talk.context.checkpoints)))
     assert len(sizes) == 1
     list(talk.edit(1, FIRST))
     sizes = set()
     for turn in range(6):
         talk.switch(turn % 2)
-        sizes.add((talk.checkpoint_bytes, len(talk.context.checkpoints)))
+        sizes.add((talk.context.checkpoint_bytes, len(talk.context.checkpoints)))
     assert len(sizes) <= 2
 
 
@@ -217,7 +217,7 @@ def test_nothing_is_copied_that_could_not_be_kept(
     talk = opened(make_tiny(architecture), **GIVEN[name], checkpoint_limit=limit)
     said(talk, FIRST, SECOND, THIRD)
     most = checkpoint_limit(limit)
-    assert max(copies, default=0) <= most and talk.checkpoint_bytes <= most
+    assert max(copies, default=0) <= most and talk.context.checkpoint_bytes <= most
     assert sum(copies) > 0 or limit != "auto"
 
 
@@ -240,4 +240,4 @@ def test_a_mark_that_takes_too_much_is_not_held(architecture: str, bits: str) ->
     talk = opened(tiny, checkpoint_limit="0MB", **given)
     said(talk, FIRST, SECOND)
     assert made_by(talk)[1].lost == (taken > 0)
-    assert talk.undo() == SECOND and not talk.checkpoint_bytes
+    assert talk.undo() == SECOND and not talk.context.checkpoint_bytes

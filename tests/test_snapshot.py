@@ -279,11 +279,11 @@ def test_an_answer_for_which_there_was_no_memory(
 
 def test_what_was_given_up_stays_given_up(model: LoadedModel, tmp_path: Path) -> None:
     talk = chat(model, method="snapkv", budget=80)
-    talk.oom_policy.taken = ["smaller chunk", "8-bit cache", "smaller budget"]
+    talk.context.oom_policy.taken = ["smaller chunk", "8-bit cache", "smaller budget"]
     talk.generate(FIRST, ignore_eos=True)
     talk.save(tmp_path / "talk.kv")
     again = opened(model, tmp_path / "talk.kv")
-    assert again.oom_policy.taken == talk.oom_policy.taken
+    assert again.context.oom_policy.taken == talk.context.oom_policy.taken
     answers = [each.generate(SECOND, ignore_eos=True) for each in (again, talk)]
     assert answers[0].token_ids == answers[1].token_ids
     assert {each.metrics.kv_bits for each in answers} == {"8"}

@@ -315,10 +315,10 @@ def test_memory_that_ends_while_it_is_read_again(llama: Tiny, tmp_path: Path) ->
 
 def test_what_was_given_up_stays_given_up(llama: Tiny, tmp_path: Path) -> None:
     talk = gone_ways(llama, budget="40")
-    talk.oom_policy.taken = ["smaller chunk", "smaller budget"]
+    talk.context.oom_policy.taken = ["smaller chunk", "smaller budget"]
     talk.save(tmp_path / "talk.kv", light=True)
     opened_again = again(llama, tmp_path / "talk.kv")
-    assert opened_again.oom_policy.taken == talk.oom_policy.taken
+    assert opened_again.context.oom_policy.taken == talk.context.oom_policy.taken
     follows(opened_again, talk)
 
 

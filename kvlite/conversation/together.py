@@ -19,7 +19,7 @@ from kvlite.cache.segment import bytes_held
 from kvlite.conversation.context import Context
 from kvlite.conversation.exclusive import at_work
 from kvlite.conversation.metrics import Piece
-from kvlite.conversation.sources import watched, with_sources
+from kvlite.conversation.sources import with_sources
 from kvlite.conversation.steps_together import StepsTogether
 from kvlite.conversation.turn import Turn
 from kvlite.engine.callbacks import Callbacks
@@ -317,8 +317,7 @@ class AnswerBatch:
         with at_work(talk):
             own = talk.context.oom_policy.run(source.branched, {})
         turn = own.next_turn(question.ids, config, plan=source.plans.get(length))
-        turn.note(talk.notes_on(question.text, config.settings))
-        own.cache.queries = watched(talk.model.shape) if talk.documents else {}
+        talk.watch(turn, question.text)
         own.oom_policy.waits = lambda: bool(self.going)
         yield from own.read_in_slices(turn, self.callbacks)
         own.oom_policy.waits = alone
