@@ -21,8 +21,7 @@ from kvlite.memory.meter import aside
 from kvlite.model.load import LoadedModel
 from kvlite.offload import HostKVStore
 from kvlite.offload.kv.checkpoint import HostKVCheckpoint
-
-HOST = torch.device("cpu")
+from kvlite.offload.kv.store import HOST
 
 
 @dataclass

@@ -37,9 +37,8 @@ from kvlite.model.identity import Identity
 from kvlite.model.load import LoadedModel
 from kvlite.model.recurrent_states import require_states
 from kvlite.offload import HostKVStore
-from kvlite.offload.kv.checkpoint import HostKVCheckpoint
+from kvlite.offload.kv.checkpoint import PREFIX, HostKVCheckpoint, fill_store, store_parts
 from kvlite.offload.kv.placement import place
-from kvlite.offload.kv.serialize import PREFIX, fill_store, store_parts
 
 if TYPE_CHECKING:
     from kvlite.conversation.conversation import Conversation
