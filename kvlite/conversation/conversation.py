@@ -217,6 +217,7 @@ class Conversation:
     ) -> Iterator[tuple[int, Piece | KvliteError]]:
         """What `stream` would answer to each of these messages alone, as far as memory allows in
         the same decode steps. The conversation stays as it is. See `together.ask_each`."""
+        self.history.give_up_reading()
         return ask_each(self, texts, callbacks, settings)
 
     @alone_by_steps
@@ -252,6 +253,7 @@ class Conversation:
         """Answer the last message again from a cache that drops nothing. The conversation does not
         change. Args and errors are those of `verify.checked`."""
         require_callbacks(callbacks)
+        self.history.give_up_reading()
         return by_steps(self, checked(self, callbacks, **settings))
 
     @alone_by_steps
@@ -327,6 +329,8 @@ class Conversation:
         `snapshot.save`."""
         require_callable(progress, "progress")
         with at_step(self):
+            if not light:
+                self.history.give_up_reading()
             return snapshot.save(path_of(path), self, progress, most, light=light)
 
     def _stream(self, text: str, callbacks: Callbacks, chosen: EngineConfig) -> Iterator[Piece]:
@@ -334,7 +338,8 @@ class Conversation:
         self.context.end_step(chosen)
         ids = self.message_ids(text, chosen.settings, callbacks.cancel)
         turn = self.history.next_turn(ids, chosen)
-        self.watch(turn, text)
+        if self.history.half_read is None:
+            self.watch(turn, text)
         start = self.history.next_start(chosen)
         self.history.read(turn, callbacks, start)
         self.history.prompt = self.context.checkpoint(chosen, answering=True)

@@ -88,7 +88,7 @@ class Session:
     def resume(self, talk: Conversation) -> None:
         """Go on with another conversation, maybe a saved one: what was typed, and what waits, is
         found by its documents."""
-        self.talk = talk
+        self.talk, talk.history.keeps_half_read = talk, True
         self.last: GenerationMetrics | None = None
         self.sources: tuple[Source, ...] = ()
         self.places: set[Path] = set()
