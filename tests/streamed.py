@@ -13,15 +13,14 @@ from kvlite.engine.step import decode_step
 from kvlite.methods import parse_method
 from kvlite.methods.layer_policy import layer_policies
 from kvlite.model.experts import experts_of, stacked
-from kvlite.model.load import LoadedModel, require_whole
+from kvlite.model.load import LoadedModel, load_model, require_whole
 from kvlite.model.weights import PLAIN, Weights
 from kvlite.offload.weights.experts import LEAST, Resident
 from kvlite.offload.weights.layers import StreamedLayers
-from kvlite.offload.weights.loader import in_files, in_memory, open_beside, open_without_layers
+from kvlite.offload.weights.loader import STREAMED
 from tests.conftest import Tiny
 
 CPU = torch.device("cpu")
-STREAMED = {"disk": (open_without_layers, in_files), "ram": (open_beside, in_memory)}
 
 
 @dataclass(frozen=True)
@@ -56,6 +55,14 @@ def streamed(
     align(module)
     model = replace(tiny.model, module=module, path=folder, weights=chosen)
     model.layers = attached(model, resident)
+    return model
+
+
+def loaded(setting: str, folder: Path, **given: Any) -> LoadedModel:
+    """The model in a folder, with layers that come in turn."""
+    opened, attached = STREAMED[setting]
+    model = load_model(folder, opened=opened, **given)
+    model.layers = attached(model)
     return model
 
 

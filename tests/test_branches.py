@@ -236,7 +236,7 @@ def test_whatever_was_done_before_it_goes_on_as_said(
     assert talk.messages == fresh.messages
     assert said(talk, THIRD) == said(fresh, THIRD)
     if forgets:
-        assert talk.checkpoint_bytes == 0
+        assert talk.context.checkpoint_bytes == 0
 
 
 @cache
@@ -355,7 +355,7 @@ def test_what_takes_too_much_is_let_go_of_and_read_again(llama: Tiny) -> None:
     texts = [*WORDS, *WORDS]
     for text in [FIRST, *texts]:
         said(talk, text)
-        assert 0 < talk.checkpoint_bytes <= 60_000
+        assert 0 < talk.context.checkpoint_bytes <= 60_000
     told: list[str] = []
     list(talk.edit(2, OTHER, callbacks=Callbacks(notify=told.append)))
     assert any("read again" in note for note in told)

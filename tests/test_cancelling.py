@@ -14,11 +14,11 @@ from kvlite.errors import ModelError, Stopped
 from kvlite.model.load import load_model
 from kvlite.model.source import find_config, find_model
 from kvlite.model.weights import Weights
-from kvlite.offload.weights.loader import load_streamed
 from kvlite.planner.candidates import open_planner
 from kvlite.planner.max_context import reaches
 from tests.configs import PUBLISHED
 from tests.hub import Hub
+from tests.streamed import loaded
 
 FP32 = Weights("fp32", torch.float32)
 CPU = torch.device("cpu")
@@ -43,7 +43,7 @@ def test_loading_ends_before_the_next_weight(stream: str, tiny_folder: Path) -> 
     def load(cancel: threading.Event) -> Any:
         if stream == "off":
             return load_model(tiny_folder, device=CPU, weights=FP32, cancel=cancel)
-        return load_streamed(stream, tiny_folder, device=CPU, weights=FP32, cancel=cancel)
+        return loaded(stream, tiny_folder, device=CPU, weights=FP32, cancel=cancel)
 
     never = After(10**6)
     load(never)

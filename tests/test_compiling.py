@@ -12,8 +12,8 @@ import torch
 
 from kvlite.cache import KVBits, LayerCache, Selection
 from kvlite.offload import HostKVStore, Recall
-from kvlite.offload.kv.compile_ahead import begin_compiling
 from kvlite.offload.kv.index import Index
+from kvlite.offload.kv.recall import begin_compiling
 from kvlite.offload.kv.store import HostKVLayer
 from tests.conftest import Tiny
 
@@ -85,7 +85,7 @@ def test_nothing_more_is_compiled_than_is_wanted(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.long
 def test_a_program_that_ends_does_not_wait_for_all_of_it(tmp_path: Path) -> None:
     script = (
-        "import torch; from kvlite.offload.kv.compile_ahead import begin_compiling\n"
+        "import torch; from kvlite.offload.kv.recall import begin_compiling\n"
         "begin_compiling(torch.device('cpu'))\n"
         "raise KeyboardInterrupt"
     )
@@ -119,5 +119,5 @@ def test_it_begins_where_a_turn_recalls(llama: Tiny, monkeypatch: pytest.MonkeyP
 
 def test_there_is_nothing_to_compile_for_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     assert begin_compiling(torch.device("cuda")) is None
-    monkeypatch.setattr("kvlite.offload.kv.compile_ahead.has_compiled", lambda device: False)
+    monkeypatch.setattr("kvlite.offload.kv.recall.has_compiled", lambda device: False)
     assert begin_compiling.__wrapped__(CPU) is None

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, normalizers
 
 import kvlite
-from kvlite.conversation.passages import message_passages
+from kvlite.conversation.sources import message_passages
 from kvlite.documents import Document
 from kvlite.model.chat_template import (
     certain,

@@ -19,8 +19,8 @@ from kvlite.engine.callbacks import Callbacks
 from kvlite.engine.prefill import Prefill
 from kvlite.errors import RecallError, SettingError, Stopped
 from kvlite.offload import HostKVStore
-from kvlite.offload.kv.disk import Disk
 from kvlite.offload.kv.placement import host_kv_bytes, index_bytes
+from kvlite.offload.kv.storage import Disk
 from tests.conftest import SIZES, Tiny, make_tiny
 
 from .test_packed import random_ids

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 import kvlite
 from kvlite.conversation import tensor_file as tensorfile
@@ -52,7 +53,7 @@ def made(runner: kvlite.Runner, tmp_path_factory: pytest.TempPathFactory) -> Mad
         path = tmp_path_factory.mktemp("made") / "talk.kv"
         talk.save(path, light=light)
         with tensorfile.TensorFile(path) as file:
-            tensors = {name: file.new(name, torch.device("cpu")) for name in file.names()}
+            tensors = load_file(path)
             form = tensorfile.LIGHT if light else tensorfile.WHOLE
             found["light" if light else "whole"] = (file.values, tensors, form)
     return found

@@ -14,9 +14,8 @@ from kvlite.engine.callbacks import Callbacks
 from kvlite.offload import HostKVStore, Recall
 from kvlite.offload.kv.index import Index
 from kvlite.offload.kv.store import HostKVLayer
-from kvlite.offload.kv.swap import RECENT, SINKS, swap_in, swap_in_place
+from kvlite.offload.kv.swap import RECENT, SINKS, RecallQuery, swap_in, swap_in_place
 from kvlite.offload.kv.transfer import KVTransfer
-from kvlite.ops.heads import of_heads
 from tests.conftest import Tiny
 from tests.interpreted import DEVICE, kernels
 
@@ -157,9 +156,9 @@ def test_as_where_the_device_is_waited_for(
     rough[:, :, 90:150:7] = torch.nan
     head_groups = [some_held(pair, (0, 2), rows=2, batch=2, bits=bits) for _ in range(2)]
     old = lines(head_groups[0])
-    own = of_heads(rough, (0, 2))
-    came, mine = swap_in(head_groups[0], queries, own, source, count), torch.tensor(0)
-    swap_in_place(head_groups[1], queries, 1.0, rough, source, count, transfer, mine)
+    query, mine = RecallQuery(queries, 1.0, rough, source, count), torch.tensor(0)
+    came = swap_in(head_groups[0], query)
+    swap_in_place(head_groups[1], query, transfer, mine)
     assert int(mine) == came > 0 and lines(head_groups[0]) == lines(head_groups[1]) != old
     orders = [head_group.positions.argsort(-1) for head_group in head_groups]
     for name in ("keys", "values"):
@@ -193,11 +192,11 @@ class NothingIsReadBack(TorchDispatchMode):
 def test_nothing_is_read_back(transfer: KVTransfer) -> None:
     everything = full_head_group(300)
     head_group, (queries, rough) = some_held(everything, (0, 1, 2), rows=1), asked(3)
-    source, came = everything.head_groups[0], torch.tensor(0)
+    query = RecallQuery(queries, 1.0, rough, everything.head_groups[0], 40)
     with NothingIsReadBack():
-        swap_in_place(head_group, queries, 1.0, rough, source, 40, transfer, came)
+        swap_in_place(head_group, query, transfer, torch.tensor(0))
     with pytest.raises(AssertionError), NothingIsReadBack():
-        swap_in(some_held(everything, (0, 1, 2)), queries, rough, source, 40)
+        swap_in(some_held(everything, (0, 1, 2)), query)
 
 
 class Scarce(TorchDispatchMode):
@@ -221,11 +220,12 @@ class Scarce(TorchDispatchMode):
 def test_what_broke_off_may_be_tried_again() -> None:
     transfer = KVTransfer(HOST)
     everything = full_head_group(300)
-    source, (queries, rough) = everything.head_groups[0], asked(1)
+    queries, rough = asked(1)
+    query = RecallQuery(queries, 1.0, rough, everything.head_groups[0], 40)
 
     def swapped(head_group: KVHeadGroup) -> int:
         came = torch.tensor(0)
-        swap_in_place(head_group, queries, 1.0, rough, source, 40, transfer, came)
+        swap_in_place(head_group, query, transfer, came)
         return int(came)
 
     whole = some_held(everything, (2,), rows=1)
@@ -241,7 +241,7 @@ def test_what_broke_off_may_be_tried_again() -> None:
         try:
             came_now = torch.tensor(0)
             with scarce:
-                swap_in_place(head_group, queries, 1.0, rough, source, 40, transfer, came_now)
+                swap_in_place(head_group, query, transfer, came_now)
         except torch.OutOfMemoryError:
             failed = True
         if not failed:

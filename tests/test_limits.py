@@ -16,8 +16,8 @@ from kvlite.conversation.runner import Runner
 from kvlite.errors import ContextError
 from kvlite.model.packing import pack_linears
 from kvlite.offload.kv import store
-from kvlite.offload.kv.disk import Disk
 from kvlite.offload.kv.index import Index
+from kvlite.offload.kv.storage import Disk
 from tests.conftest import Tiny, make_tiny
 
 from .test_packed import random_ids

@@ -25,7 +25,7 @@ from kvlite.methods.full import Full
 from kvlite.methods.layer_policy import layer_policies
 from kvlite.model.mtp import empty_mtp, stored_name
 from kvlite.model.weights import Weights, held_tensors
-from kvlite.offload.weights.mtp import load_mtp
+from kvlite.offload.weights.loader import load_mtp
 from tests.conftest import Tiny, make_tiny
 from tests.test_speculate import alike, opened
 
@@ -185,7 +185,7 @@ def test_it_is_loaded_and_planned(
     assert tight.model.mtp is None and tight.plan is not None
     assert "MTP head is left out: there is no room" in tight.plan.changes[-1]
     with monkeypatch.context() as short:
-        short.setattr("kvlite.offload.weights.mtp.read_and_pack", no_memory)
+        short.setattr("kvlite.offload.weights.loader.read_and_pack", no_memory)
         without = kvlite.load(str(folder), **given, speculate="auto")
     assert without.model.mtp is None and without.plan is not None and plain.plan is not None
     assert without.plan.phases == plain.plan.phases

@@ -21,11 +21,11 @@ from kvlite.model.load import load_model
 from kvlite.model.mxfp4 import MXFP4Experts
 from kvlite.model.weights import choose_weights, held_tensors
 from kvlite.offload.weights.buffers import SCRATCH
-from kvlite.offload.weights.loader import load_streamed, open_whole
+from kvlite.offload.weights.loader import open_whole
 from kvlite.planner.candidates import open_planner
 from tests.configs import PUBLISHED
 from tests.conftest import make_tiny
-from tests.streamed import two_turns
+from tests.streamed import loaded, two_turns
 from tests.test_forecast import Case, expected, taken
 from tests.test_smollm import greedy
 
@@ -136,7 +136,7 @@ def test_what_cannot_be_had_of_it_is_said(folder: Path, options: Any, said: str)
 def test_layers_come_in_turn(folder: Path, setting: str) -> None:
     """Packed as they are, from files or host memory."""
     weights = choose_weights("auto", CPU, folder)
-    model = load_streamed(setting, folder, device=CPU, weights=weights)
+    model = loaded(setting, folder, device=CPU, weights=weights)
     whole = load_model(folder, device=CPU, weights=weights, opened=open_whole)
     for ours, theirs in zip(two_turns(model), two_turns(whole), strict=True):
         torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)

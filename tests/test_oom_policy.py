@@ -152,7 +152,7 @@ def survives(model: LoadedModel, name: str, straight: Straight, at: range) -> li
             assert answer.finish_reason == "length", where
     assert faults.failed == len(at), where
     heard = talk.token_ids + talk.context.pending_ids
-    taken = talk.oom_policy.taken
+    taken = talk.context.oom_policy.taken
     if not LOSSY & {*taken}:
         whole = [
             token
@@ -243,7 +243,7 @@ def test_where_nothing_may_be_given_up_the_conversation_is_kept(
         talk = conversation(model, never_lossy=True, **CASES[name])
         heard, sentence = run_dry(talk, at)
         assert "--never-lossy" in sentence and "can go on" in sentence
-        assert not LOSSY & {*talk.oom_policy.taken}
+        assert not LOSSY & {*talk.context.oom_policy.taken}
         assert heard == known.said[0][: len(heard)]
         if not heard and talk.token_ids:
             assert talk.token_ids == [*TURNS[0]]  # read, and memory ran out at the first draw
@@ -285,7 +285,7 @@ def test_what_is_answered_is_indexed_though_memory_ran_out_then(
         talk = conversation(model, **given)
         with Faults([at]) as once:
             assert talk.generate(TURNS[0], ignore_eos=True).token_ids == whole
-        assert once.failed and talk.oom_policy.taken == []
+        assert once.failed and talk.context.oom_policy.taken == []
 
 
 def test_a_step_that_broke_off_ends_before_anything_else_is_read(model: LoadedModel) -> None:
@@ -342,7 +342,7 @@ def test_another_process_takes_memory_while_a_prompt_is_read(
 
 def test_what_was_given_up_stays_so_for_later_turns(model: LoadedModel) -> None:
     talk = conversation(model, method=DEFAULT, budget=70)
-    talk.oom_policy.taken = [CHUNK, EIGHT_BITS, FOUR_BITS, BUDGET]
+    talk.context.oom_policy.taken = [CHUNK, EIGHT_BITS, FOUR_BITS, BUDGET]
     answer = talk.generate(TURNS[0], ignore_eos=True)
     assert (answer.metrics.kv_bits, answer.metrics.budget, answer.metrics.fallbacks) == (
         "4",
@@ -371,7 +371,7 @@ def test_chunks_are_never_shorter_than_16_tokens(model: LoadedModel, chunk: int)
     assert all(a > b >= max(16, a // 2) for a, b in pairwise(sizes))
     talk = conversation(model, method="full", chunk=chunk)
     for times in range(15):
-        talk.oom_policy.taken = [CHUNK] * times
+        talk.context.oom_policy.taken = [CHUNK] * times
         talk.read([5])
         assert talk.context.turn is not None
         assert talk.context.turn.chunk == sizes[min(times, len(sizes) - 1)]
@@ -379,7 +379,7 @@ def test_chunks_are_never_shorter_than_16_tokens(model: LoadedModel, chunk: int)
 
 def test_hidden_states_may_wait_in_host_memory(model: LoadedModel) -> None:
     talk, usual = (conversation(model, method=DEFAULT) for _ in range(2))
-    talk.oom_policy.taken = [HIDDEN]
+    talk.context.oom_policy.taken = [HIDDEN]
     assert said(talk) == said(usual)
 
 

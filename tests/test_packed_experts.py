@@ -99,7 +99,7 @@ def test_they_come_in_turn() -> None:
     assert sum(layer.expert_bytes for layer in layers) * EXPERTS == sum(
         each.nbytes for each in module.parameters() if each.dtype == torch.uint8
     )
-    pool = ExpertPool(layers, ExpertsInMemory(layers), 2 * EXPERTS, CPU)
+    pool = ExpertPool(layers, ExpertsInMemory(layers), CPU, 2 * EXPERTS)
     for found, before in zip(through(module, torch.float32), expected, strict=True):
         assert torch.equal(found, before)
     assert pool.brought >= len(layers) * EXPERTS * layers[0].expert_bytes

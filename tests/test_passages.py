@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
-from kvlite.conversation.passages import MessagePassages, Passage, message_passages
+from kvlite.conversation.sources import MessagePassages, Passage, message_passages
 from kvlite.documents import Document
 from kvlite.model.chat_template import question_about, said_parts, said_tokens
 from kvlite.model.source import find_model

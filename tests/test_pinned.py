@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from kvlite.cache import LayerCache
-from kvlite.offload.kv import pinned
+from kvlite.offload.kv import transfer as pinning
 from kvlite.offload.kv.transfer import KVTransfer
 
 from .test_recall import full_head_group
@@ -41,8 +41,8 @@ class Runtime:
 def pinning_runtime(monkeypatch: pytest.MonkeyPatch) -> Runtime:
     """In CUDA's place."""
     made = Runtime()
-    monkeypatch.setattr(pinned, "register", lambda *given: made.register(*given))
-    monkeypatch.setattr(pinned, "release", lambda *given: made.release(*given))
+    monkeypatch.setattr(pinning, "register", lambda *given: made.register(*given))
+    monkeypatch.setattr(pinning, "release", lambda *given: made.release(*given))
     return made
 
 
@@ -59,13 +59,13 @@ def small_layer() -> LayerCache:
 def test_pinned_memory_is_taken_in_pieces_and_let_go_of(
     runtime: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pinned, "PIECE", 1 << 10)
+    monkeypatch.setattr(pinning, "PIECE", 1 << 10)
     layer = small_layer()
     views, size = (
         [layer.head_groups[0].residual_keys, layer.head_groups[1].residual_positions],
         layer.nbytes,
     )
-    assert pinned.pin(layer, HOST)
+    assert pinning.pin(layer, HOST)
     assert layer.nbytes == sum(runtime.held.values()) == size and runtime.largest == 1 << 10
     assert (
         views[0] is layer.head_groups[0].residual_keys
@@ -103,10 +103,10 @@ def test_where_nothing_can_be_pinned_memory_is_as_ever(runtime: Runtime) -> None
 def test_no_copy_crosses_from_a_piece_to_the_next(
     piece: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pinned, "PIECE", piece)
+    monkeypatch.setattr(pinning, "PIECE", piece)
     storage = torch.arange(500, dtype=torch.float32)
     flat = storage[33:301]
-    parts = list(pinned.pieces(flat))
+    parts = list(pinning.pieces(flat))
     assert [at for part in parts for at in range(part.start, part.stop)] == list(range(268))
     for part in parts:
         assert (33 + part.start) * 4 // piece == (33 + part.stop - 1) * 4 // piece

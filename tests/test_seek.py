@@ -16,7 +16,7 @@ from kvlite.conversation.conversation import Conversation
 from kvlite.engine.callbacks import Callbacks
 from kvlite.errors import OutOfMemory, SettingError
 from kvlite.memory.device_budget import checkpoint_limit
-from kvlite.offload.kv.checkpoint import HostKVCheckpoint, mark_bytes
+from kvlite.offload.kv.checkpoint import HostKVCheckpoint
 from tests.conftest import Tiny, make_tiny
 from tests.faults import Faults
 from tests.test_branches import (
@@ -50,7 +50,7 @@ def test_a_checkpoint_that_could_not_be_kept_is_not_believed(
     said(talk, FIRST, SECOND)
     list(talk.edit(2, OTHER))
     list(talk.edit(2, WORDS[0]))
-    assert talk.cache.entries_mean >= 40 and not talk.checkpoint_bytes
+    assert talk.cache.entries_mean >= 40 and not talk.context.checkpoint_bytes
 
 
 def test_a_copy_of_one_branch_and_marks_of_another(llama: Tiny) -> None:
@@ -168,13 +168,13 @@ def test_copies_do_not_add_up(llama: Tiny) -> None:
     for _ in range(4):
         said(talk, SECOND)
         talk.undo()
-        sizes.add((talk.checkpoint_bytes, len(talk.context.checkpoints)))
+        sizes.add((talk.context.checkpoint_bytes, len(talk.context.checkpoints)))
     assert len(sizes) == 1
     list(talk.edit(1, FIRST))
     sizes = set()
     for turn in range(6):
         talk.switch(turn % 2)
-        sizes.add((talk.checkpoint_bytes, len(talk.context.checkpoints)))
+        sizes.add((talk.context.checkpoint_bytes, len(talk.context.checkpoints)))
     assert len(sizes) <= 2
 
 
@@ -217,7 +217,7 @@ def test_nothing_is_copied_that_could_not_be_kept(
     talk = opened(make_tiny(architecture), **GIVEN[name], checkpoint_limit=limit)
     said(talk, FIRST, SECOND, THIRD)
     most = checkpoint_limit(limit)
-    assert max(copies, default=0) <= most and talk.checkpoint_bytes <= most
+    assert max(copies, default=0) <= most and talk.context.checkpoint_bytes <= most
     assert sum(copies) > 0 or limit != "auto"
 
 
@@ -228,18 +228,16 @@ def made_by(talk: Conversation) -> list[Checkpoint]:
 
 @pytest.mark.parametrize("architecture", ["llama", "gemma3"])
 @pytest.mark.parametrize("bits", ["16", "4"])
-def test_what_a_mark_takes_is_known_before(architecture: str, bits: str) -> None:
+def test_a_mark_that_takes_too_much_is_not_held(architecture: str, bits: str) -> None:
     tiny, given = make_tiny(architecture), {"budget": "40", "recall_bits": bits}
     talk = opened(tiny, **given)
     said(talk, FIRST, SECOND)
     store = talk.store
     assert store is not None
-    store.forget_answer()
-    taken = mark_bytes(store)
-    assert taken == HostKVCheckpoint(store).nbytes
+    taken = HostKVCheckpoint(store).nbytes
     assert (taken > 0) == (bits == "4" or architecture == "gemma3")
     # Where it may not be taken, the message is gone back to by reading again.
     talk = opened(tiny, checkpoint_limit="0MB", **given)
     said(talk, FIRST, SECOND)
     assert made_by(talk)[1].lost == (taken > 0)
-    assert talk.undo() == SECOND and not talk.checkpoint_bytes
+    assert talk.undo() == SECOND and not talk.context.checkpoint_bytes

@@ -15,6 +15,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors import safe_open
+from safetensors.torch import load_file
 
 from kvlite.cache import KVBits
 from kvlite.cache.pair import Half
@@ -29,7 +30,7 @@ from kvlite.errors import InterruptedCacheError, OutOfMemory, SettingError, Snap
 from kvlite.methods import METHODS
 from kvlite.model.identity import Identity
 from kvlite.model.load import LoadedModel
-from kvlite.offload.kv.disk import Disk
+from kvlite.offload.kv.storage import Disk
 from tests.conftest import make_tiny
 
 from .faults import Faults
@@ -278,11 +279,11 @@ def test_an_answer_for_which_there_was_no_memory(
 
 def test_what_was_given_up_stays_given_up(model: LoadedModel, tmp_path: Path) -> None:
     talk = chat(model, method="snapkv", budget=80)
-    talk.oom_policy.taken = ["smaller chunk", "8-bit cache", "smaller budget"]
+    talk.context.oom_policy.taken = ["smaller chunk", "8-bit cache", "smaller budget"]
     talk.generate(FIRST, ignore_eos=True)
     talk.save(tmp_path / "talk.kv")
     again = opened(model, tmp_path / "talk.kv")
-    assert again.oom_policy.taken == talk.oom_policy.taken
+    assert again.context.oom_policy.taken == talk.context.oom_policy.taken
     answers = [each.generate(SECOND, ignore_eos=True) for each in (again, talk)]
     assert answers[0].token_ids == answers[1].token_ids
     assert {each.metrics.kv_bits for each in answers} == {"8"}
@@ -332,7 +333,7 @@ def test_a_tier_for_which_the_disk_is_full(
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("kvlite.offload.kv.disk._reserve", full)
+    monkeypatch.setattr("kvlite.offload.kv.storage._reserve", full)
     with pytest.raises(SnapshotError, match="--recall off opens it without"):
         opened(model, tmp_path / "talk.kv")
     assert opened(model, tmp_path / "talk.kv", recall="off").token_ids == talk.token_ids
@@ -673,7 +674,7 @@ def test_files_made_to_look_whole(
     """Checksums and all; nothing of them gets as far as a compiled loop."""
     with tensorfile.TensorFile(saved) as file:
         about = file.values
-        tensors = {name: file.new(name, torch.device("cpu")) for name in file.names()}
+        tensors = load_file(saved)
     path = tmp_path / "made.kv"
     tensorfile.write_tensors(path, about, tensors)
     opened(model, path)

@@ -13,7 +13,7 @@ from kvlite.cache.query_log import ROWS, QueryLog
 from kvlite.config.settings import Settings
 from kvlite.conversation.conversation import Conversation
 from kvlite.conversation.metrics import Piece
-from kvlite.conversation.passages import LEAST, MOST, spans
+from kvlite.conversation.sources import LEAST, MOST, spans
 from kvlite.documents import Document
 from kvlite.engine.passage_attention import passage_attention
 from kvlite.engine.speculate import Pace

@@ -363,7 +363,7 @@ def test_where_memory_runs_out_ahead_the_answer_goes_on_one_by_one(
             answer = talk.generate(IDS, ignore_eos=True)
         assert once.failed == 1 and answer.token_ids == whole
         assert answer.metrics.no_speculation == "memory was short"
-        assert not talk.oom_policy.taken and not answer.metrics.fallbacks
+        assert not talk.context.oom_policy.taken and not answer.metrics.fallbacks
         alike(talk, plain)
 
 

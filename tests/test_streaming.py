@@ -19,8 +19,7 @@ from kvlite.memory.meter import TensorMeter
 from kvlite.methods import parse_method
 from kvlite.model.experts import ONE_BY_ONE, experts_of, stacked, take_one_by_one
 from kvlite.model.load import LoadedModel
-from kvlite.offload.weights.layers import StreamedLayers
-from kvlite.offload.weights.leaving import off_device
+from kvlite.offload.weights.layers import StreamedLayers, off_device
 from tests.conftest import ARCHITECTURES, Tiny, make_tiny
 from tests.faults import Faults
 from tests.streamed import (

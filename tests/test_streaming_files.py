@@ -21,9 +21,19 @@ from kvlite.model.load import load_module
 from kvlite.model.weights import PLAIN, Weights, held_tensors
 from kvlite.offload.weights import buffers
 from kvlite.offload.weights.buffers import FileReader
-from kvlite.offload.weights.loader import load_streamed, open_without_layers, require_streamable
+from kvlite.offload.weights.loader import open_without_layers, require_streamable
 from tests.conftest import Tiny, make_tiny
-from tests.streamed import CPU, align, change_config, files_of, pair, prompt, streamed, two_turns
+from tests.streamed import (
+    CPU,
+    align,
+    change_config,
+    files_of,
+    loaded,
+    pair,
+    prompt,
+    streamed,
+    two_turns,
+)
 from tests.test_model import BROKEN
 
 CUDA = torch.device("cuda")
@@ -120,7 +130,7 @@ def test_a_broken_folder_is_refused_as_ever(name: str, tiny_folder: Path, tmp_pa
     folder = Path(shutil.copytree(tiny_folder, tmp_path / "model"))
     change(folder)
     with pytest.raises(ModelError, match=reason) as error:
-        load_streamed("disk", folder, device=CPU, weights=FP32)
+        loaded("disk", folder, device=CPU, weights=FP32)
     assert str(folder) in str(error.value) and "\n" not in str(error.value)
 
 
@@ -131,7 +141,7 @@ def test_a_type_that_is_not_plain_is_refused(tiny_folder: Path, tmp_path: Path) 
     weights[name] = weights[name].to(torch.float8_e4m3fn)
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(ModelError, match=rf"{name} is stored as F8_E4M3, which --stream disk can"):
-        load_streamed("disk", folder, device=CPU, weights=FP32)
+        loaded("disk", folder, device=CPU, weights=FP32)
 
 
 # --- files that change ---------------------------------------------------------------------------

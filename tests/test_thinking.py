@@ -6,7 +6,6 @@ import pytest
 
 import kvlite
 from kvlite.conversation.conversation import Conversation
-from kvlite.conversation.export import markdown
 from kvlite.conversation.metrics import Piece
 from kvlite.conversation.session import Session
 from kvlite.conversation.together import ask_all
@@ -50,7 +49,7 @@ def test_reasoning_is_counted_as_it_comes_and_kept(thinker: kvlite.Runner, tmp_p
     assert check == (THOUGHT, SAID)
     session = Session(thinker, thinker.settings)
     session.resume(talk)
-    assert SAID in markdown(session) and "Two and" not in markdown(session).partition("Model")[2]
+    assert SAID in session.markdown() and "Two and" not in session.markdown().partition("Model")[2]
 
 
 @pytest.mark.parametrize("most", [1, 3, 5, 7, 16])

@@ -10,7 +10,7 @@ import torch
 
 import kvlite
 from kvlite import Callbacks, Conversation, KvliteError, Runner
-from kvlite.conversation import answer_batch, run_stats
+from kvlite.conversation import run_stats, together
 from kvlite.conversation.context import Context
 from kvlite.conversation.together import ask_all
 from kvlite.engine import compiled_rows
@@ -121,9 +121,9 @@ def test_one_after_another_with_the_reason(way: dict[str, Any], why: str, tmp_pa
 
 def test_as_many_as_fit(runner: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = heard(begun(runner, budget="64")).tokens
-    fits = answer_batch.AnswerBatch._has_room
+    fits = together.AnswerBatch._has_room
     monkeypatch.setattr(
-        answer_batch.AnswerBatch, "_has_room", lambda self: fits(self) and len(self.going) < 2
+        together.AnswerBatch, "_has_room", lambda self: fits(self) and len(self.going) < 2
     )
     made = heard(begun(runner, budget="64"))
     assert made.tokens == expected
@@ -174,7 +174,7 @@ def test_conversations_join_while_others_answer(
             yield talk, talk.config, [*zip(texts, settings, strict=False)]
 
     if scarce:
-        monkeypatch.setattr(answer_batch, "spare_bytes", lambda devices: 0)
+        monkeypatch.setattr(together, "spare_bytes", lambda devices: 0)
     made = Heard(ask_all(conversations(), Callbacks()), 6)
     alone = [
         [piece.token_id for _, piece in talk.ask_each([text], **settings)]
@@ -191,7 +191,7 @@ def test_conversations_join_while_others_answer(
 @pytest.mark.long
 def test_what_is_free_says_how_many(runner: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = heard(begun(runner, budget="64")).tokens
-    monkeypatch.setattr(answer_batch, "spare_bytes", lambda devices: 0)
+    monkeypatch.setattr(together, "spare_bytes", lambda devices: 0)
     made = heard(begun(runner, budget="64"))
     assert made.tokens == expected
     assert [metrics.together for metrics in made.metrics] == [1] * 4

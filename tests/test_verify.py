@@ -56,8 +56,8 @@ def state(talk: Conversation) -> list[Any]:
     ]
     # As bytes: what is not filled yet may be no number, and equal to nothing.
     held = [tensor.contiguous().reshape(-1).view(torch.uint8) for tensor in tensors]
-    found += [[tensor.clone() for tensor in held], talk.checkpoint_bytes]
-    found += [len(talk.context.checkpoints), [*talk.oom_policy.taken], talk.context.notes]
+    found += [[tensor.clone() for tensor in held], talk.context.checkpoint_bytes]
+    found += [len(talk.context.checkpoints), [*talk.context.oom_policy.taken], talk.context.notes]
     return copy.deepcopy(found)
 
 
@@ -364,4 +364,4 @@ def test_a_model_is_as_it_was(llama: Tiny, monkeypatch: pytest.MonkeyPatch) -> N
     said(talk, FIRST)
     with Faults(range(40, 400)), pytest.raises(OutOfMemory):
         list(talk.check())
-    assert not sent and not talk.oom_policy.taken
+    assert not sent and not talk.context.oom_policy.taken

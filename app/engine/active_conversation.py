@@ -83,7 +83,7 @@ class ActiveConversation(OpenConversation[Session]):
         cache, store, layers = talk.cache, talk.store, talk.model.layers
         if weights_too or self._weights is None or self._weights[0] is not layers:
             self._weights = layers, weights_of(talk.model)
-        saved, weights = talk.checkpoint_bytes, self._weights[1]
+        saved, weights = talk.context.checkpoint_bytes, self._weights[1]
         held = holding(talk.model, cache, store, saved, weights=weights, reading=reading)
         self.figures = Figures(
             owner=self.store.owner,
@@ -97,7 +97,7 @@ class ActiveConversation(OpenConversation[Session]):
             host_kv_bytes=0 if store is None or not store.begun else store.nbytes,
             first_token_s=None if last is None else last.time_to_first_token_s + self.reading_s,
             tokens_per_s=None if last is None else last.decode_tokens_per_s,
-            fallbacks=tuple(talk.oom_policy.taken),
+            fallbacks=tuple(talk.context.oom_policy.taken),
         )
         self._looked = time.monotonic()
 

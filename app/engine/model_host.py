@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 
 from kvlite.config.settings import Settings
 from kvlite.config.units import readable
-from kvlite.conversation.prepared import prepare
-from kvlite.conversation.runner import Runner, open_runner
+from kvlite.conversation.runner import Runner, open_runner, prepare
 from kvlite.conversation.session import Session
 from kvlite.errors import ContextError, SettingError
 from kvlite.memory.free import held_bytes, return_memory
@@ -102,7 +101,7 @@ class ModelHost:
         prepared = prepare(settings, work.begin, cancel=work.cancel, freed=freed)
         if self.runner is None:
             self._expect(settings, work)
-            self._use(Runner.of(prepared, work.begin, work.cancel), settings)
+            self._use(prepared.load(work.begin, work.cancel), settings)
             return ""
         fingerprint(prepared.folder)  # raises ModelError where files are damaged
         active, former = self.active, self.settings

@@ -301,11 +301,12 @@ class LayerCache:
         ]
 
     def rewind(self, marks: Iterable[Mark]) -> None:
-        """Drop everything appended since the mark."""
+        """Drop everything appended since the mark, maybe of a layer with more or fewer slots."""
         for head_group, mark in zip(self.head_groups, marks, strict=True):
             head_group.used, head_group.history_index = mark.used, mark.history_index
             if head_group.rows is not None and mark.rows is not None:
-                head_group.rows.copy_(mark.rows)
+                head_group.rows.zero_()
+                head_group.rows[..., : mark.used] = mark.rows[..., : mark.used]
 
     @staticmethod
     def gathered(

@@ -20,9 +20,8 @@ from kvlite.cache.segment import bytes_held
 from kvlite.memory.meter import aside
 from kvlite.model.load import LoadedModel
 from kvlite.offload import HostKVStore
-from kvlite.offload.kv.checkpoint import HostKVCheckpoint, mark_bytes
-
-HOST = torch.device("cpu")
+from kvlite.offload.kv.checkpoint import HostKVCheckpoint
+from kvlite.offload.kv.store import HOST
 
 
 @dataclass
@@ -36,8 +35,8 @@ class LayerState:
 
 @dataclass
 class Checkpoint:
-    """How a cache and its host store were, at the beginning of a message or anywhere else. A
-    message and those that replaced it have the same one.
+    """How a cache and its host store were, at the beginning of a message or anywhere else; by
+    default before anything was read. A message and those that replaced it have the same one.
 
     Attributes:
         seen, reconstructed: of the cache.
@@ -51,10 +50,10 @@ class Checkpoint:
         states: of recurrent layers, which can't be cut back: copies in host memory.
     """
 
-    seen: int
-    pending_ids: list[int]
-    notes: tuple[str, ...]
-    reconstructed: int
+    seen: int = 0
+    pending_ids: list[int] = field(default_factory=list)
+    notes: tuple[str, ...] = ()
+    reconstructed: int = 0
     number: int = 0
     prefilled_ids: list[int] = field(default_factory=list)
     prefill_start: "Checkpoint | None" = None
@@ -88,9 +87,9 @@ def capture(
     """
     with aside():
         if store is not None and store.begun:
-            store.forget_answer()
-            if mark_bytes(store) <= most:
-                made.store, made.lost = HostKVCheckpoint(store), False
+            held = HostKVCheckpoint(store)
+            if held.nbytes <= most:
+                made.store, made.lost = held, False
             return
         full = model.shape.full_layers
         stay = [
@@ -166,12 +165,15 @@ def restored(
             before.layers[index] = next(copies)
         elif giver == "cache":
             before.layers[index] = cache.layers[index]
-        else:
-            before.layers[index] = _from_store(index, state.mark, store, model.devices[index])
+        elif store is not None:
+            mark, device = state.mark, model.devices[index]
+            before.layers[index] = store.restored(index, 0, device, read=mark.used)
+            if mark.rows is not None:
+                before.layers[index] = before.layers[index].resized([mark.used], mark.rows.shape[2])
     # All that has to be allocated is.
     for layer, state in zip(before.layers, made.layers, strict=True):
         if state.mark is not None:
-            _shorten(layer, state.mark)
+            layer.rewind([state.mark])
     return before
 
 
@@ -201,19 +203,6 @@ def _giver(
     return "store"
 
 
-def _from_store(
-    index: int, mark: Mark, store: HostKVStore | None, device: torch.device
-) -> LayerCache:
-    assert store is not None
-    source = store.layers[index]
-    read, source.read = source.read, mark.used
-    try:
-        layer = store.restored(index, 0, device)
-    finally:
-        source.read = read
-    return layer if mark.rows is None else layer.resized([mark.used], mark.rows.shape[2])
-
-
 def whole(layer: LayerCache, count: int) -> bool:
     """Whether a layer holds at least the first `count` entries, in order and unquantized."""
     if not layer.uniform or layer.head_groups[0].segment is not None:
@@ -223,12 +212,3 @@ def whole(layer: LayerCache, count: int) -> bool:
         return False
     first = torch.arange(count, dtype=torch.int32, device=head_group.residual_positions.device)
     return bool((head_group.residual_positions[:, :, :count] == first).all())
-
-
-def _shorten(layer: LayerCache, mark: Mark) -> None:
-    (head_group,) = layer.head_groups
-    head_group.used, head_group.history_index = mark.used, mark.history_index
-    if head_group.rows is not None:
-        head_group.rows.zero_()
-    if head_group.rows is not None and mark.rows is not None:
-        head_group.rows[..., : mark.used] = mark.rows[..., : mark.used]

@@ -1,9 +1,10 @@
 """What a conversation has read, as tokens: its cache, its host store, and checkpoints."""
 
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from threading import Event
-from weakref import ref
+from weakref import WeakMethod
 
 from kvlite.cache import KVCache
 from kvlite.conversation.checkpoint import (
@@ -15,7 +16,7 @@ from kvlite.conversation.checkpoint import (
     restored,
 )
 from kvlite.conversation.metrics import Piece
-from kvlite.conversation.planned_peak import wanted_bytes
+from kvlite.conversation.run_stats import wanted_bytes
 from kvlite.conversation.turn import Turn
 from kvlite.conversation.turn_config import can_compact
 from kvlite.engine.callbacks import Callbacks
@@ -153,7 +154,7 @@ class Context:
         if turn.turn_config.loses and not gives_back:
             self._copy_out(turn.config)
         self.oom_policy.never_lossy = turn.settings.never_lossy
-        self.oom_policy.tell = _telling(turn)
+        self.oom_policy.tell = _telling(WeakMethod(turn.note_fallback))
         yield from turn.read(callbacks)
         self.turn = turn
         turn.notes = tuple(dict.fromkeys([*self.notes, *turn.notes]))
@@ -225,8 +226,7 @@ class Context:
             as `Turn`, from reading; the context then is at the last checkpoint that held anything.
         """
         self._close()
-        beginning = Checkpoint(0, [], (), 0)
-        known = next(at for at in (end, *ancestors, beginning) if self._restore(at, ids))
+        known = next(at for at in (end, *ancestors, Checkpoint()) if self._restore(at, ids))
         if len(ids) == known.seen:
             return
         callbacks.say(f"{len(ids) - known.seen:,} tokens are read again")
@@ -239,8 +239,8 @@ class Context:
         self._capture(end, self.store, config)
 
     def _restore(self, known: Checkpoint, ids: Sequence[int]) -> bool:
-        before = self._restored(known, self.store)
-        if before is None:
+        work = partial(restored, self.model, known, self.cache, self.store)
+        if (before := self.oom_policy.run(work, {})) is None:
             return False
         self.cache, self.turn = before, None
         if known.store is None:
@@ -251,10 +251,6 @@ class Context:
         # A copy may be of another branch than the cache was on.
         self._forget(0 if known.alone else known.seen)
         return True
-
-    def _restored(self, known: Checkpoint, store: HostKVStore | None) -> KVCache | None:
-        work = partial(restored, self.model, known, self.cache, store)
-        return self.oom_policy.run(work, {})
 
     def _read_again(
         self,
@@ -284,10 +280,10 @@ class Context:
         if not turn.may_answer_again(config):
             return False
         self._close()
-        try:
-            before = self._restored(made, None)
-        except OutOfMemory:
-            before = None
+        before: KVCache | None = None
+        with suppress(OutOfMemory):
+            work = partial(restored, self.model, made, self.cache, None)
+            before = self.oom_policy.run(work, {})
         if before is None:
             return False
         if self.store is not None:
@@ -305,9 +301,9 @@ class Context:
         """Bytes of host memory that checkpoints take."""
         return bytes_of(self.checkpoints)
 
-    def release(self, *unneeded: Checkpoint) -> None:
+    def release(self, *unneeded: Checkpoint | None) -> None:
         """Free checkpoints."""
-        for each in unneeded:
+        for each in filter(None, unneeded):
             each.release_memory()
         self.checkpoints = [each for each in self.checkpoints if not each.lost]
 
@@ -348,13 +344,10 @@ class Context:
         return HostKVStore.empty(self.model.shape, self.model.dtype, config.recall_bits)
 
 
-def _telling(turn: Turn) -> Callable[[str], None]:
-    # The turn holds the OOM policy itself, hence a weak reference.
-    held = ref(turn)
-
+def _telling(weakly: WeakMethod[Callable[[str], None]]) -> Callable[[str], None]:
+    # Weakly, as the turn that is told holds the OOM policy itself.
     def tell(said: str) -> None:
-        current = held()
-        if current is not None:
-            current.note_fallback(said)
+        if (note := weakly()) is not None:
+            note(said)
 
     return tell

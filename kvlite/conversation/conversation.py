@@ -1,6 +1,6 @@
 """A conversation: messages, their answers, and ways back to any of them."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from threading import Event, Lock
@@ -12,7 +12,7 @@ from kvlite.config.settings import Settings
 from kvlite.conversation import snapshot
 from kvlite.conversation.checkpoint import Checkpoint
 from kvlite.conversation.context import Context
-from kvlite.conversation.exclusive import alone, alone_by_steps, between_steps, by_steps
+from kvlite.conversation.exclusive import alone, alone_by_steps, at_step, by_steps
 from kvlite.conversation.history import Branch, BranchView, History, Message, Node
 from kvlite.conversation.metrics import Answer, Piece
 from kvlite.conversation.reasoning import reasoning_notes
@@ -23,7 +23,6 @@ from kvlite.conversation.verify import checked
 from kvlite.documents import Document
 from kvlite.engine.callbacks import NO_CALLBACKS, Callbacks, Progress, require_callbacks
 from kvlite.errors import KvliteError, SettingError
-from kvlite.memory.oom import OOMPolicy
 from kvlite.methods.engine_config import EngineConfig, require_meanings
 from kvlite.model.answers.thinking import thinking_variables
 from kvlite.model.chat_template import all_of, certain, goes_on, said_tokens, text_tokens
@@ -84,19 +83,9 @@ class Conversation:
         return self.context.store
 
     @property
-    def oom_policy(self) -> OOMPolicy:
-        """What was given up when memory ran out."""
-        return self.context.oom_policy
-
-    @property
     def token_ids(self) -> list[int]:
         """Every token in the cache, in order. An answer's last token joins with the next turn."""
         return self.context.token_ids
-
-    @property
-    def checkpoint_bytes(self) -> int:
-        """Bytes of host memory that checkpoints take."""
-        return self.context.checkpoint_bytes
 
     @property
     def messages(self) -> list[Message]:
@@ -106,8 +95,7 @@ class Conversation:
     @property
     def branches(self) -> list[BranchView]:
         """All branches, the oldest first."""
-        current = self.history.branch
-        return [BranchView(each.messages, each is current) for each in self.history.branches]
+        return [BranchView(each.messages, each is self._branch) for each in self.history.branches]
 
     @property
     def _branch(self) -> Branch:
@@ -125,8 +113,9 @@ class Conversation:
             callbacks: follow the reading and can cancel it. Errors are those of `generate`.
         """
         if isinstance(content, str):
-            encode = partial(text_tokens, self.model.tokenizer, content, first=not self.token_ids)
-            ids = self._tokenized(encode, content, callbacks.cancel)
+            tokenizer, most = self.model.tokenizer, self.model.shape.max_context
+            encode = partial(text_tokens, tokenizer, content, first=not self.token_ids)
+            ids = tokenized(encode, tokenizer, content, most, callbacks.cancel)
         else:
             ids = token_list(content)
         if ids:
@@ -147,7 +136,7 @@ class Conversation:
         if self._branch.prefilled_ids:
             raise SettingError("something was read ahead already: say what goes on from it")
         self.context.end_step(self.config)
-        ahead = certain(partial(self._said, self.settings, cancel=callbacks.cancel), text)
+        ahead = certain(lambda some: self._said(self.settings, some, callbacks.cancel), text)
         if not ahead:
             return False
         turn = self.history.next_turn([*self._unread, *ahead], self.config, answers=False)
@@ -228,6 +217,7 @@ class Conversation:
     ) -> Iterator[tuple[int, Piece | KvliteError]]:
         """What `stream` would answer to each of these messages alone, as far as memory allows in
         the same decode steps. The conversation stays as it is. See `together.ask_each`."""
+        self.history.give_up_reading()
         return ask_each(self, texts, callbacks, settings)
 
     @alone_by_steps
@@ -263,6 +253,7 @@ class Conversation:
         """Answer the last message again from a cache that drops nothing. The conversation does not
         change. Args and errors are those of `verify.checked`."""
         require_callbacks(callbacks)
+        self.history.give_up_reading()
         return by_steps(self, checked(self, callbacks, **settings))
 
     @alone_by_steps
@@ -278,7 +269,7 @@ class Conversation:
         require_text(text)
         number = self._branch.require(number)
         start = self._branch.nodes[number - 1].start
-        ids = self._said(chosen.settings, text, at=start, cancel=callbacks.cancel)
+        ids = self._said(chosen.settings, text, callbacks.cancel, start)
         if start.prefill_start is not None and not goes_on(ids, start.prefilled_ids):
             start = start.prefill_start
         self.history.seek(number - 1, start, chosen, callbacks)
@@ -325,7 +316,6 @@ class Conversation:
         """
         self.history.switch(branch, self.config, callbacks)
 
-    @between_steps
     def save(
         self,
         path: str | Path,
@@ -338,15 +328,18 @@ class Conversation:
         answer that is still going on, what has come so far is saved. Args and errors are those of
         `snapshot.save`."""
         require_callable(progress, "progress")
-        return snapshot.save(path_of(path), self, progress, most, light=light)
+        with at_step(self):
+            if not light:
+                self.history.give_up_reading()
+            return snapshot.save(path_of(path), self, progress, most, light=light)
 
     def _stream(self, text: str, callbacks: Callbacks, chosen: EngineConfig) -> Iterator[Piece]:
         require_text(text)
         self.context.end_step(chosen)
         ids = self.message_ids(text, chosen.settings, callbacks.cancel)
         turn = self.history.next_turn(ids, chosen)
-        turn.note(self.notes_on(text, chosen.settings))
-        self.cache.queries = watched(self.model.shape) if self.documents else {}
+        if self.history.half_read is None:
+            self.watch(turn, text)
         start = self.history.next_start(chosen)
         self.history.read(turn, callbacks, start)
         self.history.prompt = self.context.checkpoint(chosen, answering=True)
@@ -369,46 +362,36 @@ class Conversation:
         return [token for token in pending if not templated or token not in ends]
 
     def _said(
-        self,
-        settings: Settings,
-        text: str,
-        *,
-        at: Checkpoint | None = None,
-        cancel: Event | None = None,
+        self, settings: Settings, text: str, cancel: Event | None, at: Checkpoint | None = None
     ) -> list[int]:
-        branch = self._branch
+        branch, model = self._branch, self.model
         number, read, ahead = len(branch.nodes), len(self.token_ids), branch.prefilled_ids
         if at is not None:
             number, read, ahead = at.number, at.seen, at.prefilled_ids
-        opening, first = not number, read == len(ahead)
         encode = partial(
             said_tokens,
-            self.model.tokenizer,
+            model.tokenizer,
             text,
-            opening=opening,
-            first=first,
+            opening=not number,
+            first=read == len(ahead),
             system=settings.system,
             variables=thinking_variables(settings.thinking),
         )
-        return self._tokenized(encode, text, cancel)
+        return tokenized(encode, model.tokenizer, text, model.shape.max_context, cancel)
 
-    def _tokenized(
-        self, encode: Callable[[], list[int]], text: str, cancel: Event | None
-    ) -> list[int]:
-        return tokenized(encode, self.model.tokenizer, text, self.model.shape.max_context, cancel)
-
-    def notes_on(self, text: str, settings: Settings) -> tuple[str, ...]:
-        """Notes on the documents in a message that could not be read whole; and once on settings of
-        reasoning where they change nothing."""
+    def watch(self, turn: Turn, text: str) -> None:
+        """Let the turn of a message say which of its documents could not be read whole, and once
+        which settings of reasoning change nothing; and find what its answer looks at."""
         documents = (each for each in self.documents if each.note and all_of([each]) in text)
-        former, self._noted = self._noted, settings
-        unheard = reasoning_notes(self.model, settings, former)
-        return (*(each.note for each in documents), *unheard)
+        former, self._noted = self._noted, turn.settings
+        unheard = reasoning_notes(self.model, turn.settings, former)
+        turn.note((*(each.note for each in documents), *unheard))
+        turn.cache.queries = watched(self.model.shape) if self.documents else {}
 
     def message_ids(self, text: str, settings: Settings, cancel: Event | None) -> list[int]:
         """The tokens to read if `text` is said now: what is pending of the last answer, and of the
         message what has not been read ahead. Errors are those of `stream`."""
-        ids, ahead = self._said(settings, text, cancel=cancel), self._branch.prefilled_ids
+        ids, ahead = self._said(settings, text, cancel), self._branch.prefilled_ids
         if not ids:
             raise SettingError("there is nothing to answer: say something")
         if not goes_on(ids, ahead):

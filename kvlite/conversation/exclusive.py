@@ -6,7 +6,6 @@ An object of such a class has a lock, `busy`, and `answering`: whether an answer
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from functools import wraps
-from threading import Lock
 from typing import Any, TypeVar, cast
 
 from kvlite.engine.callbacks import NO_CALLBACKS, require_callbacks
@@ -24,17 +23,6 @@ def alone(work: Method) -> Method:
     def guarded(self: Any, *args: Any, **options: Any) -> Any:
         require_callbacks(options.get("callbacks", NO_CALLBACKS))
         with at_work(self):
-            return work(self, *args, **options)
-
-    return cast(Method, guarded)
-
-
-def between_steps(work: Method) -> Method:
-    """As `alone`, for what may also be done between two pieces of an answer."""
-
-    @wraps(work)
-    def guarded(self: Any, *args: Any, **options: Any) -> Any:
-        with _held(self.busy):
             return work(self, *args, **options)
 
     return cast(Method, guarded)
@@ -61,7 +49,7 @@ def by_steps(talk: Any, pieces: Generator[T, None, None]) -> Iterator[T]:
     """A generator's pieces; `talk` is at work while one is made. It is closed at the end."""
     try:
         while True:
-            with _held(talk.busy):
+            with at_step(talk):
                 try:
                     piece = next(pieces)
                 except StopIteration:
@@ -74,7 +62,7 @@ def by_steps(talk: Any, pieces: Generator[T, None, None]) -> Iterator[T]:
 @contextmanager
 def at_work(talk: Any) -> Iterator[None]:
     """Be at work in this block; raises SettingError while another call is, or an answer goes on."""
-    with _held(talk.busy):
+    with at_step(talk):
         if talk.answering:
             raise SettingError(
                 "an answer is still going on here: hear it to its end, or close() its stream"
@@ -83,12 +71,13 @@ def at_work(talk: Any) -> Iterator[None]:
 
 
 @contextmanager
-def _held(busy: Lock) -> Iterator[None]:
-    if not busy.acquire(blocking=False):
+def at_step(talk: Any) -> Iterator[None]:
+    """As `at_work`, for what may also be done between two pieces of an answer."""
+    if not talk.busy.acquire(blocking=False):
         raise SettingError(
             "this conversation is busy: wait until it is done, or open another one for each thread"
         )
     try:
         yield
     finally:
-        busy.release()
+        talk.busy.release()

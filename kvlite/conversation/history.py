@@ -7,10 +7,11 @@ from typing import Any
 from kvlite.config.arguments import whole_number
 from kvlite.conversation.checkpoint import Checkpoint
 from kvlite.conversation.context import Context
+from kvlite.conversation.half_read import HalfRead
 from kvlite.conversation.turn import Turn
 from kvlite.engine.callbacks import Callbacks
 from kvlite.engine.slices import Slices, whole
-from kvlite.errors import SettingError
+from kvlite.errors import SettingError, require_uncancelled
 from kvlite.methods.engine_config import EngineConfig
 
 Message = dict[str, Any]
@@ -151,6 +152,8 @@ class History:
         current: the index of the current one.
         here: the beginning of a message that was gone back to, until something is read.
         prompt: a checkpoint before the last answer, to generate another.
+        keeps_half_read: whether a reading that is stopped, or left, waits for the same to be read.
+        half_read: the reading that waits.
     """
 
     def __init__(self, context: Context) -> None:
@@ -159,7 +162,10 @@ class History:
         self.current = 0
         self.here: Checkpoint | None = None
         self.prompt: Checkpoint | None = None
+        self.keeps_half_read = False
+        self.half_read: HalfRead | None = None
         self._left = 0
+        self._asked: Any = None
 
     def resume(self, branches: list[Branch], current: int) -> None:
         """Go on with these branches."""
@@ -185,6 +191,8 @@ class History:
 
     def next_start(self, config: EngineConfig) -> Checkpoint:
         """Where a message said now begins."""
+        if self.half_read is not None and self.half_read.start is not None:
+            return self.half_read.start
         if self.here is not None:
             return self.here
         start, branch = self.context.checkpoint(config), self.branch
@@ -193,8 +201,12 @@ class History:
         return start
 
     def next_turn(self, ids: list[int], config: EngineConfig, *, answers: bool = True) -> Turn:
-        """A turn that reads `ids`. The cache is compacted first if it must and may be. Errors are
-        those of `Turn`."""
+        """A turn that reads `ids`; the one that is half read, if it is the same. The cache is
+        compacted first if it must and may be. Errors are those of `Turn`."""
+        self._asked = ids, config.settings, answers
+        if self.half_read is not None and self.half_read.asked == self._asked:
+            return self.half_read.turn
+        self.give_up_reading()
         grown = self.context.outgrows(len(ids), config, answers=answers)
         if grown and config.settings.beyond_context == "compact":
             Turn(Context(self.context.model), ids, config, answers=answers)  # or it is refused
@@ -203,12 +215,41 @@ class History:
             branch.frozen_upto, branch.compacted = len(branch.nodes), True
             branch.boundaries, branch.prefill_start = [], None
             self._moved()
+            self._asked = None  # a part of it was read before
         return self.context.next_turn(ids, config, answers=answers)
 
     def read_in_slices(
         self, turn: Turn, callbacks: Callbacks, start: Checkpoint | None = None
     ) -> Slices[None]:
-        """Read a turn, which begins at `start` if it can be gone back to."""
+        """Read a turn, which begins at `start` if it can be gone back to. Errors are those of
+        `Turn.read`; where `keeps_half_read` a reading that was stopped waits."""
+        if not self.keeps_half_read:
+            yield from self._read(turn, callbacks, start)
+            return
+        half, self.half_read = self.half_read, None
+        if half is None:
+            half = HalfRead(turn, start, self._asked)
+            half.slices = self._read(turn, half.callbacks, start)
+        missed: float | None = None
+        while half.go_on(callbacks, missed):
+            self.half_read = half if half.asked is not None else None
+            try:
+                require_uncancelled(callbacks.cancel)
+                missed = yield
+            except BaseException:
+                half.leave()
+                if self.half_read is None:
+                    half.slices.close()
+                raise
+            self.half_read = None
+
+    def give_up_reading(self) -> None:
+        """Be as before what is half read."""
+        half, self.half_read = self.half_read, None
+        if half is not None:
+            half.slices.close()
+
+    def _read(self, turn: Turn, callbacks: Callbacks, start: Checkpoint | None) -> Slices[None]:
         before = len(self.context.token_ids)
         try:
             yield from self.context.read_in_slices(turn, callbacks)
@@ -228,16 +269,15 @@ class History:
         self.branch.tip = node
         return node
 
-    def fork(self, branch: Branch, config: EngineConfig) -> Branch:
-        """Add a branch and make it the current one; returns the branch that is left."""
+    def fork(self, branch: Branch, config: EngineConfig) -> None:
+        """Add a branch and make it the current one."""
+        self.give_up_reading()
         left = self.branch
-        if left.end is not None:
-            self.context.release(left.end)
+        self.context.release(left.end)
         left.token_ids, left.end = [*self.context.token_ids], self.context.checkpoint(config)
         self.branches.append(branch)
         self._left, self.current = self.current, len(self.branches) - 1
         self._moved()
-        return left
 
     def continue_answer(self, config: EngineConfig, callbacks: Callbacks) -> Turn:
         """Read what is pending of the last answer; returns the turn that goes on with it.
@@ -246,6 +286,7 @@ class History:
             SettingError: it has ended, or is held to a schema; and as `Turn`.
         """
         self.branch.require(len(self.branch.nodes))
+        self.give_up_reading()
         self.context.end_step(config)
         pending = [*self.context.pending_ids]
         if not pending or pending[-1] in self.context.model.stop_ids:
@@ -266,23 +307,21 @@ class History:
         the message has to be read again, and the context is before it."""
         nodes, prompt, turn = self.branch.nodes, self.prompt, self.context.turn
         self.prompt = None
-        left = self.fork(self.branch.cut(len(nodes) - 1), config)
+        self.fork(self.branch.cut(len(nodes) - 1), config)
         if prompt is not None and turn is not None:
             if self.context.seek_answer(prompt, turn, config):
                 self.prompt = prompt
                 return turn
             self.context.release(prompt)
-        self._go_back(nodes[-1].start, left, config, callbacks)
+        self._go_back(nodes[-1].start, config, callbacks)
         return None
 
     def seek(
         self, number: int, start: Checkpoint, config: EngineConfig, callbacks: Callbacks
-    ) -> Branch:
-        """Begin a branch with the messages before `number`, counted from 0, and go to `start`;
-        returns the branch that is left."""
-        left = self.fork(self.branch.cut(number), config)
-        self._go_back(start, left, config, callbacks)
-        return left
+    ) -> None:
+        """Begin a branch with the messages before `number`, counted from 0, and go to `start`."""
+        self.fork(self.branch.cut(number), config)
+        self._go_back(start, config, callbacks)
 
     def undo(self, config: EngineConfig, callbacks: Callbacks) -> Node:
         """Forget the last message and its answer; returns them."""
@@ -293,6 +332,7 @@ class History:
     def forget_ahead(self, config: EngineConfig, callbacks: Callbacks) -> None:
         """Forget what was read ahead of the next message, if anything was. Raises SettingError if
         the cache was compacted since."""
+        self.give_up_reading()
         if not self.branch.prefilled_ids:
             return
         start = self.branch.prefill_start
@@ -303,11 +343,10 @@ class History:
     def _go_back_for_good(
         self, number: int, start: Checkpoint, config: EngineConfig, callbacks: Callbacks
     ) -> None:
-        left = self.seek(number, start, config, callbacks)
+        self.seek(number, start, config, callbacks)
         self.current = self._left
+        self.context.release(self.branch.end)
         self.branches[self.current] = self.branches.pop()
-        if left.end is not None:
-            self.context.release(left.end)
 
     def switch(self, branch: int, config: EngineConfig, callbacks: Callbacks) -> None:
         """Go on with another branch."""
@@ -327,9 +366,8 @@ class History:
         self.current = chosen
         self.context.release(end)
 
-    def _go_back(
-        self, start: Checkpoint, left: Branch, config: EngineConfig, callbacks: Callbacks
-    ) -> None:
+    def _go_back(self, start: Checkpoint, config: EngineConfig, callbacks: Callbacks) -> None:
+        left = self.branches[self._left]
         assert left.end is not None
         ids = [*left.token_ids, *left.end.pending_ids][: start.seen]
         ancestors = [node.start for node in left.reachable if node.start.number < start.number]
@@ -365,6 +403,5 @@ class History:
 
     def _moved(self) -> None:
         # What was only true at the last position is forgotten.
-        if self.prompt is not None:
-            self.context.release(self.prompt)
+        self.context.release(self.prompt)
         self.prompt = self.here = None

@@ -23,7 +23,7 @@ def plain_history(branches: list[Branch], current: int, store: HostKVStore | Non
             for each in () if start is None else (start, start.prefill_start):
                 if each is not None:
                     starts[id(each)] = each
-    number = {key: index for index, key in enumerate(starts)}
+    number = {key: index for index, key in enumerate(starts)}  # None has none
     return {
         "at": current,
         "said": [
@@ -31,12 +31,12 @@ def plain_history(branches: list[Branch], current: int, store: HostKVStore | Non
                 "checkpoint": _checkpoint(start, store),
                 "messages": 2 * start.number,
                 "ahead": start.prefilled_ids,
-                "before": _number(start.prefill_start, number),
+                "before": number.get(id(start.prefill_start)),
             }
             for start in starts.values()
         ],
         "paths": [_branch(branch, number, store) for branch in branches],
-        "before": _number(branches[current].prefill_start, number),
+        "before": number.get(id(branches[current].prefill_start)),
     }
 
 
@@ -50,20 +50,10 @@ def history_from(plain: Plain, store: HostKVStore | None, layers: int) -> tuple[
     return branches, current
 
 
-def _number(start: Checkpoint | None, number: dict[int, int]) -> int | None:
-    return None if start is None else number[id(start)]
-
-
 def _checkpoint(made: Checkpoint, store: HostKVStore | None) -> Plain:
     states, mark = made.layers, made.store
-    whole = (
-        not made.states
-        and bool(states)
-        and all(
-            each.copy is None and each.mark is not None and each.mark.rows is None
-            for each in states
-        )
-    )
+    cut = [each.copy is None and each.mark and each.mark.rows is None for each in states]
+    whole = not made.states and bool(cut) and all(cut)
     read = mark is not None and mark.plain and mark.fits(store)
     kind = "cache" if whole else "tier" if read else ""
     return {
@@ -86,7 +76,7 @@ def _branch(branch: Branch, number: dict[int, int], store: HostKVStore | None) -
         "token_ids": branch.token_ids,
         "end": None if branch.end is None else _checkpoint(branch.end, store) | {"kind": ""},
         "ahead": branch.prefilled_ids,
-        "before": _number(branch.prefill_start, number),
+        "before": number.get(id(branch.prefill_start)),
         "parts": branch.boundaries,
         "compacted": branch.compacted,
     }
@@ -111,7 +101,7 @@ def _checkpoint_from(plain: Plain, store: HostKVStore | None, layers: int) -> Ch
     if kind == "cache":
         made.layers = [LayerState(Mark(seen, None, -1)) for _ in range(layers)]
     elif kind == "tier" and store is not None and read <= store.seen:
-        made.store = HostKVCheckpoint.at(store, read)
+        made.store = HostKVCheckpoint(store, read)
     else:
         made.lost = True
     return made

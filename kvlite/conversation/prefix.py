@@ -82,8 +82,7 @@ def _go_back(
     if end is None and goes_on:
         return
     context.release(*(each for each in context.checkpoints if each.seen > same))
-    beginning = Checkpoint(0, [], (), 0)
-    end = end or max(context.checkpoints, key=lambda each: each.seen, default=beginning)
+    end = end or max(context.checkpoints, key=lambda each: each.seen, default=Checkpoint())
     context.seek(ids[: end.seen], end, (), (), config, callbacks)
 
 
@@ -93,7 +92,7 @@ def _checkpoint_at(context: Context, most: int) -> Checkpoint | None:
     if store is not None and store.begun:
         if not HostKVCheckpoint(store).plain:
             return None
-        held = HostKVCheckpoint.at(store, min(most, store.seen))
+        held = HostKVCheckpoint(store, min(most, store.seen))
         return Checkpoint(held.seen, [], context.notes, cache.reconstructed, store=held)
     if cache.writing or cache.states:  # which are of later tokens
         return None

@@ -34,7 +34,7 @@ def with_reasoning(
         if piece.metrics.finish_reason is not None:
             parts += reader.flush()
         text, reasoning = text_in(parts, "text"), text_in(parts, "reasoning")
-        metrics = replace(piece.metrics, reasoning_tokens=count)
+        metrics = replace(piece.metrics, reasoning_tokens=count) if count else piece.metrics
         yield replace(piece, text=text, reasoning=reasoning, metrics=metrics)
 
 

@@ -1,17 +1,27 @@
-"""Time, memory, streamed weights and recalled entries of one turn."""
+"""What a turn takes: time, memory, planned and measured, streamed weights, recalled entries."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
+from itertools import chain
 from time import perf_counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from kvlite.cache import KVCache
+from kvlite.cache.bits import written
+from kvlite.cache.segment import bytes_held
+from kvlite.conversation.endings import FinishReason
+from kvlite.conversation.metrics import GenerationMetrics
 from kvlite.engine.slices import SLICE_S, Slices, T
+from kvlite.errors import ForecastError
 from kvlite.memory.meter import PeakMeter
 from kvlite.model.load import LoadedModel
-from kvlite.model.shape import ModelShape
-from kvlite.offload import HostKVStore, Recall
-from kvlite.offload.host_scoring import HostScores
+from kvlite.planner.forecast import Task, forecast
+from kvlite.planner.meta import meta
+from kvlite.planner.meta_model import meta_model_of
+from kvlite.planner.peaks import Moment
+
+if TYPE_CHECKING:
+    from kvlite.conversation.turn import Turn
 
 
 class RunStats:
@@ -109,34 +119,87 @@ class RunStats:
         }
 
 
-def kept(shape: ModelShape, cache: KVCache) -> dict[str, Any]:
-    """The fields of `GenerationMetrics` about what the cache holds, and in how many layers."""
-    return {
-        "kept_entries_mean": cache.entries_mean,
-        "kv_bytes": cache.nbytes,
-        "state_bytes": cache.state_bytes,
-        "layers": shape.layers,
-        "recurrent_layers": shape.recurrent_layers,
-    }
+def metrics_of(turn: "Turn", reason: FinishReason | None) -> GenerationMetrics:
+    """The metrics of a turn so far."""
+    model, cache, config, graphs = turn.model, turn.cache, turn.turn_config, turn.graphs
+    itemsize, shape = model.dtype.itemsize, model.shape
+    return GenerationMetrics(
+        finish_reason=reason,
+        limit=config.limited_by if reason == "length" else "",
+        compacts=turn.settings.beyond_context == "compact",
+        failure=turn.failure,
+        notes=turn.notes,
+        fallbacks=turn.fallbacks,
+        model=turn.settings.model,
+        device=" and ".join(map(str, model.all_devices)),
+        weights=model.weights.name,
+        dtype=str(model.dtype).removeprefix("torch."),
+        method=config.method.spec,
+        kv_bits=written(turn.policies[0].bits),
+        budget=config.budget,
+        prompt_tokens=len(turn.ids),
+        again_tokens=len(turn.again),
+        ahead_tokens=turn.ahead[0],
+        ahead_s=turn.ahead[1],
+        seen_tokens=cache.seen,
+        kept_entries_mean=cache.entries_mean,
+        kv_bytes=cache.nbytes,
+        full_kv_bytes=shape.full_kv_bytes(cache.seen, itemsize),
+        state_bytes=cache.state_bytes,
+        layers=shape.layers,
+        recurrent_layers=shape.recurrent_layers,
+        graph_steps=None if graphs is None else graphs.steps,
+        no_graph="" if graphs is None else graphs.reason,
+        together=turn.together,
+        **({} if turn.backend is None else turn.backend.figures()),
+        **_recalled(turn, shape.kv_size.entry_bytes(itemsize)),
+        **({} if turn.speculation is None else turn.speculation.figures()),
+        **turn.run_stats.figures(len(turn.again) + len(turn.ids), ended=reason is not None),
+    )
 
 
-def chosen(backend: HostScores | None) -> dict[str, Any]:
-    """The fields of `GenerationMetrics` about what the host scored, if it did."""
-    if backend is None:
-        return {}
-    sent = backend.host_transfer
-    moved = {"score_bytes_to_host": sent.to_host, "score_bytes_back": sent.back}
-    return {**moved, "score_s": backend.seconds}
-
-
-def recalled(store: HostKVStore | None, recall: Recall | None, entry_bytes: int) -> dict[str, Any]:
-    """The recall fields of `GenerationMetrics`; `entry_bytes` is one entry of one KV head."""
+def _recalled(turn: "Turn", entry_bytes: int) -> dict[str, Any]:
+    """`entry_bytes` is one entry of one KV head."""
+    store, recall = turn.store, turn.recall
     if store is None or recall is None:
         return {}
+    brought = recall.brought  # which may wait for the device
     return {
         "index_bytes": store.index_bytes,
         "host_kv_bytes": store.nbytes,
         "host_kv_place": "disk" if store.on_disk else "ram",
-        "recalled_bytes": recall.brought * entry_bytes,
-        "recall_hit_rate": 1 - recall.brought / recall.wanted if recall.wanted else None,
+        "recalled_bytes": brought * entry_bytes,
+        "recall_hit_rate": 1 - brought / recall.wanted if recall.wanted else None,
     }
+
+
+def planned_phases(turn: "Turn") -> dict[str, int]:
+    """The planned peak of each phase of a turn, from its own cache, policies and host store, in
+    bytes of live tensors; empty if unknown."""
+    model = turn.model
+    task = Task(
+        new=len(turn.again) + len(turn.ids),
+        longest=turn.turn_config.planned,
+        known=len(turn.token_ids) - len(turn.again),
+        chunk=turn.chunk,
+        recalled=turn.settings.recall_entries,
+    )
+    store = None if turn.store is None else meta(replace(turn.store, transfers={}, disk=None))
+    try:
+        made = forecast(meta_model_of(model), meta(turn.cache), turn.policies, task, store)
+    except ForecastError:
+        return {}
+    weights, cards = bytes_held(model.tensors()), len(model.all_devices)
+
+    def peak(moment: Moment) -> int:
+        """The sum of all cards' peaks: each card has its own layers, and works on them in turn."""
+        return weights + moment.kv + cards * (moment.total - moment.kv)
+
+    return {"read": max(map(peak, (made.reading, made.choosing))), "answer": peak(made.answering)}
+
+
+def wanted_bytes(turn: "Turn") -> int:
+    """Bytes of the device that a turn is planned to take beside what there is now."""
+    index = [] if turn.store is None else turn.store.index_tensors
+    held = bytes_held(chain(turn.model.tensors(), turn.cache.tensors, index))
+    return max(0, (turn.run_stats.planned or 0) - held)

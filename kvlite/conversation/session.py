@@ -1,4 +1,5 @@
-"""A conversation as users see it: the messages they typed, and documents waiting for the next."""
+"""A conversation as users see it: the messages they typed, documents waiting for the next, and
+files: of conversations as Markdown for people, or to go on from."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -7,20 +8,38 @@ from pathlib import Path
 from threading import Event
 from typing import Any
 
+from kvlite.config.atomic_file import replaced
+from kvlite.config.paths import SUFFIX
 from kvlite.config.settings import Settings
+from kvlite.conversation import library
 from kvlite.conversation.conversation import Conversation
+from kvlite.conversation.file_info import About, about
 from kvlite.conversation.history import Branch
 from kvlite.conversation.message import Message, numbered
 from kvlite.conversation.metrics import GenerationMetrics, Piece
 from kvlite.conversation.runner import Runner
 from kvlite.conversation.sources import Source
 from kvlite.documents import Document
-from kvlite.engine.callbacks import Callbacks
-from kvlite.errors import ContextError
+from kvlite.engine.callbacks import Callbacks, Progress
+from kvlite.errors import ContextError, SettingError
 from kvlite.model.chat_template import BETWEEN, all_of, asked_of, name_of, tokens_of
 
 # Starts an answer.
 Begin = Callable[[Callbacks], Iterator[Piece]]
+
+_MARKDOWN = (".md", ".markdown")
+_FORCE = " --force"
+
+
+def saved_as(name: str) -> About:
+    """The description of a saved conversation. Raises SettingError if there is none of this name,
+    and SnapshotError if it is damaged, or of a newer format."""
+    path = Path(name).expanduser()
+    if path.suffix.lower() in _MARKDOWN:
+        raise SettingError(f"{name} is text for people: what the model held is not in it")
+    if path.suffix.lower() != SUFFIX:
+        path = library.entry_path(name)
+    return about(path)
 
 
 def _about(documents: Sequence[Document], said: str) -> Message | None:
@@ -69,7 +88,7 @@ class Session:
     def resume(self, talk: Conversation) -> None:
         """Go on with another conversation, maybe a saved one: what was typed, and what waits, is
         found by its documents."""
-        self.talk = talk
+        self.talk, talk.history.keeps_half_read = talk, True
         self.last: GenerationMetrics | None = None
         self.sources: tuple[Source, ...] = ()
         self.places: set[Path] = set()
@@ -248,3 +267,66 @@ class Session:
             if self.talk.history.current != before:
                 self.waiting = []
             raise
+
+    def save(self, name: str, progress: Progress | None) -> tuple[str, list[str]]:
+        """Save the conversation.
+
+        Args:
+            name: a path ending in `.md` or `.kv`, or the name of a library entry. With --force
+                after it, an existing one is replaced; without, only this conversation's own.
+            progress: called with (bytes done, bytes in all).
+
+        Returns:
+            Where it is, and the library entries that were removed for it.
+
+        Raises:
+            SettingError, SnapshotError: there is nothing to save, or it cannot be written there.
+        """
+        if not self.talk.messages and not self.waiting:
+            raise SettingError("nothing has been said yet, so there is nothing to save")
+        name, force = name.removesuffix(_FORCE).rstrip(), name.endswith(_FORCE)
+        path = Path(name).expanduser()
+        kind = path.suffix.lower()
+        target = path if kind in (SUFFIX, *_MARKDOWN) else library.path_of(name)
+        if target.exists() and not force and target.resolve() not in self.places:
+            raise SettingError(
+                f"{name} is there already, and is not this conversation: give another name, or "
+                f"replace it with /save {name}{_FORCE}"
+            )
+        where, gone = str(path), list[str]()
+        if kind == SUFFIX:
+            self.talk.save(path, progress=progress)
+        elif kind in _MARKDOWN:
+            self._write_markdown(path)
+        else:
+            added = library.add(self.talk, name, progress)
+            where, gone = f"{added.name}, in the library", added.removed
+        self.places.add(target.resolve())
+        return where, gone
+
+    def _write_markdown(self, path: Path) -> None:
+        try:
+            with replaced(path) as file:
+                # A file's name may be no text.
+                file.write(self.markdown().encode("utf-8", "replace"))
+        except OSError as error:
+            raise SettingError(f"{path} cannot be written: {error.strerror}") from error
+
+    def markdown(self) -> str:
+        """The conversation as Markdown, with its documents by name."""
+        messages = iter(self.messages)
+        parts = [f"# A conversation with {self.talk.settings.model}"]
+        for each in self.talk.messages:
+            if each["role"] == "user":
+                message = next(messages)
+                read = [f"*read {document.name}*" for document in message.documents]
+                parts += ["## You", *read, message.text.strip()]
+            else:
+                parts += ["## Model", each["content"].strip()]
+        return "\n\n".join(parts) + "\n"
+
+    def load(self, path: Path, progress: Progress | None, reading: Callbacks) -> None:
+        """Go on with a saved conversation. Args and errors are those of `Runner.open`; after an
+        error the session is as before."""
+        self.resume(self.runner.open(path, progress=progress, reading=reading))
+        self.places.add(path.resolve())

@@ -17,11 +17,11 @@ import torch
 from torch import Tensor
 
 import kvlite
-from kvlite.cache import KVCache
+from kvlite.cache import KVBits, KVCache
 from kvlite.cache.snapshot import LayerReader, LayerWriter, Plain
 from kvlite.cache.sound import require
 from kvlite.config.checked_file import from_json, sound
-from kvlite.config.settings import Settings
+from kvlite.config.settings import LOADING, Settings
 from kvlite.config.units import readable
 from kvlite.conversation.checkpoint import Checkpoint
 from kvlite.conversation.context import Context
@@ -37,25 +37,14 @@ from kvlite.model.identity import Identity
 from kvlite.model.load import LoadedModel
 from kvlite.model.recurrent_states import require_states
 from kvlite.offload import HostKVStore
-from kvlite.offload.kv.checkpoint import HostKVCheckpoint
+from kvlite.offload.kv.checkpoint import PREFIX, HostKVCheckpoint, fill_store, store_parts
 from kvlite.offload.kv.placement import place
-from kvlite.offload.kv.serialize import PREFIX, store_of, store_parts
 
 if TYPE_CHECKING:
     from kvlite.conversation.conversation import Conversation
 
 # Decided by whoever opens a file: the machine, and how much of it may be used.
-_OPENERS = (
-    "model",
-    "device",
-    "weights",
-    "vram",
-    "stream",
-    "chunk",
-    "measure",
-    "recall_limit",
-    "never_lossy",
-)
+_OPENERS = {*LOADING, "chunk", "measure", "recall_limit", "never_lossy"} - {"chat_template"}
 
 
 def save(
@@ -154,7 +143,7 @@ class Snapshot(TensorFile):
     def settings(self, own: Settings) -> Settings:
         """The conversation's settings; what depends on the machine is taken from `own`. Raises
         SettingError if this version does not know one of the values."""
-        known = {each.name for each in fields(Settings)} - {*_OPENERS}
+        known = {each.name for each in fields(Settings)} - _OPENERS
         saved = {name: value for name, value in self.about.settings.items() if name in known}
         return own.replace(saved)
 
@@ -251,11 +240,12 @@ class Snapshot(TensorFile):
     ) -> tuple[HostKVStore, list[str]]:
         plain = self.values["tier"]
         require(0 < plain["seen"] <= tokens)
-        needed = sum(self.size(name) for name in self.names() if name.startswith(f"{PREFIX}."))
+        needed = self.size(f"{PREFIX}.")
+        bits = None if plain["bits"] is None else KVBits(**plain["bits"])
+        store = HostKVStore.empty(model.shape, model.dtype, bits)
         try:
-            empty = HostKVStore.empty(model.shape, model.dtype, None)
-            disk, spare, said = place(settings, empty, needed)
-            store = store_of(self, plain, model, disk=disk, spare=spare)
+            said = place(settings, store, needed)
+            fill_store(store, self, plain, model)
         except RecallError as error:
             raise SnapshotError(
                 f"{self.path} has {readable(needed)} to recall from, for which there is no "
@@ -293,19 +283,15 @@ class Snapshot(TensorFile):
 def read_again(talk: "Conversation", history: Plain, callbacks: Callbacks) -> None:
     """Read the tokens of a light file again, in the same parts as before but all by the present
     settings. `callbacks.progress` is called with tokens, of all parts together."""
-    model, saved = talk.model, talk.context
-    ids = saved.token_ids
-    branches, current = history_from(history, None, model.shape.layers)
+    context, ids = talk.context, talk.token_ids
+    branches, current = history_from(history, None, talk.model.shape.layers)
     boundaries = [each for each in branches[current].prefill_boundaries if each <= len(ids)]
-    reading = Context(model)  # whose notes do not count as told
-    reading.oom_policy.taken = saved.oom_policy.taken
-    end = Checkpoint(len(ids), saved.pending_ids, saved.notes, 0, lost=True)
-    told = _over_all(callbacks, reading, boundaries, len(ids))
-    reading.seek(ids, end, (), boundaries, talk.config, told)
+    end = Checkpoint(len(ids), context.pending_ids, context.notes, 0, lost=True)
+    followed = _over_all(callbacks, context, boundaries, len(ids))
+    context.seek(ids, end, (), boundaries, talk.config, followed)
+    context.told, context.ahead = set(), (0, 0.0)  # as none of this is for the next answer
     if callbacks.progress is not None and ids:
         callbacks.progress(len(ids), len(ids))  # the last answer may be left to the next turn
-    saved.cache, saved.store, saved.token_ids = reading.cache, reading.store, reading.token_ids
-    saved.oom_policy.taken = reading.oom_policy.taken
 
 
 def _plain_store(store: HostKVStore | None) -> HostKVStore | None:

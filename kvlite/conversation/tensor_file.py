@@ -174,14 +174,10 @@ class TensorFile:
             f"{self.path} is damaged or cut short{more}: use another copy of it, or make it again"
         )
 
-    def size(self, name: str) -> int:
-        """The bytes of a tensor."""
-        entry = self._entry(name)
-        return entry.end - entry.begin
-
-    def names(self) -> list[str]:
-        """The names of all tensors."""
-        return list(self._table)
+    def size(self, prefix: str) -> int:
+        """The bytes of all tensors whose names begin so."""
+        found = (each for name, each in self._table.items() if name.startswith(prefix))
+        return sum(each.end - each.begin for each in found)
 
     def new(self, name: str, device: "torch.device") -> "Tensor":
         """Read a tensor. Raises SnapshotError if it is missing or damaged."""

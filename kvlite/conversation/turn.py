@@ -1,8 +1,9 @@
 """One turn: read tokens, generate an answer, account for both."""
 
-from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
+from collections.abc import Collection, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from threading import Event
 from time import perf_counter
@@ -10,14 +11,12 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from kvlite.cache.bits import written
 from kvlite.cache.hidden_log import HiddenLog
 from kvlite.config.settings import Settings
 from kvlite.conversation.endings import FinishReason
-from kvlite.conversation.metrics import GenerationMetrics, Piece
-from kvlite.conversation.planned_peak import planned_phases
+from kvlite.conversation.metrics import Piece
 from kvlite.conversation.reasoning import turn_grammar, with_reasoning
-from kvlite.conversation.run_stats import RunStats, chosen, kept, recalled
+from kvlite.conversation.run_stats import RunStats, metrics_of, planned_phases
 from kvlite.conversation.turn_config import TurnConfig, notes
 from kvlite.engine.callbacks import NO_CALLBACKS, Callbacks
 from kvlite.engine.compiled_rows import are_small
@@ -37,12 +36,12 @@ from kvlite.errors import OutOfMemory, RecallError
 from kvlite.memory.device_budget import capped_bytes
 from kvlite.memory.meter import PeakMeter, aside
 from kvlite.memory.nvml import spill_note
-from kvlite.memory.oom import CHUNK, T
+from kvlite.memory.oom import CHUNK
 from kvlite.methods.engine_config import EngineConfig
 from kvlite.methods.layer_policy import LayerPolicy, layer_policies
 from kvlite.methods.placement import ON_DEVICE
 from kvlite.offload import HostKVStore, Recall, host_scoring_backend
-from kvlite.offload.kv.compile_ahead import begin_compiling
+from kvlite.offload.kv.recall import begin_compiling
 from kvlite.planner.cards import require_on_cards
 
 if TYPE_CHECKING:
@@ -144,6 +143,11 @@ class Turn:
         return self.config.settings
 
     @property
+    def fallbacks(self) -> tuple[str, ...]:
+        """What was given up in this turn for lack of memory."""
+        return tuple(dict.fromkeys(self.oom_policy.taken[self._fallbacks_before :]))
+
+    @property
     def chunk(self) -> int:
         """Tokens that go through a layer together."""
         return halved(self.settings.chunk or USUAL, self.oom_policy.times(CHUNK))
@@ -241,7 +245,9 @@ class Turn:
             while True:
                 token = None if self.graphs is None else self.graphs.drawn()
                 if token is None:
-                    token = self._safely(lambda: sampler(self.logits, self.token_ids))
+                    gives_up = cache_oom_actions(self.model, self.cache, self.policies)
+                    draw = partial(sampler, self.logits, self.token_ids)
+                    token = self.oom_policy.run(draw, gives_up)
                 self.pending_ids = [token]
                 self.run_stats.was_drawn()
                 speculation.drawn()
@@ -252,9 +258,9 @@ class Turn:
                     self._fail(self.turn_config.unfinished)
                 if reason is not None:
                     rest, rest_raw = text.flush()
-                    yield Piece(token, shown + rest, self.metrics(reason), raw=raw + rest_raw)
+                    yield Piece(token, shown + rest, metrics_of(self, reason), raw=raw + rest_raw)
                     return
-                yield Piece(token, shown, self.metrics(None), raw=raw)
+                yield Piece(token, shown, metrics_of(self, None), raw=raw)
                 if self.rows is not None:
                     self.finish_step()  # memory ran out in a step with other turns
                 elif self.pending_ids:
@@ -262,7 +268,7 @@ class Turn:
         except OutOfMemory as error:
             self._fail(str(error))
             shown, raw = text.flush()
-            yield Piece(None, shown, self.metrics("memory"), raw=raw)
+            yield Piece(None, shown, metrics_of(self, "memory"), raw=raw)
         finally:
             speculation.release()
             if self.graphs is not None:
@@ -358,10 +364,6 @@ class Turn:
         self.token_ids += self.pending_ids
         self.pending_ids, self.rows = [], None
 
-    def _safely(self, work: Callable[[], T]) -> T:
-        """Do work that may be repeated after memory ran out."""
-        return self.oom_policy.run(work, cache_oom_actions(self.model, self.cache, self.policies))
-
     def note_fallback(self, said: str) -> None:
         """Note what was given up for lack of memory, and say so."""
         self.notes = (*self.notes, said)
@@ -378,37 +380,3 @@ class Turn:
         if cancel is not None and cancel.is_set():
             return "interrupted"
         return "length" if self.run_stats.generated >= self.turn_config.limit else None
-
-    def metrics(self, reason: FinishReason | None) -> GenerationMetrics:
-        """The metrics so far."""
-        model, cache = self.model, self.cache
-        itemsize, read = model.dtype.itemsize, len(self.again) + len(self.ids)
-        return GenerationMetrics(
-            finish_reason=reason,
-            limit=self.turn_config.limited_by if reason == "length" else "",
-            compacts=self.settings.beyond_context == "compact",
-            failure=self.failure,
-            notes=self.notes,
-            fallbacks=tuple(dict.fromkeys(self.oom_policy.taken[self._fallbacks_before :])),
-            model=self.settings.model,
-            device=" and ".join(map(str, model.all_devices)),
-            weights=model.weights.name,
-            dtype=str(model.dtype).removeprefix("torch."),
-            method=self.turn_config.method.spec,
-            kv_bits=written(self.policies[0].bits),
-            budget=self.turn_config.budget,
-            prompt_tokens=len(self.ids),
-            again_tokens=len(self.again),
-            ahead_tokens=self.ahead[0],
-            ahead_s=self.ahead[1],
-            seen_tokens=cache.seen,
-            full_kv_bytes=model.shape.full_kv_bytes(cache.seen, itemsize),
-            graph_steps=None if self.graphs is None else self.graphs.steps,
-            no_graph="" if self.graphs is None else self.graphs.reason,
-            together=self.together,
-            **chosen(self.backend),
-            **kept(model.shape, cache),
-            **recalled(self.store, self.recall, model.shape.kv_size.entry_bytes(itemsize)),
-            **({} if self.speculation is None else self.speculation.figures()),
-            **self.run_stats.figures(read, ended=reason is not None),
-        )

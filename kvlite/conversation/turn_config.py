@@ -112,10 +112,9 @@ class TurnConfig:
         shape, itemsize = model.shape, model.dtype.itemsize
         needed = host_kv_bytes(shape, self.seen, self.planned, itemsize, store.bits)
         try:
-            store.disk, store.spare, said = place(settings, store, needed)
+            return store, place(settings, store, needed)
         except RecallError as error:
             return None, [str(error)]
-        return store, said
 
 
 def _require_known(ids: list[int], vocab: int, called: str, remedy: str) -> None:

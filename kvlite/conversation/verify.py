@@ -5,7 +5,7 @@ does not change.
 """
 
 import re
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Generator, Iterator
 from difflib import SequenceMatcher
 from functools import partial
 from typing import TYPE_CHECKING, Literal
@@ -17,7 +17,7 @@ from kvlite.cache.copying import copied
 from kvlite.conversation.context import Context
 from kvlite.conversation.metrics import Piece
 from kvlite.engine.callbacks import Callbacks
-from kvlite.memory.oom import CHUNK, HIDDEN, OOMActions, OOMPolicy, T
+from kvlite.memory.oom import CHUNK, HIDDEN
 from kvlite.methods.engine_config import EngineConfig
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def checked(
     drawn = talk.config if turn is None or talk.history.prompt is None else turn.config
     chosen = EngineConfig.from_settings(drawn.settings.after_load(settings).replace(_WHOLE))
     own = Context(talk.model)
-    own.oom_policy = _Careful(own.model.device, own.model.cards)
+    own.oom_policy.allowed = CHUNK, HIDDEN  # which cost no quality, and leave the model as it is
     ids = context.token_ids[: branch.tip.prompt_end]
     found = own.oom_policy.run(partial(_held, talk, len(ids) - 1), {})
     if found is not None:
@@ -69,26 +69,6 @@ def checked(
         callbacks.say(note)
     own.read(turn, callbacks)
     yield from turn.in_words(own.answer(turn, ignore_eos=False, cancel=callbacks.cancel))
-
-
-class _Careful(OOMPolicy):
-    """Gives up only what costs no quality, and leaves no trace in the model."""
-
-    def run(self, work: Callable[[], T], oom_actions: OOMActions) -> T:
-        return super().run(work, _traceless(oom_actions))
-
-    def reserve_for(
-        self,
-        storage: int,
-        workspace: Callable[[], int],
-        oom_actions: OOMActions,
-        device: torch.device | None = None,
-    ) -> None:
-        super().reserve_for(storage, workspace, _traceless(oom_actions), device)
-
-
-def _traceless(oom_actions: OOMActions) -> OOMActions:
-    return {name: oom_actions[name] for name in (CHUNK, HIDDEN) if name in oom_actions}
 
 
 def _notes(talk: "Conversation", *, copied: bool) -> Iterator[str]:
@@ -169,10 +149,9 @@ def difference(one: str, other: str) -> list[Run]:
         if kind == "equal":
             runs.append(("both", "".join(ours[start:end])))
             continue
-        if end > start:
-            runs.append(("one", "".join(ours[start:end])))
-        if stop > begin:
-            runs.append(("other", "".join(theirs[begin:stop])))
+        sides: list[Run] = [("one", "".join(ours[start:end]))]
+        sides.append(("other", "".join(theirs[begin:stop])))
+        runs += [side for side in sides if side[1]]
     return runs
 
 

@@ -17,7 +17,7 @@ from kvlite.memory.oom import BUDGET, EIGHT_BITS, FOUR_BITS, STREAM, OOMActions
 from kvlite.methods.layer_policy import LEAST_ROOM, PROVISION, LayerPolicy
 from kvlite.model.load import LoadedModel
 from kvlite.model.shape import ModelShape
-from kvlite.offload.weights.leaving import stream_from_memory
+from kvlite.offload.weights.layers import stream_from_memory
 
 # What stays whatever is given up: the first entries, on which much attention rests, and a few more.
 SINKS, LEAST = 4, 16

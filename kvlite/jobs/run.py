@@ -9,11 +9,10 @@ from threading import Event
 from typing import Any
 
 from kvlite.config.settings import Settings
-from kvlite.conversation.answer_batch import Question
 from kvlite.conversation.conversation import Conversation
 from kvlite.conversation.metrics import Piece
 from kvlite.conversation.runner import Runner, open_runner
-from kvlite.conversation.together import ask_all
+from kvlite.conversation.together import Question, ask_all
 from kvlite.documents import Document, read_document
 from kvlite.engine.callbacks import NO_CALLBACKS, Callbacks, require_callbacks
 from kvlite.errors import ContextError, KvliteError, ModelError, SettingError, Stopped, reason

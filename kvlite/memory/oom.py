@@ -5,7 +5,7 @@ releasing unused memory, then after giving up one thing at a time. Steps that co
 forbidden.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
@@ -79,6 +79,7 @@ class OOMPolicy:
         never_lossy: stop instead of taking a step that costs quality.
         waits: returns whether nothing is given up, as others will end and leave their memory.
         tell: called with a sentence when something is given up.
+        allowed: names of the steps that may be taken.
         taken: names of the steps, in order; a step can come several times.
         free: returns the bytes that are available on a device now.
     """
@@ -95,6 +96,7 @@ class OOMPolicy:
         self.never_lossy = never_lossy
         self.waits: Callable[[], bool] = alone
         self.tell: Tell = lambda said: None
+        self.allowed: Collection[str] = [oom_step.name for oom_step in OOM_STEPS]
         self.taken: list[str] = []
         self.free = free_bytes
 
@@ -146,14 +148,18 @@ class OOMPolicy:
         return self.taken.count(name)
 
     def _gave_up(self, oom_actions: OOMActions, *, lossless: bool) -> bool:
-        for oom_step in () if self.waits() else OOM_STEPS:
-            if oom_step.name not in oom_actions or (lossless and oom_step.lossy):
+        for oom_step in () if self.waits() else self._possible(oom_actions):
+            if lossless and oom_step.lossy:
                 continue
             if self._granted(oom_actions[oom_step.name]):
                 self.taken.append(oom_step.name)
                 self.tell(f"memory is short: {oom_step.said} ({oom_step.name})")
                 return True
         return False
+
+    def _possible(self, oom_actions: OOMActions) -> list[OOMStep]:
+        named = [oom_step for oom_step in OOM_STEPS if oom_step.name in oom_actions]
+        return [oom_step for oom_step in named if oom_step.name in self.allowed]
 
     def _granted(self, offer: Callable[[], bool]) -> bool:
         """Whether something could be given up; running out of memory meanwhile counts as no."""
@@ -167,13 +173,11 @@ class OOMPolicy:
         return False
 
     def _exhausted(self, oom_actions: OOMActions) -> str:
-        forbidden = self.never_lossy and any(
-            oom_step.lossy and oom_step.name in oom_actions for oom_step in OOM_STEPS
-        )
+        lossy = any(oom_step.lossy for oom_step in self._possible(oom_actions))
         gone = f" after giving up {', '.join(dict.fromkeys(self.taken))}" if self.taken else ""
         remedy = (
             "leave --never-lossy out to let the cache be rounded or cut"
-            if forbidden
+            if lossy and self.never_lossy
             else "close other programs, ask about less at once, or use a smaller model"
         )
         where = with_free(self.devices, self.free)

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from time import perf_counter
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -131,6 +132,12 @@ class HostScores(ScoringBackend):
     def __init__(self, device: torch.device) -> None:
         self.host_transfer = HostTransfer(device)
         self.seconds = 0.0
+
+    def figures(self) -> dict[str, Any]:
+        """The fields of `GenerationMetrics` about what the host scored."""
+        sent = self.host_transfer
+        moved = {"score_bytes_to_host": sent.to_host, "score_bytes_back": sent.back}
+        return {**moved, "score_s": self.seconds}
 
     def scores(self, scores: Tensor) -> Tensor:
         return self.host_transfer.fetch(scores)

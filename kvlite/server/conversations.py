@@ -91,7 +91,7 @@ class Conversations:
             self._make_room(now)
             have = partial(self.have, now=now, more=callbacks.planned)
             prompt = prompt or Prompt(self._opened(now, have), ids, given)
-            policy = prompt.talk.oom_policy
+            policy = prompt.talk.context.oom_policy
             policy.waits = partial(self._has_others, now)
             with closing(prompt.pieces(replace(callbacks, planned=have))) as pieces:
                 for piece in pieces:

@@ -76,7 +76,7 @@ class Kept:
 
 def held_bytes(talk: Conversation) -> tuple[int, int]:
     """Bytes of memory that a conversation takes: of the device, and of the host."""
-    device, host = talk.cache.nbytes + talk.cache.state_bytes, talk.checkpoint_bytes
+    device, host = talk.cache.nbytes + talk.cache.state_bytes, talk.context.checkpoint_bytes
     if talk.store is not None:
         device += talk.store.index_bytes
         host += 0 if talk.store.on_disk else talk.store.nbytes

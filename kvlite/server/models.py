@@ -11,7 +11,7 @@ from typing import Any
 
 from kvlite.config.settings import Settings
 from kvlite.config.units import readable
-from kvlite.conversation.prepared import FEW
+from kvlite.conversation.runner import FEW
 from kvlite.errors import ForecastError, ModelError, sentence
 from kvlite.memory.free import trim_heap
 from kvlite.model.local_models import LocalModel, models_here

@@ -124,7 +124,7 @@ def refused(kvlite: Run, monkeypatch: pytest.MonkeyPatch) -> Refused:
         raise AssertionError("weights would be read")
 
     def refused(args: Sequence[object], *named: object) -> None:
-        monkeypatch.setattr("kvlite.conversation.prepared.load_model", load_model)
+        monkeypatch.setattr("kvlite.conversation.runner.load_model", load_model)
         one_sentence(kvlite(*args), *named)
 
     return refused

@@ -16,7 +16,7 @@ import pytest
 from openai.types.chat import ChatCompletion
 
 import kvlite as library
-from kvlite.conversation import answer_batch
+from kvlite.conversation import together
 from kvlite.conversation.metrics import Piece
 from kvlite.conversation.sources import Source
 from kvlite.jobs.output import Writer, reserved, writing
@@ -98,7 +98,7 @@ def test_rows_have_the_passages_they_came_from(job: Job, monkeypatch: pytest.Mon
         begin = Source(replace(about[2][0], page_starts=(0, 12)), 12, 18)
         return replace(piece, sources=(begin,)) if piece.metrics.finish_reason else piece
 
-    monkeypatch.setattr(answer_batch, "with_sources", first)
+    monkeypatch.setattr(together, "with_sources", first)
     assert job.run("-q").code == 0
     for row in job.rows:
         name = Path(row["document"]).name
@@ -140,7 +140,7 @@ def test_names_that_are_no_utf_8_have_ids_of_their_own(job: Job) -> None:
 def test_a_job_that_is_done_is_done(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     assert job.run("-q").code == 0
     before = job.out.read_bytes()
-    monkeypatch.setattr("kvlite.conversation.prepared.load_model", None)
+    monkeypatch.setattr("kvlite.conversation.runner.load_model", None)
     again = job.run("--json").json()
     assert (again["answered"], again["answered_before"]) == (0, 9)
     assert job.out.read_bytes() == before

@@ -409,5 +409,5 @@ def test_interrupted_while_loading(typed: Run, monkeypatch: pytest.MonkeyPatch) 
     def interrupt(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("kvlite.conversation.prepared.load_model", interrupt)
+    monkeypatch.setattr("kvlite.conversation.runner.load_model", interrupt)
     assert typed("Who sat?") == Done(130, "", "")

@@ -115,7 +115,7 @@ def test_interrupted_while_loading(
     def interrupt(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("kvlite.conversation.prepared.load_model", interrupt)
+    monkeypatch.setattr("kvlite.conversation.runner.load_model", interrupt)
     assert kvlite("ask", text, "What?") == Done(INTERRUPTED, "", "")
 
 
@@ -129,7 +129,7 @@ def test_interrupt_while_a_library_tidies_up(
         finally:
             raise RuntimeError("trying to pop from empty mode stack")
 
-    monkeypatch.setattr("kvlite.conversation.prepared.load_model", tidied_up_badly)
+    monkeypatch.setattr("kvlite.conversation.runner.load_model", tidied_up_badly)
     with pytest.raises(KeyboardInterrupt):
         kvlite("ask", text, "What?")
 
@@ -148,7 +148,7 @@ def test_signal_in_a_destructor_is_not_lost(
         time.sleep(600)
         raise AssertionError("went on")
 
-    monkeypatch.setattr("kvlite.conversation.prepared.load_model", load_model)
+    monkeypatch.setattr("kvlite.conversation.runner.load_model", load_model)
     assert kvlite("ask", text, "What?") == Done(128 + number, "", "")
 
 
@@ -183,10 +183,10 @@ class Slow:
         time.sleep(600)
 sys.modules["slow"] = Slow()
 atexit.register(lambda: print("tidied up", flush=True))
-import kvlite.conversation.prepared
+import kvlite.conversation.runner
 def load_model(*_, **__):
     signal.raise_signal({int(number)})
-kvlite.conversation.prepared.load_model = load_model
+kvlite.conversation.runner.load_model = load_model
 from kvlite.__main__ import main
 main()
 """

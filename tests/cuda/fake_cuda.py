@@ -428,8 +428,8 @@ def fake_cuda(*, maps: bool = True, count: int = 1) -> Iterator[FakeCuda]:
         ),
     ]
     kvlite: dict[str, Any] = {
-        "kvlite.offload.kv.pinned.register": lambda at, size, _: device.pins(at, size),
-        "kvlite.offload.kv.pinned.release": lambda *_: None,
+        "kvlite.offload.kv.transfer.register": lambda at, size, _: device.pins(at, size),
+        "kvlite.offload.kv.transfer.release": lambda *_: None,
         "kvlite.offload.kv.transfer.reads_pinned": lambda _: device.maps,
         "kvlite.memory.nvml.card_use": lambda _: None,
     }

@@ -35,7 +35,7 @@ from kvlite.model.quantizing import quantize_experts
 from kvlite.model.token_layer import TokenLayer
 from kvlite.model.weights import MXFP4, Weights
 from kvlite.offload import HostKVStore, Recall
-from kvlite.offload.weights.leaving import off_device
+from kvlite.offload.weights.layers import off_device
 from kvlite.ops.blocks import FORMATS
 from tests.conftest import make_tiny
 from tests.cuda import guard
@@ -232,7 +232,7 @@ def test_speculation_is_that_of_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def answered(model: LoadedModel, *given_up: str) -> tuple[list[int], int, int]:
         talk = Runner(model, given).conversation()
-        talk.oom_policy.taken += given_up
+        talk.context.oom_policy.taken += given_up
         said = talk.generate(random_ids(60, 1)[0].tolist(), ignore_eos=True)
         return said.token_ids, said.metrics.proposed_tokens, said.metrics.accepted_tokens
 

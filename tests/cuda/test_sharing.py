@@ -101,7 +101,7 @@ def without_pins(copy: Callable[[StoreCopies], HostKVStore]) -> Callable[..., Ho
     """Copies of a store, where nothing more can be pinned meanwhile."""
 
     def made(copies: StoreCopies) -> HostKVStore:
-        with mock.patch("kvlite.offload.kv.pinned.register", lambda *_: False):
+        with mock.patch("kvlite.offload.kv.transfer.register", lambda *_: False):
             return copy(copies)
 
     return made

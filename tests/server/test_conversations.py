@@ -169,7 +169,7 @@ def test_another_server_goes_on_with_what_was_kept(
     assert talk is not None and talk.store is not None
     device, host = pool.kept[0].device_bytes, pool.kept[0].host_bytes
     assert device == talk.cache.nbytes + talk.store.index_bytes
-    assert host == talk.store.nbytes + talk.checkpoint_bytes > 0
+    assert host == talk.store.nbytes + talk.context.checkpoint_bytes > 0
     one = pool.kept[0].memory_bytes
     assert pool.store_idle() and pool.kept[0].file_bytes > 0 and pool.kept[0].memory_bytes == one
     assert pool.held_bytes == sum(each.memory_bytes for each in pool.kept)

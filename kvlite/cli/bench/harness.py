@@ -74,8 +74,7 @@ def lm_eval(
         return min(max(tokens or (TOKENS,)), max_context - settings.planned_tokens)
 
     from kvlite.bench.folder import run_folder
-    from kvlite.conversation.prepared import TOKENS
-    from kvlite.conversation.runner import open_runner
+    from kvlite.conversation.runner import TOKENS, open_runner
 
     runner = load_by(partial(open_runner, settings, reads=reads), screen)
     path = out or run_folder("lm-eval")

@@ -166,7 +166,9 @@ def _typed(
         try:
             work(session, terminal, *args)
         except Stopped:
-            terminal.say("Stopped while reading: nothing of it was read.")
+            waits = session.talk.history.half_read is not None
+            kept = "the same again goes on from here." if waits else "nothing of it was read."
+            terminal.say(f"Stopped while reading: {kept}")
         except (KvliteError, OSError) as error:
             terminal.warn(sentence(resolved.noted(error)))
 

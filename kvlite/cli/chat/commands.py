@@ -11,9 +11,8 @@ from kvlite.cli.chat import typed, views
 from kvlite.cli.screen import source_lines
 from kvlite.config.settings import OPTIONS
 from kvlite.config.units import readable
-from kvlite.conversation import export
 from kvlite.conversation.metrics import Piece, told
-from kvlite.conversation.session import Session
+from kvlite.conversation.session import Session, saved_as
 from kvlite.conversation.verify import difference
 from kvlite.documents import Document, read_document
 from kvlite.engine.callbacks import NO_CALLBACKS, Callbacks
@@ -271,7 +270,7 @@ def _save(session: Session, terminal: "ChatTerminal", argument: str) -> None:
     if not argument:
         raise SettingError("give it a name: /save trip, or /save trip.md to read it elsewhere")
     where, gone = terminal.work(
-        "Saving", lambda callbacks: export.save(session, argument, callbacks.progress)
+        "Saving", lambda callbacks: session.save(argument, callbacks.progress)
     )
     terminal.say(f"Saved as {where}.")
     if gone:
@@ -282,14 +281,12 @@ def _save(session: Session, terminal: "ChatTerminal", argument: str) -> None:
 def _load(session: Session, terminal: "ChatTerminal", argument: str) -> None:
     if not argument:
         raise SettingError("which one: /load NAME")
-    about = export.found(argument)
+    about = saved_as(argument)
     if about.light:
-        terminal.work(
-            "Reading", lambda callbacks: export.load(session, about.path, None, callbacks)
-        )
+        terminal.work("Reading", lambda callbacks: session.load(about.path, None, callbacks))
     else:
         with terminal.leaving_on_interrupt("Loading") as progress:
-            export.load(session, about.path, progress, NO_CALLBACKS)
+            session.load(about.path, progress, NO_CALLBACKS)
     terminal.say(f"{argument}: {views.counted(session.messages)}. It goes on.")
     _say_waiting(session, terminal)
 

@@ -49,7 +49,7 @@ def status_line(session: "Session", width: int) -> str:
 def memory_now(session: "Session") -> list[Place]:
     """Where every byte is, the device first."""
     talk = session.talk
-    held = holding(talk.model, talk.cache, talk.store, talk.checkpoint_bytes)
+    held = holding(talk.model, talk.cache, talk.store, talk.context.checkpoint_bytes)
     model = talk.model
     return places(model.device, held, session.runner.settings.vram, model.cards)
 

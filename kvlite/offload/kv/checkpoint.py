@@ -1,6 +1,7 @@
-"""Checkpoints of a host store, which can be restored."""
+"""States of a host store that can be restored: checkpoints in memory; and named tensors and JSON
+values, for files."""
 
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass
 from weakref import ReferenceType, ref
 
 import torch
@@ -10,8 +11,16 @@ from kvlite.cache import LayerCache
 from kvlite.cache.packed import Packed
 from kvlite.cache.recurrent import state_tensors
 from kvlite.cache.segment import bytes_held
-from kvlite.offload.kv.disk import Disk
-from kvlite.offload.kv.store import HostKVLayer, HostKVStore
+from kvlite.cache.snapshot import LayerReader, LayerWriter, Plain, Source
+from kvlite.cache.sound import require
+from kvlite.model.load import LoadedModel
+from kvlite.model.recurrent_states import require_states
+from kvlite.offload.kv.index import Index, sign_bytes
+from kvlite.offload.kv.storage import Disk
+from kvlite.offload.kv.store import HOST, HostKVLayer, HostKVStore
+
+# Of the tensors' names in files.
+PREFIX = "tier"
 
 
 @dataclass(frozen=True)
@@ -39,23 +48,16 @@ class _LayerMark:
 
 
 class HostKVCheckpoint:
-    """The state of a host store after it read something."""
+    """The state of a host store after it read something: all, or the first `seen` tokens if the
+    checkpoint of all is `plain`."""
 
-    def __init__(self, store: HostKVStore) -> None:
+    def __init__(self, store: HostKVStore, seen: int | None = None) -> None:
         store.forget_answer()
         self._store: ReferenceType[HostKVStore] = ref(store)
-        self.seen = store.seen
+        self.seen = store.seen if seen is None else seen
         self.bits = store.bits
-        self.layers = [_mark(layer, store.bits is not None) for layer in store.layers]
+        self.layers = [_mark(layer, seen, store.bits is not None) for layer in store.layers]
         self.states = store.states
-
-    @classmethod
-    def at(cls, store: HostKVStore, seen: int) -> "HostKVCheckpoint":
-        """A checkpoint at fewer tokens, if the store needs nothing else."""
-        made = cls(store)
-        made.seen = seen
-        made.layers = [replace(layer, read=seen) for layer in made.layers]
-        return made
 
     @property
     def plain(self) -> bool:
@@ -99,36 +101,21 @@ class HostKVCheckpoint:
                 layer.cache, layer.disk = mark.window, mark.disk
             elif made is not None:
                 layer.cache, layer.disk = made, None
-            layer.read = layer.head_group.used = mark.read
+            layer.read = mark.read
             layer.cached_scores, layer.scored_by = mark.cached_scores, mark.scored_by
-            if layer.index is not None:
-                layer.index.used = mark.read
         store.seen, store.states = self.seen, self.states
+        store.forget_answer()
 
 
-def mark_bytes(store: HostKVStore) -> int:
-    """The `nbytes` of a checkpoint of the store's present state, before it is made."""
-    quantizes = store.bits is not None
-    windows = (layer.cache.tensors for layer in store.layers if layer.window is not None)
-    exact = (_exact(layer, quantizes) for layer in store.layers)
-    held = [tensor for each in windows for tensor in each]
-    return bytes_held([*held, *state_tensors(store.states)]) + sum(
-        tensor.nbytes for each in exact for tensor in each
-    )
-
-
-def _mark(layer: HostKVLayer, quantizes: bool) -> _LayerMark:
-    window = None if layer.window is None else layer.cache
-    exact = tuple(each.clone() for each in _exact(layer, quantizes))
-    return _LayerMark(layer.read, window, exact, layer.cached_scores, layer.scored_by, layer.disk)
-
-
-def _exact(layer: HostKVLayer, quantizes: bool) -> tuple[Tensor, ...]:
-    """Views of a layer's entries that may still be quantized."""
-    if layer.window is not None or not quantizes:
-        return ()
-    head_group = layer.head_group
-    return tuple(each[:, :, : head_group.residual_len] for each in head_group.residuals)
+def _mark(layer: HostKVLayer, seen: int | None, quantizes: bool) -> _LayerMark:
+    window, exact, head_group = None, tuple[Tensor, ...](), layer.head_group
+    if layer.window is not None:
+        window = layer.cache
+    elif quantizes:  # what may still be
+        own = slice(0, head_group.residual_len)
+        exact = tuple(each[:, :, own].clone() for each in head_group.residuals)
+    read = layer.read if seen is None else seen
+    return _LayerMark(read, window, exact, layer.cached_scores, layer.scored_by, layer.disk)
 
 
 def _cut(layer: HostKVLayer, mark: _LayerMark) -> LayerCache:
@@ -144,3 +131,90 @@ def _cut(layer: HostKVLayer, mark: _LayerMark) -> LayerCache:
         own[:] = exact
     made.used = mark.read
     return cut
+
+
+def store_parts(store: HostKVStore) -> tuple[dict[str, Tensor], Plain]:
+    """Take a host store apart, without the last answer, which will be read again."""
+    store.wait()
+    parts = LayerWriter(PREFIX)
+    layers = [_described(parts, f"{index}", layer) for index, layer in enumerate(store.layers)]
+    return parts.tensors, {
+        "bits": None if store.bits is None else asdict(store.bits),
+        "seen": store.seen,
+        "objects": parts.objects,
+        "layers": layers,
+        "states": parts.states(store.states),
+    }
+
+
+def _described(parts: LayerWriter, name: str, layer: HostKVLayer) -> Plain:
+    plain: Plain = {
+        "cache": parts.layer(name, layer.cache, layer.read),
+        "read": layer.read,
+        "window": layer.window,
+        "judge": layer.scored_by,
+    }
+    if layer.cached_scores is not None:
+        plain["judged"] = parts.tensor(f"{name}.judged", layer.cached_scores)
+    if (index := layer.index) is not None:
+        own = slice(0, layer.read)
+        plain["index"] = {
+            "capacity": index.capacity,
+            "signs": parts.tensor(f"{name}.signs", index.signs[:, :, own]),
+            "sizes": parts.tensor(f"{name}.sizes", index.sizes[:, :, own]),
+            "mean": parts.tensor(f"{name}.mean", index.mean),
+            "balance": parts.tensor(f"{name}.balance", index.balance),
+        }
+    return plain
+
+
+def fill_store(store: HostKVStore, source: Source, plain: Plain, model: LoadedModel) -> None:
+    """Fill an empty host store, which was placed, with one that was taken apart.
+
+    Raises:
+        SnapshotError: it is damaged, or of another model.
+        RecallError: the disk is full or fails.
+    """
+    store.seen, shape, disk = plain["seen"], model.shape, store.disk
+    require(len(plain["layers"]) == shape.layers)
+    reader = LayerReader(source, plain["objects"], HOST, model.dtype, store.seen)
+    parts = zip(plain["layers"], shape.window_sizes, shape.kv_sizes, strict=True)
+    for index, (each, window, size) in enumerate(parts):
+        plain_in_memory = disk is None and store.bits is None
+        transfer = store.transfer(model.device_of(index)) if plain_in_memory else None
+        pin = transfer.pin if transfer is not None and window is None else None
+        layer = store.layers[index] = _layer(reader.layer(each["cache"], size, pin), each, reader)
+        require(layer.window == window)
+        if "index" in each:
+            layer.index = _index(source, each["index"], layer.read, model, model.device_of(index))
+        if disk is not None:
+            disk.take(layer.cache)
+            layer.disk = disk
+    store.states = reader.states(plain.get("states", {}), lambda _: HOST)
+    require_states(store.states, shape, model.dtype)
+
+
+def _layer(cache: LayerCache, plain: Plain, reader: LayerReader) -> HostKVLayer:
+    require(len(cache.head_groups) == 1 and cache.head_groups[0].used == plain["read"])
+    layer = HostKVLayer(cache, plain["window"], plain["read"], scored_by=str(plain["judge"]))
+    if "judged" in plain:
+        layer.cached_scores = reader.source.new(plain["judged"], reader.device)
+        require(layer.cached_scores.dtype == torch.float32 and layer.cached_scores.dim() == 3)
+        require(layer.cached_scores.shape[:2] == (1, len(cache.head_groups[0].heads)))
+        require(layer.cached_scores.shape[2] <= layer.read)
+    return layer
+
+
+def _index(
+    source: Source, plain: Plain, read: int, model: LoadedModel, device: torch.device
+) -> Index:
+    heads, dim = model.shape.kv_heads, model.shape.head_dim
+    room = plain["capacity"]
+    require(room >= read)
+    signs = torch.empty(1, heads, room, sign_bytes(dim), dtype=torch.uint8, device=device)
+    sizes = torch.empty(1, heads, room, device=device)
+    mean, balance = (torch.empty(1, heads, dim, device=device) for _ in range(2))
+    own = {"signs": signs[:, :, :read], "sizes": sizes[:, :, :read]}
+    for name, into in (own | {"mean": mean, "balance": balance}).items():
+        source.fill(plain[name], into)
+    return Index(signs, sizes, mean, balance, read)

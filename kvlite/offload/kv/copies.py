@@ -19,10 +19,8 @@ from kvlite.cache import LayerCache
 from kvlite.cache.copying import copied
 from kvlite.cache.recurrent import state_tensors
 from kvlite.cache.segment import bytes_held
-from kvlite.offload.kv.moving import aligned_starts, mapped_copies, move_storage
-from kvlite.offload.kv.store import HostKVLayer, HostKVStore
-
-HOST = torch.device("cpu")
+from kvlite.offload.kv.storage import aligned_starts, mapped_copies, move_storage
+from kvlite.offload.kv.store import HOST, HostKVLayer, HostKVStore
 
 
 class StoreCopies:

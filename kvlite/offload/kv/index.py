@@ -78,11 +78,6 @@ class Index:
         return Index(signs, sizes, self.mean, self.balance, self.used)
 
     @property
-    def nbytes(self) -> int:
-        """Bytes held, filled or not."""
-        return sum(tensor.untyped_storage().nbytes() for tensor in self.tensors)
-
-    @property
     def tensors(self) -> tuple[Tensor, ...]:
         """All of its tensors."""
         return self.signs, self.sizes, self.mean, self.balance

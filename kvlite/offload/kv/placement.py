@@ -7,8 +7,8 @@ from kvlite.config.units import readable
 from kvlite.errors import RecallError
 from kvlite.memory.device_budget import ram_limit
 from kvlite.model.shape import ModelShape
-from kvlite.offload.kv.disk import Disk
 from kvlite.offload.kv.index import sign_bytes
+from kvlite.offload.kv.storage import Disk
 from kvlite.offload.kv.store import SPARE, HostKVStore
 
 
@@ -35,16 +35,15 @@ def index_bytes(shape: ModelShape, tokens: int) -> int:
     return len(shape.full_layers) * shape.kv_heads * line
 
 
-def place(
-    settings: Settings, store: HostKVStore, needed: int
-) -> tuple[Disk | None, bool, list[str]]:
-    """Where a host store of `needed` bytes goes: the disk, or None for memory; whether layers may
-    reserve more than they need; messages for the user. Raises RecallError if it fits nowhere, and
+def place(settings: Settings, store: HostKVStore, needed: int) -> list[str]:
+    """Decide where a host store goes that will take `needed` bytes, and whether its layers may
+    reserve more; returns messages for the user. Raises RecallError if it fits nowhere, and
     SettingError if `recall_limit` is no size."""
     limit = ram_limit(settings.recall_limit, 0 if store.on_disk else store.nbytes)
     stays = store.on_disk and settings.recall == "auto"
     if settings.recall != "disk" and not stays and needed <= limit:
-        return None, needed + needed // SPARE <= limit, []
+        store.disk, store.spare = None, needed + needed // SPARE <= limit
+        return []
     if settings.recall == "ram":
         raise RecallError(
             f"recall would take {readable(needed)} of host memory, and may take {readable(limit)}: "
@@ -53,14 +52,14 @@ def place(
         )
     disk = Disk(cache_folder() / "recall")
     disk.require(_written(store, needed))
+    store.disk, store.spare = disk, False
     if settings.recall == "disk" or store.on_disk:
-        return disk, False, []
-    said = (
+        return []
+    return [
         f"recall takes {readable(needed)}, more than the {readable(limit)} of host memory it may "
         f"take: it goes to a temporary file in {disk.folder}; --recall-bits 4 takes a quarter, "
         "--recall-limit sets another limit"
-    )
-    return disk, False, [said]
+    ]
 
 
 def _written(store: HostKVStore, needed: int) -> int:

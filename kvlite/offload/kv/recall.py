@@ -5,6 +5,8 @@ and names several times as many candidates as are wanted. The candidates' keys, 
 host store, give exact attention. Wanted entries that are not in the cache replace the least wanted
 ones there."""
 
+import threading
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -21,6 +23,7 @@ from kvlite.offload.kv.swap import (
     CANDIDATES,
     RECENT,
     SINKS,
+    RecallQuery,
     copy_in,
     in_front,
     places_in,
@@ -28,7 +31,6 @@ from kvlite.offload.kv.swap import (
     swap_in_place,
 )
 from kvlite.offload.kv.transfer import KVTransfer
-from kvlite.ops.heads import of_heads
 
 
 @dataclass
@@ -109,17 +111,15 @@ class Recall:
         source = self.store.layers[layer].head_group
         transfer = self.store.transfers.get(queries.device)
         count, ordered = self.count(head_group.used), is_ordered(source)
+        query = RecallQuery(queries, scale, scores, source, count)
         if ordered and len(queries) == 1 and _compiles(head_group) and _compiles(source):
-            asked = queries.float() * scale
-            self._known += _swap_in_compiled(head_group, asked, scores, source, count)
+            self._known += _swap_in_compiled(head_group, query)
         elif ordered and transfer is not None and _in_place(head_group, source, transfer):
-            counter = self.counter(queries.device)
-            swap_in_place(head_group, queries, scale, scores, source, count, transfer, counter)
+            swap_in_place(head_group, query, transfer, self.counter(queries.device))
         else:
             if transfer is not None:
                 transfer.wait()
-            asked, own = queries.float() * scale, of_heads(scores, head_group.heads)
-            self._known += swap_in(head_group, asked, own, source, count)
+            self._known += swap_in(head_group, query)
         self.wanted += count * len(head_group.heads) * queries.shape[0]
 
     def return_to(self, layer: int, head_group: KVHeadGroup, positions: Tensor) -> None:
@@ -161,25 +161,15 @@ def _compiles(head_group: KVHeadGroup) -> bool:
     )
 
 
-def _swap_in_compiled(
-    head_group: KVHeadGroup, queries: Tensor, scores: Tensor, source: KVHeadGroup, count: int
-) -> int:
+def _swap_in_compiled(head_group: KVHeadGroup, query: RecallQuery) -> int:
     from kvlite.ops.numba_recall import fill
 
-    remembered = head_group.rows
-    came: int = fill(
-        np.ascontiguousarray(queries.numpy()[0]),
-        scores.numpy()[0],
-        np.array(head_group.heads),
-        _arrays(source),
-        _arrays(head_group),
-        _NOTHING if remembered is None else remembered.numpy()[0],
-        head_group.used,
-        count,
-        CANDIDATES * count,
-        SINKS,
-        RECENT,
-    )
+    asked, remembered = query.queries.float() * query.scale, head_group.rows
+    given = np.ascontiguousarray(asked.numpy()[0]), query.scores.numpy()[0]
+    both = np.array(head_group.heads), _arrays(query.source), _arrays(head_group)
+    rows = _NOTHING if remembered is None else remembered.numpy()[0]
+    sizes = head_group.used, query.count, CANDIDATES * query.count, SINKS, RECENT
+    came: int = fill(*given, *both, rows, *sizes)
     return came
 
 
@@ -200,3 +190,24 @@ def _none_packed(heads: int) -> tuple[np.ndarray, ...]:
     codes, halves = np.empty((heads, 0, 0), np.uint8), np.empty((heads, 0, 0), np.uint16)
     positions, mean = np.empty((heads, 0), np.int32), np.empty((heads, 0), np.float32)
     return codes, halves, halves, codes, halves, halves, positions, mean
+
+
+@cache
+def begin_compiling(device: torch.device, *, everything: bool = True) -> threading.Thread | None:
+    """Compile the loops that recall needs on a device, once, in a thread; None if it needs none.
+    With `everything` also those for quantized entries, and for layers that hold much. A loop that
+    is used before it is ready waits for numba's compiler; a program that ends, for the loop that is
+    being compiled."""
+    if not has_compiled(device):
+        return None
+    thread = threading.Thread(target=_compile, args=(everything,), name="kvlite-compiling")
+    thread.start()
+    return thread
+
+
+def _compile(everything: bool) -> None:
+    # What fails here fails again where it is used, and is reported there.
+    with suppress(Exception):
+        from kvlite.ops import numba_ahead as compiled
+
+        compiled.compile_all(threading.main_thread().is_alive, everything)

@@ -13,7 +13,7 @@ from kvlite.cache import KVHeadGroup, LayerCache
 from kvlite.cache.quantized import rotation
 from kvlite.offload.kv.recall import Recall, is_ordered
 from kvlite.offload.kv.store import INDEXED_AT_ONCE
-from kvlite.offload.kv.swap import CANDIDATES, swap_on_device
+from kvlite.offload.kv.swap import CANDIDATES, RecallQuery, swap_on_device
 
 
 def recall_refusal(recall: Recall, index: int, layer: LayerCache) -> str:
@@ -117,9 +117,8 @@ class RecallProgram:
     ) -> None:
         """As `Recall.bring_back`; entries are only looked for unless it `writes`."""
         source, count = self.source.head_group, self.recall.count(group.used)
-        seen, came, slots = self.clock.seen, self.came, group.slots
-        given = group, slots, queries, scale, scores, source, seen, count, came
-        swap_on_device(*given, writes=writes)
+        query = RecallQuery(queries, scale, scores, source, count)
+        swap_on_device(group, group.slots, query, self.clock.seen, self.came, writes=writes)
 
     def advance(self, seen: int) -> None:
         """Count a token that went through, after `seen` others."""

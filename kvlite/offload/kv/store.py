@@ -15,8 +15,8 @@ from kvlite.memory.device_budget import ERROR
 from kvlite.memory.free import free_bytes
 from kvlite.memory.meter import aside
 from kvlite.model.shape import ModelShape
-from kvlite.offload.kv.disk import Disk
 from kvlite.offload.kv.index import Index
+from kvlite.offload.kv.storage import Disk
 from kvlite.offload.kv.transfer import KVTransfer, transfer_to
 
 HOST = torch.device("cpu")
@@ -213,7 +213,7 @@ class HostKVStore:
     @property
     def index_bytes(self) -> int:
         """Bytes of the indexes on the device."""
-        return sum(layer.index.nbytes for layer in self.layers if layer.index is not None)
+        return sum(tensor.nbytes for tensor in self.index_tensors)
 
     def add(
         self, index: int, source: LayerCache, query_sq_sum: Tensor, new: int, reserve: int
@@ -330,23 +330,29 @@ class HostKVStore:
                 transfer.wait()
 
     def restored(
-        self, index: int, room: int, device: torch.device, scored_by: str = ""
+        self,
+        index: int,
+        room: int,
+        device: torch.device,
+        scored_by: str = "",
+        read: int | None = None,
     ) -> LayerCache:
-        """A layer cache on a device with everything the layer has read, and `room` for more; its
-        row has the cached scores of the method `scored_by`, if any."""
-        source = self.layers[index]
-        head_group, rows = source.head_group, int(bool(scored_by))
-        layer = source.cache.empty_like([source.read + room], decode_rows=rows, device=device)
-        (made,), every = layer.head_groups, slice(0, source.read)
+        """A layer cache on a device with everything the layer has read, or its first `read`
+        entries, and `room` for more; its row has the cached scores of the method `scored_by`, if
+        any."""
+        source, rows = self.layers[index], int(bool(scored_by))
+        head_group, count = source.head_group, source.read if read is None else read
+        layer = source.cache.empty_like([count + room], decode_rows=rows, device=device)
+        (made,), every = layer.head_groups, slice(0, count)
         transfer = self.transfers.get(device)
         if head_group.segment is None and transfer is not None:
-            transfer.restore(head_group, made, source.read)
+            transfer.restore(head_group, made, count)
         elif head_group.segment is None:
-            made.copy_first(head_group, source.read)
+            made.copy_first(head_group, count)
         else:
             head_group.write_out(made.residual_keys[:, :, every], made.residual_values[:, :, every])
             made.residual_positions[:, :, every] = head_group.positions[:, :, every].to(device)
-        made.used, scores = source.read, source.cached_scores
+        made.used, scores = count, source.cached_scores
         if made.rows is not None and scores is not None and source.scored_by == scored_by:
             made.rows[:, :, 0, : scores.shape[2]] = scores.to(device)
         return layer

@@ -1,5 +1,6 @@
 """Swapping the entries that a token wants most for the least wanted ones of a head group."""
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -20,29 +21,45 @@ CANDIDATES = 4
 SINKS, RECENT = 4, INDEXED_AT_ONCE
 
 
-def swap_in(
-    head_group: KVHeadGroup, queries: Tensor, scores: Tensor, source: KVHeadGroup, count: int
-) -> int:
+@dataclass(frozen=True)
+class RecallQuery:
+    """What one token looks for, for a head group.
+
+    Attributes:
+        queries: `(batch, heads of the group, rows, dim)`.
+        scale: what they are multiplied by.
+        scores: the estimated attention to each entry of the source, `(batch, kv heads, n)` float32.
+        source: everything, n entries of all KV heads in reading order.
+        count: how many are wanted at most, including the first few and the recent ones.
+    """
+
+    queries: Tensor
+    scale: float
+    scores: Tensor
+    source: KVHeadGroup
+    count: int
+
+    def of_heads(self, heads: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+        """The queries, scaled, and the scores of some KV heads, as numbers, both float32."""
+        return self.queries.float() * self.scale, of_heads(self.scores, heads).nan_to_num()
+
+
+def swap_in(head_group: KVHeadGroup, query: RecallQuery) -> int:
     """Fetch the entries that one token wants most into a head group, for any head group and any
     source. It waits for the device, because it has to know how many come.
 
     Args:
-        head_group: already holds that token, and nothing that `source` does not.
-        queries: `(batch, heads of the group, rows, dim)` float32, scaled.
-        scores: the estimated attention to each entry of the source, `(batch, heads of the group,
-            n)` float32.
-        source: everything, n entries of all KV heads in reading order.
-        count: how many are wanted at most, including the first few and the recent ones.
+        head_group: already holds that token, and nothing that the source does not.
 
     Returns:
         How many came, over all heads and sequences.
     """
-    device, scores = scores.device, scores.nan_to_num()
+    (queries, scores), source = query.of_heads(head_group.heads), query.source
     slots = places_in(source, head_group.positions[:, :, : head_group.used])
-    candidates = _candidates(scores, count)
+    candidates = _candidates(scores, query.count)
     named = Selection(source, candidates.to(source.residual_keys.device), head_group.heads)
-    keys = named.keys(slice(0, candidates.shape[2])).to(device)
-    best = _best(queries, keys, candidates, scores.shape[2], count)
+    keys = named.keys(slice(0, candidates.shape[2])).to(scores.device)
+    best = _best(queries, keys, candidates, scores.shape[2], query.count)
     wanted = candidates.gather(2, best)
     held = torch.zeros_like(scores, dtype=torch.bool).scatter_(2, slots, True)
     missing = ~held.gather(2, wanted)
@@ -71,14 +88,7 @@ def copy_in(
 
 
 def swap_in_place(
-    head_group: KVHeadGroup,
-    queries: Tensor,
-    scale: float,
-    scores: Tensor,
-    source: KVHeadGroup,
-    count: int,
-    transfer: KVTransfer,
-    came: Tensor,
+    head_group: KVHeadGroup, query: RecallQuery, transfer: KVTransfer, came: Tensor
 ) -> None:
     """Like `swap_in`, for an exact source whose places are positions, if the head group is exact or
     the device reads the source itself. The work does not depend on how many entries come, so the
@@ -88,15 +98,13 @@ def swap_in_place(
     can be retried after an error.
 
     Args:
-        queries: as for `swap_in`, but they are multiplied by `scale` here.
-        scores: as for `swap_in`, but of all KV heads.
         came: int64 counter on the device, to which the number of fetched entries is added.
     """
+    source, count = query.source, query.count
     if transfer.reads(source):
-        given = queries, scale, scores, source, source.used, count, came
-        swap_on_device(head_group, head_group.used, *given)
+        swap_on_device(head_group, head_group.used, query, source.used, came)
         return
-    queries, scores = queries.float() * scale, of_heads(scores, head_group.heads).nan_to_num()
+    queries, scores = query.of_heads(head_group.heads)
     places = head_group.residual_positions[:, :, : head_group.used].long()
     slots, candidates = places.shape[2], _candidates(scores, count)
     slot_of = torch.full_like(scores, -1, dtype=torch.int32)
@@ -139,12 +147,8 @@ def swap_in_place(
 def swap_on_device(
     head_group: KVHeadGroup,
     slots: int,
-    queries: Tensor,
-    scale: float,
-    scores: Tensor,
-    source: KVHeadGroup,
+    query: RecallQuery,
     seen: int | Tensor,
-    count: int,
     came: Tensor,
     *,
     writes: bool = True,
@@ -161,13 +165,15 @@ def swap_on_device(
     from kvlite.ops.triton_candidates import Wanted
     from kvlite.ops.triton_recall import HeadGroupTensors, bring_back
 
+    scores, source, count = query.scores, query.source, query.count
     wanted = Wanted(count, min(scores.shape[2], CANDIDATES * count), SINKS, RECENT)
     positions = head_group.residual_positions[:, :, : slots - head_group.segment_len]
     own = positions, head_group.rows, _segment(head_group)
     held = HeadGroupTensors(
         head_group.heads, head_group.residual_keys, head_group.residual_values, *own
     )
-    given = (source.residual_keys, source.residual_values), queries, scale, scores, seen
+    host = source.residual_keys, source.residual_values
+    given = host, query.queries, query.scale, scores, seen
     bring_back(held, *given, wanted, came, writes=writes)
 
 

@@ -8,7 +8,7 @@ Every token goes through all layers in order, so the least recently used expert 
 one to be used. If not all experts fit, the most frequently used ones stay, instead.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -138,11 +138,13 @@ class ExpertPool:
         self,
         layers: Sequence[ExpertLayer],
         source: ExpertsInMemory | ExpertsInFiles,
-        slots: int,
         device: torch.device,
+        experts: int = 0,
     ) -> None:
-        """Bind the experts of all layers, which are of one size, to `slots` on the device, at least
-        as many as a layer has. Raises torch.OutOfMemoryError if there is no room."""
+        """Bind the experts of all layers, which are of one size, to slots on the device: for as
+        many `experts`, at least those of two layers. Raises torch.OutOfMemoryError if there is no
+        room."""
+        slots = max(experts, min(2, len(layers)) * layers[0].count)
         self.layers, self.source, self.brought = layers, source, 0
         self.stacks = [
             torch.empty(slots, *place.shape[1:], dtype=place.dtype, device=device)
@@ -206,16 +208,3 @@ class ExpertPool:
         self.slots[layer, expert] = slot
         self.brought += self.layers[layer].expert_bytes
         return None if self.stream is None else self.stream.record_event()
-
-
-def expert_pool(
-    layers: Sequence[ExpertLayer],
-    source: Callable[[], ExpertsInMemory | ExpertsInFiles],
-    resident: Resident,
-    device: torch.device,
-) -> ExpertPool | None:
-    """The experts on the device, if the model has any."""
-    if not layers:
-        return None
-    least = min(2, len(layers)) * layers[0].count
-    return ExpertPool(layers, source(), max(least, resident.experts), device)

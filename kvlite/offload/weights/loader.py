@@ -1,4 +1,4 @@
-"""Models with streamed decoder layers: from the start (`--stream`), or once memory runs out."""
+"""Models with weights from files: whole, or with streamed decoder layers; and their MTP heads."""
 
 from collections.abc import Callable, Sequence
 from contextlib import closing
@@ -13,13 +13,15 @@ import torch
 from torch import Tensor, nn
 
 from kvlite.config.units import readable
-from kvlite.errors import SettingError, require_uncancelled
-from kvlite.model.calibration import Calibration
+from kvlite.errors import ModelError, SettingError, require_uncancelled
+from kvlite.model.cpu import split_linears
+from kvlite.model.experts import take_few_in_place
 from kvlite.model.files import Stored, fit, parts_of, stored_weights
 from kvlite.model.gguf.index import gguf_alone
 from kvlite.model.layers import LayerGroup
-from kvlite.model.load import LoadedModel, load_model, load_module
+from kvlite.model.load import LoadedModel, load_module
 from kvlite.model.making import making_modules
+from kvlite.model.mtp import empty_mtp, stored_name
 from kvlite.model.packing import pack_linears
 from kvlite.model.quantizing import quantize_experts, quantize_layer
 from kvlite.model.shape import read_config, read_shape
@@ -30,7 +32,6 @@ from kvlite.offload.weights.buffers import (
     InFiles,
     InMemory,
     Layout,
-    Place,
     lay_out,
     move_unstreamed,
     taken,
@@ -38,14 +39,15 @@ from kvlite.offload.weights.buffers import (
 from kvlite.offload.weights.experts import (
     LEAST,
     ExpertLayer,
+    ExpertPool,
     ExpertsInFiles,
     ExpertsInMemory,
     Resident,
     apart,
-    expert_pool,
 )
-from kvlite.offload.weights.gguf import loading_info, open_gguf
+from kvlite.offload.weights.gguf import loading_info, open_gguf, open_gguf_mtp
 from kvlite.offload.weights.layers import StreamedLayers
+from kvlite.ops.device import has_triton
 
 HOST = torch.device("cpu")
 BODY = "model."
@@ -96,79 +98,47 @@ def require_streamable(
         )
 
 
-def load_streamed(
-    setting: str,
-    folder: Path,
-    *,
-    device: torch.device,
-    weights: Weights,
-    calibration: Calibration | None = None,
-    tokenizer: Any = None,
-    cancel: Event | None = None,
-    resident: Resident = LEAST,
-) -> LoadedModel:
-    """Like `load_model`, with decoder layers that stay in host memory (`ram`) or in their files
-    (`disk`), but for what is `resident`; the rest of the model stays on the device. Raises
-    ModelError also if a file was changed in the meantime."""
-    model = load_model(
-        folder,
-        device=device,
-        weights=weights,
-        calibration=calibration,
-        tokenizer=tokenizer,
-        opened=open_without_layers if setting == "disk" else open_beside,
-        cancel=cancel,
-    )
-    model.layers = (in_files if setting == "disk" else in_memory)(model, resident)
-    return model
-
-
 def in_files(model: LoadedModel, resident: Resident = LEAST) -> StreamedLayers:
     """Layers read from files in turn, for a model from `open_without_layers`."""
-    modules, stored = model.layers.modules, stored_weights(model.path)
+    stored, device = stored_weights(model.path), model.device
     names = [
         BODY if isinstance(layer, LayerGroup) else f"{LAYERS}{index}."
-        for index, layer in enumerate(modules)
+        for index, layer in enumerate(model.layers.modules)
     ]
     layouts, experts = _laid_out(model)
-    stacks = [
-        [parts_of(name + place.name, stored) for place in each.places]
-        for name, found in zip(names, experts, strict=True)
-        for each in found
+    parts = [
+        [(place, parts_of(name + place.name, stored)) for place in layout.places]
+        for name, layout in zip(names, layouts, strict=True)
     ]
-    parts = [_parts(*each, stored) for each in zip(names, layouts, strict=True)]
-    source, of_experts = InFiles(parts, model.device), partial(ExpertsInFiles, stacks, model.device)
-    pool = expert_pool([*chain(*experts)], of_experts, resident, model.device)
-    return StreamedLayers(
-        modules, layouts, source, model.device, "disk", pool, stay=resident.layers
-    )
-
-
-def _parts(
-    within: str, layout: Layout, stored: dict[str, Stored]
-) -> list[tuple[Place, list[Stored]]]:
-    return [(place, parts_of(within + place.name, stored)) for place in layout.places]
+    source, pool = InFiles(parts, device), None
+    if layers := [*chain(*experts)]:
+        stacks = [
+            [parts_of(name + place.name, stored) for place in each.places]
+            for name, found in zip(names, experts, strict=True)
+            for each in found
+        ]
+        pool = ExpertPool(layers, ExpertsInFiles(stacks, device), device, resident.experts)
+    given = model.layers.modules, layouts, source, device
+    return StreamedLayers(*given, "disk", pool, stay=resident.layers)
 
 
 def _laid_out(model: LoadedModel) -> tuple[list[Layout], list[list[ExpertLayer]]]:
-    layouts, experts = list[Layout](), list[list[ExpertLayer]]()
-    for layer in model.layers.modules:
-        layout, found = apart(layer, lay_out(layer, model.device), model.shape.chosen_experts)
-        layouts.append(layout)
-        experts.append(found)
-    return layouts, experts
+    device, chosen = model.device, model.shape.chosen_experts
+    made = [apart(layer, lay_out(layer, device), chosen) for layer in model.layers.modules]
+    return [layout for layout, _ in made], [found for _, found in made]
 
 
 def in_memory(model: LoadedModel, resident: Resident = LEAST) -> StreamedLayers:
     """Layers copied from host memory in turn, for a model from `open_beside`."""
-    modules = model.layers.modules
+    modules, device = model.layers.modules, model.device
     layouts, experts = _laid_out(model)
     for layer in modules:
-        move_unstreamed(layer, model.device)
-    layers = [*chain(*experts)]
-    pool = expert_pool(layers, partial(ExpertsInMemory, layers), resident, model.device)
+        move_unstreamed(layer, device)
+    pool = None
+    if layers := [*chain(*experts)]:
+        pool = ExpertPool(layers, ExpertsInMemory(layers), device, resident.experts)
     source = InMemory([taken(layout) for layout in layouts])
-    return StreamedLayers(modules, layouts, source, model.device, "ram", pool, stay=resident.layers)
+    return StreamedLayers(modules, layouts, source, device, "ram", pool, stay=resident.layers)
 
 
 def open_whole(
@@ -210,24 +180,29 @@ def open_by_layer(
     stored = stored_weights(folder)
     for index, layer in enumerate(module.model.layers):
         require_uncancelled(cancel)
-        parts = partial(_parts, f"{LAYERS}{index}.", stored=stored)
+        parts = partial(_parts, stored, f"{LAYERS}{index}.")
         read_and_pack(layer, parts, cards[index] if cards else device, weights)
     if device.type == "cpu":
         keep_odd_sizes_unpacked(module)
     return module, found
 
 
+def _parts(stored: dict[str, Stored], within: str, name: str) -> list[Stored]:
+    return parts_of(within + name, stored)
+
+
 def read_and_pack(
     layer: nn.Module,
-    parts: Callable[[Layout], list[tuple[Place, list[Stored]]]],
+    parts: Callable[[str], list[Stored]],
     device: torch.device,
     weights: Weights,
 ) -> None:
-    """Read a layer from the files that `parts` names, and keep only its packed weights."""
+    """Read a layer, of which `parts` says where each parameter lies in files, and keep only its
+    packed weights."""
     layout = lay_out(layer, device)
     memory = torch.empty(layout.size, dtype=torch.uint8, device=device)
     layout.bind(memory)
-    source = InFiles([parts(layout)], device)
+    source = InFiles([[(place, parts(place.name)) for place in layout.places]], device)
     with closing(source.reader):
         source.bring(0, memory)
     move_unstreamed(layer, device)
@@ -306,3 +281,46 @@ def _require_plain(made: dict[str, list[Stored]], state: dict[str, Tensor]) -> N
                 raise ValueError(
                     f"{name} is stored as {part.kind}, which --stream disk cannot read"
                 )
+
+
+# By the setting: what opens a model, for `load_model`, and then lets its layers come.
+STREAMED = {"disk": (open_without_layers, in_files), "ram": (open_beside, in_memory)}
+
+
+def load_mtp(model: LoadedModel) -> bool:
+    """Load the head of a model that has one, as its layers were, or as it is in quantized files;
+    whether these have it, in numbers that are not quantized. Raises ModelError if other files have
+    only some of it, or of another size."""
+    head = empty_mtp(model.module, model.dtype)
+    if (index := model.weights.index or gguf_alone(model.path)) is not None:
+        given: dict[str, Any] = {"device": model.device, "weights": model.weights}
+        return open_gguf_mtp(head, index, **given) and _keep(model, head)
+    stored = stored_weights(model.path)
+    made = {name: parts_of(stored_name(name), stored) for name, _ in head.named_parameters()}
+    if not any(made.values()):
+        return False
+    for name, parameter in head.named_parameters():
+        parts = made[name]
+        whole = parts and all(each.dtype is not None for each in parts)
+        if not whole or not fit(parts, parameter.shape):
+            if model.weights.stored:
+                return False
+            raise ModelError(
+                f"the model in {model.path} has no {stored_name(name)} of the size that its config "
+                "says: get the model again, or use --speculate off"
+            )
+    read_and_pack(head, lambda name: made[name], model.device, model.weights)
+    # All of it would stay where some of it gets a new layout.
+    if model.device.type == "cpu" and model.weights.config is None:
+        for parameter in head.parameters():
+            parameter.data = parameter.data.clone()
+    return _keep(model, head)
+
+
+def _keep(model: LoadedModel, head: Any) -> bool:
+    if model.device.type == "cpu":
+        split_linears(head)
+    if has_triton(model.device):
+        take_few_in_place(head)
+    model.mtp = head
+    return True
