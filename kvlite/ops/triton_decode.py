@@ -10,7 +10,7 @@ a product on tensor cores is good to 17 bits.
 """
 
 from math import gcd
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import torch
 import triton
@@ -19,35 +19,19 @@ from torch import Tensor
 
 from kvlite.ops.device import processors
 
+if TYPE_CHECKING:
+    from kvlite.cache.quantized import Codes
+
 TILE = 64
 PROGRAMS_PER_PROCESSOR = 3
 LEAST_TILES = 4
 MERGED_AT_ONCE = 16
 
 
-class Quantized(Protocol):
-    """What is read of quantized vectors: see `kvlite.cache.quantized.Quantized`."""
-
-    @property
-    def codes(self) -> Tensor: ...  # noqa: D102
-    @property
-    def scales(self) -> Tensor: ...  # noqa: D102
-    @property
-    def bits(self) -> int: ...  # noqa: D102
-    @property
-    def count(self) -> int: ...  # noqa: D102
-    @property
-    def dim(self) -> int: ...  # noqa: D102
-    @property
-    def groups(self) -> int: ...  # noqa: D102
-    @property
-    def tensors(self) -> tuple[Tensor, ...]: ...  # noqa: D102
-
-
 def attend_quantized(
     queries: Tensor,
-    keys: Quantized,
-    values: Quantized,
+    keys: "Codes",
+    values: "Codes",
     hadamard: Tensor,
     shift: Tensor,
     softcap: float | None,
@@ -61,7 +45,8 @@ def attend_quantized(
     Args:
         queries: `(batch, kv heads, rows, dim)` float32, the query heads of a KV head, multiplied by
             the softmax scale.
-        keys, values: `(batch, kv heads, n)` entries; bits and groups may differ.
+        keys, values: `(batch, kv heads, n)` entries, each rounded by itself; bits and groups may
+            differ.
         hadamard: `(dim, dim)` float32, what vectors were rotated by before they were rounded.
         shift: `(batch, kv heads, rows)` float32, added to every logit of a row: its product with
             the mean that keys were centered by.
@@ -118,12 +103,12 @@ def _stages(bits: int, remembers: bool) -> int:
     return 1 if remembers else 2
 
 
-def _chunk(entries: Quantized) -> int:
+def _chunk(entries: "Codes") -> int:
     # Channels that lie in one plane of the codes and in one group.
     return gcd(entries.codes.shape[3], entries.dim // entries.groups)
 
 
-def _steps_between(entries: Quantized) -> tuple[int, ...]:
+def _steps_between(entries: "Codes") -> tuple[int, ...]:
     return *entries.codes.stride()[:3], *entries.scales.stride()[:3]
 
 

@@ -6,7 +6,7 @@ chooses what comes and what leaves, and the fifth moves it. Nothing is read back
 depends on shapes alone, so that nobody waits and a CUDA graph can hold it.
 """
 
-from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 import triton
@@ -15,8 +15,12 @@ from torch import Tensor
 
 from kvlite.ops.heads import runs
 from kvlite.ops.triton_candidates import Wanted, name_candidates
-from kvlite.ops.triton_pack import Segment, pack
+from kvlite.ops.triton_pack import pack
 from kvlite.ops.triton_replace import choose, is_packed, move, own_slot
+
+if TYPE_CHECKING:
+    from kvlite.cache.head_group import KVHeadGroup
+    from kvlite.cache.packed import Packed
 
 # What a program takes at once: candidates compared, entries moved, slots that it chooses from.
 COMPARED = 16
@@ -24,31 +28,10 @@ MOVED = 8
 CHOSEN_FROM = 1 << 14
 
 
-@dataclass(frozen=True)
-class HeadGroupTensors:
-    """What a head group holds, on the device.
-
-    Attributes:
-        heads: its KV heads, ascending.
-        keys, values: `(batch, heads, slots, dim)`, each of a head's entries right behind the one
-            before.
-        positions: `(batch, heads, slots)` int32. A slot whose position is not below what was read
-            is free, and stays it.
-        rows: what is remembered of all entries, `(batch, heads, R, slots)` float32, 0 for one that
-            came; or None.
-        segment: quantized entries among these; or None.
-    """
-
-    heads: tuple[int, ...]
-    keys: Tensor
-    values: Tensor
-    positions: Tensor
-    rows: Tensor | None
-    segment: Segment | None
-
-
 def bring_back(
-    held: HeadGroupTensors,
+    held: "KVHeadGroup",
+    packed: "tuple[Packed, Tensor] | None",
+    slots: int,
     source: tuple[Tensor, Tensor],
     queries: Tensor,
     scale: float,
@@ -63,6 +46,10 @@ def bring_back(
     least scores.
 
     Args:
+        held: on the device. A slot whose position is not below `seen` is free, and stays it.
+        packed: its segment, if it has one, and what vectors are rotated by for it, `(dim, dim)`
+            float32.
+        slots: how many of the head group's are looked at.
         source: keys and values `(batch, kv heads, places, dim)`, pinned; an entry's place is its
             position.
         queries: of the head group's heads, `(batch, heads, rows, dim)`; a row's channels lie
@@ -75,10 +62,11 @@ def bring_back(
         writes: whether anything is put anywhere.
     """
     keys, values = source
-    (batch, _, asked, dim), segment = queries.shape, held.segment
-    start, packed = (0, 0) if segment is None else (segment.start, segment.positions.shape[2])
-    slots, named = packed + held.positions.shape[2], wanted.candidates
-    wide = triton.next_power_of_2(dim)
+    (batch, _, asked, dim), named = queries.shape, wanted.candidates
+    wide, start, middle = triton.next_power_of_2(dim), 0, held.segment_len
+    own_keys, own_values, own_positions = held.residuals
+    if packed is not None:
+        start = packed[0].start
 
     def numbers(*shape: int) -> Tensor:
         return torch.empty(shape, dtype=torch.int32, device=queries.device)
@@ -87,17 +75,17 @@ def bring_back(
     with torch.cuda.device_of(queries):
         for at, first, length in runs(held.heads):
             own, far, lines = slice(at, at + length), slice(first, first + length), batch * length
-            positions = held.positions[:, own]
-            quantized = None if segment is None else segment.positions[:, own]
+            positions = own_positions[:, own, : slots - middle]
+            quantized = None if packed is None else packed[0].positions[:, own]
             candidates, in_slots, worth = name_candidates(
                 scores[:, far], positions, quantized, start, seen, wanted
             )
             logits = torch.empty(lines, asked, named, device=queries.device)
             _compare[-(-named // COMPARED), length, batch](
-                queries[:, own], keys[:, far], held.keys[:, own], candidates, in_slots, logits,
+                queries[:, own], keys[:, far], own_keys[:, own], candidates, in_slots, logits,
                 scale,
-                *queries.stride()[:3], *keys.stride()[:2], *held.keys.stride()[:2],
-                named, start, packed,
+                *queries.stride()[:3], *keys.stride()[:2], *own_keys.stride()[:2],
+                named, start, middle,
                 ROWS=asked, DIM=dim, WIDE=wide, TILE=COMPARED,
                 num_warps=4,
             )  # fmt: skip
@@ -113,17 +101,17 @@ def bring_back(
                 num_warps=8,
             )  # fmt: skip
             move[-(-wanted.count // MOVED), length, batch](
-                coming, leaving, missing, keys[:, far], values[:, far], held.keys[:, own],
-                held.values[:, own], positions, None if held.rows is None else held.rows[:, own],
-                *keys.stride()[:2], *held.keys.stride()[:2], *held.positions.stride()[:2],
+                coming, leaving, missing, keys[:, far], values[:, far], own_keys[:, own],
+                own_values[:, own], positions, None if held.rows is None else held.rows[:, own],
+                *keys.stride()[:2], *own_keys.stride()[:2], *positions.stride()[:2],
                 *((0, 0, 0) if held.rows is None else held.rows.stride()[:3]),
-                wanted.count, start, packed,
+                wanted.count, start, middle,
                 REMEMBERED=0 if held.rows is None else held.rows.shape[2], DIM=dim, WIDE=wide,
                 TILE=MOVED,
                 num_warps=4,
             )  # fmt: skip
-            if segment is not None:
-                pack(segment, own, (keys[:, far], values[:, far]), coming, leaving, missing)
+            if packed is not None:
+                pack(*packed, own, (keys[:, far], values[:, far]), coming, leaving, missing)
 
 
 @triton.jit(do_not_specialize=["wanted", "start", "packed"])
