@@ -1,10 +1,13 @@
-"""One token's attention over what a head group holds, quantized or not, compiled by numba."""
+"""One token's attention over what a KV head holds, quantized or not, compiled by numba.
+
+What is quantized is None where all is exact, so that no loop is compiled for it: that takes long.
+"""
 
 from typing import Any
 
 import numpy as np
 
-from kvlite.ops.numba_codes import multiply_packed, weigh_packed
+from kvlite.ops.numba_codes import count_of, multiply_packed, weigh_packed
 from kvlite.ops.numba_jit import jitted
 from kvlite.ops.numba_vectors import close_exp, highest, multiply, weigh
 
@@ -32,47 +35,31 @@ def softmax(line, softcap, sink):
 
 
 @jitted
-def products_of_held(queries, own, packed, sizes, used):
-    """Products `(heads, rows, used)` of queries `(heads, rows, dim)` with all that is held; the
-    rest as in `attend`."""
-    (keys, _), (start, bits, _), middle = own, sizes, packed[6].shape[1]
-    heads, rows, _ = queries.shape
-    slots, places = np.arange(used - middle), np.arange(middle)
-    products = np.empty((heads, rows, used), np.float32)
-    for head in range(heads):
-        asked, out = queries[head], products[head]
-        if middle:
-            multiply(asked, keys[head], slots[:start], out, 0)
-            multiply_packed(asked, packed, head, places, bits, out, start)
-            multiply(asked, keys[head], slots[start:], out, start + middle)
-        else:
-            multiply(asked, keys[head], slots, out, 0)
-    return products
+def attend_head(queries, head, own, packed, sizes, softcap, sinks, out, weights):
+    """Attention of a head's queries `(rows, dim)` over the entries that it holds, and the
+    probabilities `(rows, entries)`, into `out` and `weights`. The rest as in `attend`, of all
+    heads."""
+    (keys, values), (start, bits, value_bits), middle = own, sizes, count_of(packed)
+    slots = np.arange(weights.shape[1] - middle)
+    multiply(queries, keys[head], slots[:start], weights, 0)
+    if packed is not None and middle:
+        places = np.arange(middle)
+        multiply_packed(queries, packed, head, places, bits, weights, start)
+    multiply(queries, keys[head], slots[start:], weights, start + middle)
+    for row in range(len(weights)):
+        softmax(weights[row], softcap, sinks[head, row])
+    out[:] = 0
+    if packed is not None and middle:
+        weigh_packed(weights, start, packed, head, value_bits, out)
+    weigh(weights, 0, values[head], start, out)
+    weigh(weights, start + middle, values[head, start:], slots.size - start, out)
 
 
 @jitted
-def weighed(products, own, packed, sizes, softcap, sinks, out):
-    """Attention by the products, which become probabilities."""
-    (_, values), (start, _, bits), middle = own, sizes, packed[6].shape[1]
-    heads, rows, used = products.shape
-    for head in range(heads):
-        weights, made, near = products[head], out[head], values[head]
-        for row in range(rows):
-            softmax(weights[row], softcap, sinks[head, row])
-        made[:] = 0
-        if middle:
-            weigh_packed(weights, start, packed, head, bits, made)
-            weigh(weights, 0, near, start, made)
-            weigh(weights, start + middle, near[start:], used - middle - start, made)
-        else:
-            weigh(weights, 0, near, used, made)
-
-
-@jitted
-def _attend(queries, own, packed, sizes, used, softcap, sinks, out):
-    products = products_of_held(queries, own, packed, sizes, used)
-    weighed(products, own, packed, sizes, softcap, sinks, out)
-    return products
+def _attend(queries, own, packed, sizes, softcap, sinks, out, weights):
+    for head in range(len(queries)):
+        given = head, own, packed, sizes, softcap, sinks, out[head], weights[head]
+        attend_head(queries[head], *given)
 
 
 def attend(
@@ -97,9 +84,9 @@ def attend(
     Returns:
         output `(heads, rows, dim)` and probabilities `(heads, rows, entries)`.
     """
-    out = np.empty_like(queries)
+    out, shape = np.empty_like(queries), queries.shape[:2]
     if sinks is None:
-        sinks = np.full(queries.shape[:2], -np.inf, np.float32)
-    used = held + packed[6].shape[1]
-    weights: Array = _attend(queries, own, packed, sizes, used, softcap or 0.0, sinks, out)
+        sinks = np.full(shape, -np.inf, np.float32)
+    weights = np.empty((*shape, held + packed[6].shape[1]), np.float32)
+    _attend(queries, own, packed, sizes, softcap or 0.0, sinks, out, weights)
     return out, weights

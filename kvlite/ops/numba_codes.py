@@ -156,6 +156,12 @@ def weigh_codes(weights, at, side, places, bits, out):
 
 
 @jitted
+def count_of(packed):
+    """How many entries of a head are quantized, of `Packed.arrays` or None."""
+    return 0 if packed is None else packed[6].shape[1]
+
+
+@jitted
 def multiply_packed(queries, packed, head, places, bits, out, at):
     """A head's products `(rows, entries)` of queries `(rows, dim)` float32 with its quantized keys
     at some places, into columns of `out` from `at` on; `packed` is `Packed.arrays`."""
