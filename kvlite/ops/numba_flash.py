@@ -9,7 +9,7 @@ from torch import Tensor
 
 from kvlite.ops.numba_jit import jitted
 from kvlite.ops.numba_pointers import floats_at
-from kvlite.ops.numba_threads import board, passing, share, work
+from kvlite.ops.numba_threads import board, reading, share, work
 from kvlite.ops.numba_tiles import COLUMNS, ROWS, add_tile, set_tile, to_bfloat16
 from kvlite.ops.numba_vectors import close_exp, highest
 
@@ -39,20 +39,15 @@ def attend(
     parts = batch * kv_heads * -(-length // size)
     keys, values = (each if each[0, 0].is_contiguous() else each.contiguous() for each in (k, v))
     arrays = [each.numpy() for each in (q, keys, values, out, lse)]
-    _share(board(parts), _attend_rows(), (*arrays, scale, place, size), parts)
+    # The first rows, which see least, come last: so threads end at about the same time.
+    share(board(parts), _attend_rows(), (*arrays, scale, place, size), parts)
 
 
 _ANY = types.Array(types.float32, 4, "A")
 _OUT, _LSE = types.float32[:, :, :, ::1], types.float32[:, :, ::1]
-_address, _given = passing(
+_given = reading(
     types.Tuple((_ANY, _ANY, _ANY, _OUT, _LSE, types.float64, types.int64, types.int64))
 )
-
-
-@jitted
-def _share(board, attend_rows, given, parts):
-    # The first rows, which see least, come last: so threads end at about the same time.
-    share(board, attend_rows, _address(given), parts)
 
 
 @work

@@ -18,7 +18,7 @@ from kvlite.ops.numba_jit import jitted
 from kvlite.ops.numba_pointers import bytes_at, floats_at, halves_at, places_at, words_at
 from kvlite.ops.numba_recall import fill_head
 from kvlite.ops.numba_search import add, search
-from kvlite.ops.numba_threads import board, passing, share, work
+from kvlite.ops.numba_threads import board, reading, share, work
 
 Array = np.ndarray
 # Of what is held, and from `SOURCE` on of the host store: where exact keys, values and positions of
@@ -112,7 +112,7 @@ _kinds = (
     *(_rows, _vectors, _vectors, _count[:, ::1], types.float64, _real[:, ::1]),
     *(types.UniTuple(_count, 4), _rows, _count[:, ::1], types.int32[:, :, ::1], _count),
 )
-_address, _given = passing(types.NamedTuple(_kinds, Given))
+_given = reading(types.NamedTuple(_kinds, Given))
 
 
 @jitted
@@ -122,7 +122,7 @@ def share_heads(board, attend_head, given):
     for line in given.table:
         most = max(most, line[USED], line[SOURCE + USED])
     shared = board if most * k.size >= WORTH else board[:0]
-    share(shared, attend_head, _address(given), k.shape[0] // given.row * k.shape[1])
+    share(shared, attend_head, given, k.shape[0] // given.row * k.shape[1])
 
 
 @jitted

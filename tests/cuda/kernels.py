@@ -296,9 +296,13 @@ def multiply_experts(given: Arguments) -> None:
 def multiply_mxfp4(given: Arguments) -> None:
     assert given.grid[0] == len(given.chosen) == given.each * len(given.rows)
     assert (given.outputs, given.groups) == given.scales.shape[1:]
-    packed = given.blocks[given.chosen], given.scales[given.chosen]
+    packed = given.codes[given.chosen], given.scales[given.chosen]
     matrices = convert_moe_packed_tensors(*packed, dtype=torch.float32).mT
     _multiply_experts(given, matrices, given.rows.view(given.out.dtype))
+
+
+def multiply_codes(given: Arguments) -> None:
+    (multiply_mxfp4 if given.levels is None else multiply_nf4)(given)
 
 
 def multiply_nf4(given: Arguments) -> None:
@@ -342,8 +346,7 @@ TWINS: dict[str, Callable[[Arguments], None]] = {
     "triton_linear._multiply": multiply_packed,
     "triton_linear._unpack": unpack,
     "triton_experts._multiply": multiply_experts,
-    "triton_experts._multiply_mxfp4": multiply_mxfp4,
-    "triton_experts._multiply_nf4": multiply_nf4,
+    "triton_experts._multiply_packed": multiply_codes,
 }
 
 
