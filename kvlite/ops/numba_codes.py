@@ -8,7 +8,7 @@ from numba import types
 from numba.extending import intrinsic
 
 from kvlite.ops.numba_jit import jitted
-from kvlite.ops.numba_lanes import (
+from kvlite.ops.numba_llvm import (
     BYTES,
     FLOATS,
     LANES,

@@ -8,7 +8,7 @@ from numba import carray, types
 from torch import Tensor
 
 from kvlite.ops.numba_jit import jitted
-from kvlite.ops.numba_pointers import floats_at
+from kvlite.ops.numba_llvm import floats_at
 from kvlite.ops.numba_threads import board, reading, share, work
 from kvlite.ops.numba_tiles import COLUMNS, ROWS, add_tile, set_tile, to_bfloat16
 from kvlite.ops.numba_vectors import close_exp, highest
@@ -84,8 +84,8 @@ def _attend(q, k, v, scale, first, out, lse):
     padded = len(queries) // heads
     for start in range(0, entries, BLOCK):
         stop = min(start + BLOCK, entries)
-        _pack_keys(k[start:stop], keys)
-        _pack_values(v[start:stop], values)
+        _pack_columns(k[start:stop].T, keys)
+        _pack_columns(v[start:stop], values)
         for row in range(0, len(queries), ROWS):
             last = row % padded + ROWS - 1
             seen = stop - start if first < 0 else min(stop, first + last + 1) - start
@@ -137,29 +137,20 @@ def _packed_rows(q, scale):
 
 
 @jitted
-def _pack_keys(k, packed):
-    """Keys as columns, whose channels are summed; columns that are left over are 0."""
-    dim = k.shape[1]
-    for tile in range(-(-len(k) // COLUMNS)):
-        for column in range(COLUMNS):
-            at = tile * COLUMNS + column
-            for d in range(dim):
-                number = k[at, d] if at < len(k) else np.float32(0)
-                packed[tile, d // 2, column, d % 2] = to_bfloat16(number)
-            if dim % 2:
-                packed[tile, dim // 2, column, 1] = 0
-
-
-@jitted
-def _pack_values(v, packed):
-    """Channels of values as columns, whose entries are summed; what is left over is 0."""
-    dim = v.shape[1]
-    for at in range(-(-len(v) // COLUMNS) * COLUMNS):
-        for side in range(len(packed)):
-            for column in range(COLUMNS):
-                d = side * COLUMNS + column
-                number = v[at, d] if at < len(v) and d < dim else np.float32(0)
-                packed[side, at // 2, column, at % 2] = to_bfloat16(number)
+def _pack_columns(numbers, packed):
+    """Round numbers `(summed, columns)` float32 to tiles of columns `(tiles, pairs, COLUMNS, 2)`
+    uint16, as many as there are columns for; what is left over of these is 0."""
+    summed, columns = numbers.shape
+    for tile in range(-(-columns // COLUMNS)):
+        first = tile * COLUMNS
+        some = min(COLUMNS, columns - first)
+        for i in range(2 * packed.shape[1]):
+            line = packed[tile, i // 2, :, i % 2]
+            held = some if i < summed else 0
+            for column in range(held):
+                line[column] = to_bfloat16(numbers[i, first + column])
+            for column in range(held, COLUMNS):
+                line[column] = 0
 
 
 @jitted

@@ -12,7 +12,7 @@ from kvlite.ops.blocks import GROUP, Q4_0, Q4_1, Q5_1, Q8_0, BlockFormat
 from kvlite.ops.numba_blocks import has_halves, read_base, read_codes, read_scales
 from kvlite.ops.numba_group import INPUTS, WIDTH, adding
 from kvlite.ops.numba_jit import jitted, jitted_in_order
-from kvlite.ops.numba_pointers import bytes_at, floats_at
+from kvlite.ops.numba_llvm import bytes_at, floats_at
 from kvlite.ops.numba_threads import board, helpers, reading, share, work
 
 Array = np.ndarray

@@ -14,14 +14,6 @@ AHEAD = 8
 
 
 @jitted
-def _row(first, last):
-    places = np.empty(max(0, last - first), np.int64)
-    for i in range(places.size):
-        places[i] = first + i
-    return places
-
-
-@jitted
 def _key(number):
     """A whole number from 0 to 2^32 - 1, ascending with a number; 0 for what is none."""
     bits = np.float32(number).view(np.uint32)
@@ -50,7 +42,7 @@ def largest(numbers, first, last, count):
     earlier. What is no number comes last."""
     size = last - first
     if count >= size or not count:
-        return _row(first, first + min(count, size))
+        return np.arange(first, first + min(count, size))
     part, keys = numbers[first:last], np.empty(size, np.uint32)
     for i in range(size):
         keys[i] = _key(part[i])

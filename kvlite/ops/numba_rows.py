@@ -15,7 +15,7 @@ from numba import carray, types
 
 from kvlite.ops.numba_attention import attend_head
 from kvlite.ops.numba_jit import jitted
-from kvlite.ops.numba_pointers import bytes_at, floats_at, halves_at, places_at, words_at
+from kvlite.ops.numba_llvm import bytes_at, floats_at, halves_at, places_at, words_at
 from kvlite.ops.numba_recall import fill_head
 from kvlite.ops.numba_search import add, search
 from kvlite.ops.numba_threads import board, reading, share, work
