@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kvlite.ops.triton_replace import is_packed
+from kvlite.ops.triton_candidates import is_packed
 
 if TYPE_CHECKING:
     from kvlite.cache.packed import Packed
