@@ -40,16 +40,13 @@ def attend(
     return _on_cuda(q, k, v, softmax.scale, causal)
 
 
-def merge(first: tuple[Tensor, Tensor], second: tuple[Tensor, Tensor]) -> Tensor:
-    """Attention over two disjoint sets of entries from attention over each (output, lse)."""
+def merged(first: tuple[Tensor, Tensor], second: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    """Attention over two disjoint sets of entries from attention over each, as `attend` returns
+    it."""
     (out_a, lse_a), (out_b, lse_b) = first, second
     share = torch.sigmoid(lse_a - lse_b)[..., None]
-    return torch.lerp(out_b.float(), out_a.float(), share).to(out_a.dtype)
-
-
-def merged(first: tuple[Tensor, Tensor], second: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-    """As `merge`, with the log-sum-exp over both."""
-    return merge(first, second), torch.logaddexp(first[1], second[1])
+    out = torch.lerp(out_b.float(), out_a.float(), share).to(out_a.dtype)
+    return out, torch.logaddexp(lse_a, lse_b)
 
 
 def attend_causal(q: Tensor, k: Tensor, v: Tensor, softmax: Softmax) -> tuple[Tensor, Tensor]:

@@ -3,17 +3,11 @@
 What is quantized is None where all is exact, so that no loop is compiled for it: that takes long.
 """
 
-from typing import Any
-
 import numpy as np
 
 from kvlite.ops.numba_codes import count_of, multiply_packed, weigh_packed
 from kvlite.ops.numba_jit import jitted
 from kvlite.ops.numba_vectors import close_exp, highest, multiply, weigh
-
-Array = np.ndarray
-Packed = tuple[Any, ...]
-Sizes = tuple[int, int, int]
 
 
 @jitted
@@ -36,9 +30,17 @@ def softmax(line, softcap, sink):
 
 @jitted
 def attend_head(queries, head, own, packed, sizes, softcap, sinks, out, weights):
-    """Attention of a head's queries `(rows, dim)` over the entries that it holds, and the
-    probabilities `(rows, entries)`, into `out` and `weights`. The rest as in `attend`, of all
-    heads."""
+    """Attention of one of some heads over the entries that it holds.
+
+    Args:
+        queries: its own, `(rows, dim)` float32, scaled.
+        own: exact keys and values, `(heads, slots, dim)` float32.
+        packed: `kvlite.cache.packed.Packed.arrays`, or None.
+        sizes: how many exact entries come before the packed, and the bits of keys and values.
+        softcap: as in `kvlite.ops.softmax`, 0 for none.
+        sinks: likewise, `(heads, rows)` float32, -inf for none.
+        out, weights: output `(rows, dim)` and probabilities `(rows, entries)`; written.
+    """
     (keys, values), (start, bits, value_bits), middle = own, sizes, count_of(packed)
     slots = np.arange(weights.shape[1] - middle)
     multiply(queries, keys[head], slots[:start], weights, 0)
@@ -53,40 +55,3 @@ def attend_head(queries, head, own, packed, sizes, softcap, sinks, out, weights)
         weigh_packed(weights, start, packed, head, value_bits, out)
     weigh(weights, 0, values[head], start, out)
     weigh(weights, start + middle, values[head, start:], slots.size - start, out)
-
-
-@jitted
-def _attend(queries, own, packed, sizes, softcap, sinks, out, weights):
-    for head in range(len(queries)):
-        given = head, own, packed, sizes, softcap, sinks, out[head], weights[head]
-        attend_head(queries[head], *given)
-
-
-def attend(
-    queries: Array,
-    own: tuple[Array, Array],
-    held: int,
-    packed: Packed,
-    sizes: Sizes,
-    softcap: float | None,
-    sinks: Array | None,
-) -> tuple[Array, Array]:
-    """One token's attention.
-
-    Args:
-        queries: `(heads, rows, dim)` float32, scaled.
-        own: exact keys and values, `(heads, slots, dim)` float32.
-        held: how many of these slots are filled.
-        packed: `kvlite.cache.packed.Packed.arrays`.
-        sizes: how many exact entries come before the packed, and the bits of keys and values.
-        softcap, sinks: as in `kvlite.ops.softmax`; sinks `(heads, rows)` float32.
-
-    Returns:
-        output `(heads, rows, dim)` and probabilities `(heads, rows, entries)`.
-    """
-    out, shape = np.empty_like(queries), queries.shape[:2]
-    if sinks is None:
-        sinks = np.full(shape, -np.inf, np.float32)
-    weights = np.empty((*shape, held + packed[6].shape[1]), np.float32)
-    _attend(queries, own, packed, sizes, softcap or 0.0, sinks, out, weights)
-    return out, weights

@@ -34,6 +34,7 @@ SIGNS, SIZES, MEAN, BALANCE, INDEX_SLOTS, INDEXED = range(2 * SOURCE, 2 * SOURCE
 POSITION, COUNT = INDEXED + 1, INDEXED + 2
 # Channels of keys that are worth other threads' looking for them.
 WORTH = 1 << 14
+NO_WEIGHTS = np.empty((0, 0, 0, 0), np.float32)
 
 
 def attend(
@@ -44,18 +45,20 @@ def attend(
     softcap: float | None,
     sinks: Array | None,
     recalling: tuple[int, int, int, int],
+    weights: Array = NO_WEIGHTS,
 ) -> tuple[Array, Array]:
     """Attention of one token a conversation, whose entry goes to the last filled slot of what is
     held and of its host store. Nothing is counted, so that it can be done again.
 
     Args:
         q: `(tokens, KV heads, rows, dim)` float32, scaled.
-        k, v: `(tokens, KV heads, dim)` float32.
+        k, v: `(tokens, KV heads, dim)` float32; `(tokens, KV heads, 0)` of entries that are there.
         lines: of each token all columns; where there is no host store, its columns and the index's
             are 0.
         softcap, sinks: as in `kvlite.ops.softmax`; sinks `(KV heads, rows)` float32.
         recalling: after how many keys the index takes them; how many candidates for one that is
             wanted; how many of the first and of the recent entries are always wanted.
+        weights: `(tokens, KV heads, rows, entries)` float32, into which probabilities go; or none.
 
     Returns:
         output in the shape of q; and how many entries came, `(tokens,)` int64.
@@ -65,7 +68,7 @@ def attend(
         sinks = no_sinks(*q.shape[1:3])
     table, bent = np.array(lines, np.int64), float(softcap or 0)
     held = np.empty((0, 0, 0), np.int32)
-    given = Given(q, k, v, table, bent, sinks, recalling, out, came, held, 1)
+    given = Given(q, k, v, table, bent, sinks, recalling, out, came, held, 1, weights)
     share_heads(board(), attending(table), given)
     return out, came.sum(1)
 
@@ -91,6 +94,7 @@ class Given(NamedTuple):
         held: what each head holds after each token, by position, `(tokens, KV heads, slots)`; or
             none.
         row: how many tokens in a row are of one conversation.
+        weights: probabilities, as of `attend`; or none.
     """
 
     q: Array
@@ -104,13 +108,14 @@ class Given(NamedTuple):
     came: Array
     held: Array
     row: int
+    weights: Array
 
 
 _real, _count = types.float32, types.int64
 _rows, _vectors = _real[:, :, :, ::1], _real[:, :, ::1]
 _kinds = (
     *(_rows, _vectors, _vectors, _count[:, ::1], types.float64, _real[:, ::1]),
-    *(types.UniTuple(_count, 4), _rows, _count[:, ::1], types.int32[:, :, ::1], _count),
+    *(types.UniTuple(_count, 4), _rows, _count[:, ::1], types.int32[:, :, ::1], _count, _rows),
 )
 _given = reading(types.NamedTuple(_kinds, Given))
 
@@ -173,7 +178,7 @@ def _attending(fetches: bool, packs: bool) -> Callable[[], int]:
         for token in range(first, first + given.row):
             _enter(given, token, head)
             if packs:
-                line, dim = given.table[token], given.k.shape[2]
+                line, dim = given.table[token], given.q.shape[3]
                 packed, far = _segment(line, 0, head, dim), _segment(line, SOURCE, head, dim)
             else:
                 packed, far = None, None
@@ -198,7 +203,8 @@ WORKS = {
 @jitted
 def _enter(given, token, at):
     line, key, value = given.table[token], given.k[token, at], given.v[token, at]
-    _write(line, 0, at, key, value)
+    if key.size:
+        _write(line, 0, at, key, value)
     if line[SOURCE]:
         _tell(line, at, key, value, given.recalling[0])
 
@@ -207,7 +213,10 @@ def _enter(given, token, at):
 def _attend(given, token, at, packed):
     line, queries = given.table[token], given.q[token, at]
     own = _entries(line, 0, at, queries.shape[1])[:2]
-    weights = np.empty((len(queries), line[USED]), np.float32)
+    if given.weights.size:
+        weights = given.weights[token, at]
+    else:
+        weights = np.empty((len(queries), line[USED]), np.float32)
     sinks, made = given.sinks[at : at + 1], given.out[token, at]
     attend_head(queries, 0, own, packed, _sizes(line, 0), given.softcap, sinks, made, weights)
 
