@@ -63,19 +63,10 @@ def _through(
         made = to_heads(*weights, heads, x, cos, sin, multiplying, board)
         dim = made.shape[1] // (every + 2 * own)
         parts = made.reshape(count, every + 2 * own, dim)
-        q = np.empty((count, own, every // own, dim), np.float32)
-        _scale(parts, scale, q.reshape(count, every, dim))
+        q = (parts[:, :every] * scale).reshape(count, own, every // own, dim)
         k, v = parts[:, every : every + own].copy(), parts[:, every + own :].copy()
         out = np.empty_like(q)
         of_layer = table[layer], 0.0, sinks, recalling, out, came[layer], held[layer], row
         share_heads(board, one, Given(q, k, v, *of_layer, no_weights))
         x = to_hidden(*weights, x, out.reshape(count, every * dim), multiplying, board)
     return x
-
-
-@jitted
-def _scale(heads, scale, out):
-    for each in range(out.shape[0]):
-        for head in range(out.shape[1]):
-            for d in range(out.shape[2]):
-                out[each, head, d] = heads[each, head, d] * scale

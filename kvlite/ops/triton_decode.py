@@ -72,8 +72,8 @@ def attend_quantized(
             logits, outs, lses,
             *_steps_between(keys), *_steps_between(values),
             *((0, 0, 0) if logits is None else logits.stride()[:3]),
-            keys.count, heads, 0.0 if softcap is None else softcap,
-            CAPPED=softcap is not None, ROWS=rows, LANES=max(8, 1 << (rows - 1).bit_length()),
+            keys.count, heads, softcap,
+            ROWS=rows, LANES=max(8, 1 << (rows - 1).bit_length()),
             DIM=dim, TILE=TILE, K_BITS=keys.bits, K_GROUP=dim // keys.groups, K_CHUNK=_chunk(keys),
             V_BITS=values.bits, V_GROUP=dim // values.groups, V_CHUNK=_chunk(values),
             # Triton's interpreter on a CPU multiplies no bfloat16.
@@ -119,7 +119,7 @@ def _attend_split(
     k_batch, k_head, k_entry, ks_batch, ks_head, ks_group, v_batch, v_head, v_entry,
     vs_batch, vs_head, vs_group, l_batch, l_head, l_row,
     count, heads, softcap,
-    CAPPED: tl.constexpr, ROWS: tl.constexpr, LANES: tl.constexpr, DIM: tl.constexpr,
+    ROWS: tl.constexpr, LANES: tl.constexpr, DIM: tl.constexpr,
     TILE: tl.constexpr, K_BITS: tl.constexpr, K_GROUP: tl.constexpr, K_CHUNK: tl.constexpr,
     V_BITS: tl.constexpr, V_GROUP: tl.constexpr, V_CHUNK: tl.constexpr, OPERAND: tl.constexpr,
 ):  # fmt: skip
@@ -196,7 +196,7 @@ def _attend_split(
                 dot = tl.dot(k_steps, rest[c], dot)
             logit += dot * ks[g].to(tl.float32)[:, None]
             logit += kz[g].to(tl.float32)[:, None] * sums[g][None, :]
-        if CAPPED:
+        if softcap is not None:
             logit = softcap - 2 * softcap / (1 + tl.exp(logit * (2 / softcap)))
         logit = tl.where(held[:, None], logit, -float("inf"))
         if logits is not None:

@@ -22,7 +22,7 @@ def attend_split(given: Arguments) -> None:
     keys = _vectors(given.k_codes, given.k_scales, given.k_zeros, given.K_BITS)
     values = _vectors(given.v_codes, given.v_scales, given.v_zeros, given.V_BITS)
     logits = given.queries @ keys.mT + given.shift[..., None]
-    if given.CAPPED:
+    if given.softcap is not None:
         logits = given.softcap * torch.tanh(logits / given.softcap)
     if given.logits is not None:
         given.logits.copy_(logits)
@@ -190,7 +190,7 @@ def attend_ragged(given: Arguments) -> None:
         own = slice(int(start), int(last) + 1)
         keys, values = given.keys[:, own].float(), given.values[:, own].float()
         logits = given.queries[:, head].float() @ keys.mT * given.scale
-        if given.CAPPED:
+        if given.softcap is not None:
             logits = given.softcap * torch.tanh(logits / given.softcap)
         given.outs[:, head, 0] = logits.softmax(-1) @ values
         given.lses[:, head, 0] = logits.logsumexp(-1)
@@ -211,7 +211,7 @@ def walk(given: Arguments) -> None:
     length, entries = given.length, given.entries
     keys = given.keys.float().repeat_interleave(given.GROUP, 1)
     logits = given.queries.float() @ keys.mT * given.scale
-    if given.CAPPED:
+    if given.softcap is not None:
         logits = given.softcap * torch.tanh(logits / given.softcap)
     logits -= given.lses[..., None]
     if given.CAUSAL:
