@@ -62,8 +62,9 @@ def test_what_is_compiled_is_what_is_used() -> None:
         rows, rows[:, :, 0].copy(), rows[:, :, 1].copy(), [line], 2, None, (16, 4, 4, 16)
     )
     assert [len(loop.signatures) for loop in loops] == [1, 1, 1]
-    for compiled in (numba_rows.fetch_exact, numba_rows.fetch_packed):
-        assert compiled.cache_info().currsize == 1  # type: ignore[attr-defined]
+    for packs in (False, True):
+        work: Any = numba_rows.WORKS[True, packs]
+        assert work.cache_info().currsize == 1
 
 
 def test_nothing_more_is_compiled_than_is_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,7 +95,7 @@ def test_a_program_that_ends_does_not_wait_for_all_of_it(tmp_path: Path) -> None
         [sys.executable, "-c", script], capture_output=True, text=True, env=environment
     )
     assert run.returncode != 0 and run.stderr.rstrip().endswith("KeyboardInterrupt")
-    assert "Fatal" not in run.stderr and not list(tmp_path.rglob("*fetch_exact*"))
+    assert "Fatal" not in run.stderr and not list(tmp_path.rglob("numba_rows*"))
 
 
 def test_it_begins_where_a_turn_recalls(llama: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from kvlite.engine.step import decode_step
 from kvlite.methods import parse_method
 from kvlite.methods.keydiff import KeyDiff
 from kvlite.methods.layer_policy import layer_policies
-from kvlite.ops.attention import attend, attention_sums, merge
+from kvlite.ops.attention import attend, attention_sums, merged
 from kvlite.ops.softmax import Softmax
 from tests.conftest import Tiny, make_tiny
 from tests.masked import masked_run
@@ -121,5 +121,5 @@ def test_attention_sums_in_blocks(
         logits = softcap * torch.tanh(logits / softcap)
     ahead = torch.ones(13, 40, dtype=torch.bool).triu(28)
     weights = logits.masked_fill(ahead, -torch.inf).softmax(-1)
-    assert torch.allclose(merge(earlier, own), weights @ v.repeat_interleave(2, 1), atol=1e-5)
+    assert torch.allclose(merged(earlier, own)[0], weights @ v.repeat_interleave(2, 1), atol=1e-5)
     assert torch.allclose(sums, weights.view(2, 3, 2, 13, 40).mean(2).sum(2), atol=1e-5)

@@ -15,10 +15,9 @@ import llvmlite.binding as llvm
 from numba import types
 
 from kvlite.ops import numba_threads as threads
-from kvlite.ops.numba_jit import jitted
 
 COUNTS = types.int64[::1]
-_address, _given = threads.passing(COUNTS)
+_given = threads.reading(COUNTS)
 
 
 @threads.work
@@ -46,11 +45,6 @@ def _fail_at_first(address, part):
         raise ValueError("not enough")
 
 
-@jitted
-def _share(board, work, counts):
-    threads.share(board, work, _address(counts), counts.size)
-
-
 @pytest.fixture
 def two(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
@@ -60,7 +54,7 @@ def wait_for_another() -> None:
     """Sooner or later another thread does a part: it may be long on its way."""
     for _ in range(100_000):
         counts = np.zeros(2, np.int64)
-        _share(threads.board(), _wait(), counts)
+        threads.share(threads.board(), _wait(), counts, counts.size)
         if counts[1]:
             return
     raise AssertionError("nobody came")
@@ -87,7 +81,7 @@ def test_every_part_is_done_once_whoever_does_it() -> None:
     for parts in (1, 2, 7, 100):
         counts = np.zeros(parts, np.int64)
         for _ in range(50):
-            _share(threads.board(), _count(), counts)
+            threads.share(threads.board(), _count(), counts, counts.size)
         assert counts.tolist() == [50] * parts
 
 
@@ -98,9 +92,9 @@ def test_a_part_that_fails_raises_its_error(capfd: pytest.CaptureFixture[str]) -
         counts = np.zeros(3, np.int64)
         for tries in failing:
             with pytest.raises(ValueError, match="not enough"):
-                _share(board, _fail_at_first(), counts)
+                threads.share(board, _fail_at_first(), counts, counts.size)
             assert counts[1] == tries
-        _share(board, _fail_at_first(), counts)
+        threads.share(board, _fail_at_first(), counts, counts.size)
         assert counts[1] == 3 and counts.all()
     assert capfd.readouterr() == ("", "")
 
@@ -112,7 +106,7 @@ def test_a_board_in_use_is_left_alone() -> None:
     board[threads.TAKEN] = 1
     try:
         counts = np.zeros(3, np.int64)
-        _share(board, _count(), counts)
+        threads.share(board, _count(), counts, counts.size)
         assert counts.tolist() == [1, 1, 1] and board[threads.LEFT] == 0
     finally:
         board[threads.TAKEN] = 0

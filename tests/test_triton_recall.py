@@ -11,6 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from kvlite.cache import KVBits, KVHeadGroup
+from kvlite.cache.packed import Packed
 from kvlite.cache.quantized import Quantized, rotation
 from tests.interpreted import DEVICE, kernels
 from tests.oracles import quantized
@@ -79,7 +81,9 @@ class Lines:
         host = [pinned(each) for each in (self.keys, self.values)]
         own, rows = [each.to(DEVICE) for each in (*self.own, self.positions)], self.rows.to(DEVICE)
         kernel.bring_back(
-            kernel.HeadGroupTensors(self.heads, *own, rows, None),
+            KVHeadGroup(self.heads, *own, rows),
+            None,
+            own[2].shape[2],
             tuple(host),
             self.queries.to(DEVICE),
             0.3,
@@ -165,7 +169,7 @@ def test_entries_are_rounded_where_others_were(
     kernel: ModuleType, key_bits: int, value_bits: int, dim: int, group: int
 ) -> None:
     """Of two sequences, two heads in the midst of four: as one vector at a time."""
-    from kvlite.ops.triton_pack import Segment, pack
+    from kvlite.ops.triton_pack import pack
 
     random, shape = torch.Generator().manual_seed(dim), (2, 4, 9, dim)
     keys, values = (
@@ -174,8 +178,8 @@ def test_entries_are_rounded_where_others_were(
     )
     mean = torch.randn(2, 4, dim, generator=random)
     positions = torch.arange(9, dtype=torch.int32, device=DEVICE).expand(2, 4, -1).clone()
-    sides = positions, keys, values, mean.to(DEVICE)
-    segment = Segment(3, *sides, rotation(dim, DEVICE))
+    bits = KVBits(key_bits, value_bits, group, sinks=3)
+    segment = Packed(keys, values, positions, mean.to(DEVICE), bits)
     before = [each.clone() for each in (*keys.tensors, *values.tensors)]
     source = [torch.randn(2, 2, 40, dim, generator=random) for _ in range(2)]
     # The last of each line are exact slots, or do not count.
@@ -183,7 +187,7 @@ def test_entries_are_rounded_where_others_were(
     leaving = torch.tensor([[3, 11, 12], [7, 4, 2], [5, 6, 8], [9, 3, 1]])
     missing = torch.tensor([3, 3, 2, 1])
     lists = (each.int().to(DEVICE) for each in (coming, leaving, missing))
-    pack(segment, slice(1, 3), tuple(map(pinned, source)), *lists)
+    pack(segment, rotation(dim, DEVICE), slice(1, 3), tuple(map(pinned, source)), *lists)
     went = {
         (line // 2, line % 2 + 1, int(leaving[line, i]) - 3): int(coming[line, i])
         for line in range(4)

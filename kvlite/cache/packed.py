@@ -1,6 +1,7 @@
 """Entries of a head group whose keys and values are quantized."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -88,10 +89,10 @@ class Packed:
         storage.copy_first(self)
         return storage.first(self.count)
 
-    def arrays(self) -> tuple[np.ndarray, ...]:
+    def arrays(self) -> tuple[Any, ...]:
         """What compiled loops take, of one sequence on a CPU: codes, scales and zeros of keys and
-        of values, positions, mean, all that there is storage for; scales and zeros as the 16 bits
-        they are."""
+        of values, positions, mean, all that there is storage for; how many count. Scales and zeros
+        are the 16 bits that they are."""
         whole = self.storage or self
         assert isinstance(whole.keys, Quantized) and isinstance(whole.values, Quantized)
         sides = (
@@ -103,7 +104,7 @@ class Packed:
                 side.zeros.numpy()[0].view(np.uint16),
             )
         )
-        return *sides, whole.positions.numpy()[0], self.mean.numpy()[0]
+        return *sides, whole.positions.numpy()[0], self.mean.numpy()[0], self.count
 
     def write(self, part: slice, keys: Tensor, values: Tensor, positions: Tensor) -> None:
         """Round entries, `(batch, heads, n, dim)` and `(batch, heads, n)`, into n of the places."""

@@ -124,19 +124,17 @@ class StateCarrier:
 
     def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> Tensor | None:
         """A copy, which is the state after if it is changed in place."""
-        place = layer_idx - self.first
-        conv = self.before[place].conv if place in self.before else None
-        if conv is not None:
-            self._keep(place, conv=(conv := conv.clone()))
-        return conv
+        return self._copied(layer_idx - self.first, "conv")
 
     def get_recurrent_state(self, layer_idx: int, state_idx: int = 0) -> Tensor | None:
         """As `get_conv_state`."""
-        place = layer_idx - self.first
-        recurrent = self.before[place].recurrent if place in self.before else None
-        if recurrent is not None:
-            self._keep(place, recurrent=(recurrent := recurrent.clone()))
-        return recurrent
+        return self._copied(layer_idx - self.first, "recurrent")
+
+    def _copied(self, place: int, part: str) -> Tensor | None:
+        before = getattr(self.before.get(place), part, None)
+        if before is not None:
+            self._keep(place, **{part: (before := before.clone())})
+        return before
 
     def update_conv_state(
         self,
@@ -177,20 +175,14 @@ class StatesAhead(StateCarrier):
 
     def after_tokens(self, count: int) -> States:
         """The states after the first `count` tokens, at least one."""
-        return {
-            place: RecurrentState(self._conv(place, count), self._recurrent(place, count))
-            for place in self.before
-        }
+        return {place: self._after(place, count) for place in self.before}
 
-    def _conv(self, place: int, count: int) -> Tensor | None:
-        conv, inputs = self.before[place].conv, self._inputs.get(place)
-        if conv is None or inputs is None:
-            return None
-        return inputs[..., count : count + conv.shape[-1]].clone()
-
-    def _recurrent(self, place: int, count: int) -> Tensor | None:
+    def _after(self, place: int, count: int) -> RecurrentState:
+        before, inputs, conv = self.before[place].conv, self._inputs.get(place), None
+        if before is not None and inputs is not None:
+            conv = inputs[..., count : count + before.shape[-1]].clone()
         recurrence = self._recurrences.get(place)
-        return None if recurrence is None else recurrence.after(count)
+        return RecurrentState(conv, None if recurrence is None else recurrence.after(count))
 
     def is_recording_past(self, layer_idx: int) -> bool:
         """It is: several tokens change no state in place."""

@@ -119,21 +119,22 @@ def attend(
 def line(step: "LayerStep", token: int = 0) -> list[int]:
     """Where one of a step's tokens goes, and what it fetches, as `ops.numba_rows` wants it."""
     held, source, position = step.layer.head_groups[0], source_of(step), step.position + token
-    own, used = _addresses(held, token), held.used + token
+    own, used = addresses(held, token), held.used + token
     if source is None or step.recall is None or source.index is None:
-        return [*own, *_NO_STORE, position, 0]
+        return [*own, *NO_STORE, position, 0]
     index, wanted, read = source.index, step.recall.count(used + 1), source.head_group.used + token
     fetches = used < read and wanted > SINKS + RECENT
-    addresses = [each.data_ptr() for each in index.tensors]
+    of_index = [each.data_ptr() for each in index.tensors]
     indexed = source.num_indexed(read, index.used)
-    stored = *_addresses(source.head_group, token), *addresses, index.capacity, indexed
+    stored = *addresses(source.head_group, token), *of_index, index.capacity, indexed
     return [*own, *stored, position, wanted if fetches else 0]
 
 
-def _addresses(head_group: KVHeadGroup, token: int) -> list[int]:
+def addresses(head_group: KVHeadGroup, token: int) -> list[int]:
+    """Of what a head group holds, as `ops.numba_rows` wants it, once so many tokens more and
+    another are there."""
     own = head_group.residual_keys, head_group.residual_values, head_group.residual_positions
-    addresses = [each.data_ptr() for each in own]
-    exact = [*addresses, own[0].shape[2], head_group.used + token + 1]
+    exact = [*(each.data_ptr() for each in own), own[0].shape[2], head_group.used + token + 1]
     segment = head_group.segment
     if segment is None:
         return exact + _NONE_PACKED
@@ -146,7 +147,7 @@ def _addresses(head_group: KVHeadGroup, token: int) -> list[int]:
 
 
 _NONE_PACKED = [0] * 15
-_NO_STORE = [0] * (5 + len(_NONE_PACKED) + 6)
+NO_STORE = [0] * (5 + len(_NONE_PACKED) + 6)
 
 
 def count(

@@ -11,6 +11,7 @@ from kvlite.cache import KVHeadGroup
 from kvlite.cache.packed import Packed
 from kvlite.cache.quantized import Quantized, has_compiled, rotation
 from kvlite.cache.segment import CompressedSegment
+from kvlite.engine.compiled_rows import NO_STORE, RECALLING, addresses
 from kvlite.ops.attention import grouped
 from kvlite.ops.device import has_triton
 from kvlite.ops.softmax import Softmax
@@ -159,16 +160,14 @@ def compiled(
     queries: Tensor, head_group: KVHeadGroup, softmax: Softmax, remembers: bool
 ) -> tuple[Tensor, Tensor | None]:
     """As `in_parts`, on a CPU by a few compiled loops."""
-    from kvlite.ops.numba_attention import attend
+    from kvlite.ops.numba_rows import attend
 
-    segment, held = head_group.segment, head_group.residual_len
-    assert isinstance(segment, Packed)
-    sizes = segment.start, segment.keys.bits, segment.values.bits, segment.count
-    own = head_group.residual_keys.numpy()[0], head_group.residual_values.numpy()[0]
     sinks = None if softmax.sinks is None else softmax.sinks.view(queries.shape[1:3]).numpy()
-    given = own, held, segment.arrays(), sizes, softmax.softcap, sinks
-    out, weights = attend(np.ascontiguousarray(queries.numpy()[0]), *given)
-    return torch.from_numpy(out)[None], torch.from_numpy(weights)[None] if remembers else None
+    weights = np.empty((*queries.shape[:3], head_group.used), np.float32)
+    none, line = weights[:, :, 0, :0], [*addresses(head_group, -1), *NO_STORE, 0, 0]
+    given = softmax.softcap, sinks, RECALLING, weights
+    out, _ = attend(np.ascontiguousarray(queries.numpy()), none, none, [line], *given)
+    return torch.from_numpy(out), torch.from_numpy(weights) if remembers else None
 
 
 def fused(

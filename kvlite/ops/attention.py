@@ -6,8 +6,6 @@ What returns a log-sum-exp leaves a softmax's sinks out: `Softmax.with_sinks` pu
 parts are merged. What returns attention alone has them in it.
 """
 
-from collections.abc import Callable
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -31,23 +29,24 @@ def attend(
         output `(batch, heads, L, dim)` in the queries' dtype and natural-log lse
         `(batch, heads, L)` float32.
     """
-    if softmax.softcap is not None:
+    if softmax.softcap is not None or q.device.type not in ("cpu", "cuda", "meta"):
         return _plain(q, k, v, softmax, causal)
     if _takes_bfloat16(q, softmax):
         return _in_bfloat16(q, k, v, softmax.scale, causal)
-    return _backend(q)(q, k, v, softmax.scale, causal)
-
-
-def merge(first: tuple[Tensor, Tensor], second: tuple[Tensor, Tensor]) -> Tensor:
-    """Attention over two disjoint sets of entries from attention over each (output, lse)."""
-    (out_a, lse_a), (out_b, lse_b) = first, second
-    share = torch.sigmoid(lse_a - lse_b)[..., None]
-    return torch.lerp(out_b.float(), out_a.float(), share).to(out_a.dtype)
+    if q.is_cpu or (q.is_meta and q.dtype == torch.float32):
+        flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+        out, lse = flash(q, k, v, 0.0, causal, scale=softmax.scale)
+        return out, lse
+    return _on_cuda(q, k, v, softmax.scale, causal)
 
 
 def merged(first: tuple[Tensor, Tensor], second: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-    """As `merge`, with the log-sum-exp over both."""
-    return merge(first, second), torch.logaddexp(first[1], second[1])
+    """Attention over two disjoint sets of entries from attention over each, as `attend` returns
+    it."""
+    (out_a, lse_a), (out_b, lse_b) = first, second
+    share = torch.sigmoid(lse_a - lse_b)[..., None]
+    out = torch.lerp(out_b.float(), out_a.float(), share).to(out_a.dtype)
+    return out, torch.logaddexp(lse_a, lse_b)
 
 
 def attend_causal(q: Tensor, k: Tensor, v: Tensor, softmax: Softmax) -> tuple[Tensor, Tensor]:
@@ -277,9 +276,6 @@ def _plain(
     return torch.cat(outs, 2), torch.cat(lses, 2)
 
 
-Backend = Callable[[Tensor, Tensor, Tensor, float, bool], tuple[Tensor, Tensor]]
-
-
 def _takes_bfloat16(q: Tensor, softmax: Softmax) -> bool:
     """Whether queries are multiplied in bfloat16, on a CPU or in a plan for one."""
     return (
@@ -301,16 +297,16 @@ def _in_bfloat16(
     return out, lse
 
 
-def _backend(q: Tensor) -> Backend:
-    if q.device.type == "cpu" or (q.is_meta and q.dtype == torch.float32):
-        return _flash_cpu
-    if q.is_meta:  # only memory is asked for: as on the device that computes with this type
-        return _flash_cuda
-    if q.device.type == "cuda" and _flash_takes(q):
-        return _flash_cuda
-    if q.device.type == "cuda":
-        return _efficient_cuda
-    return lambda q, k, v, scale, causal: _plain(q, k, v, Softmax(scale), causal)
+def _on_cuda(q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool) -> tuple[Tensor, Tensor]:
+    """Of meta tensors only memory is asked for: as on a device that computes with their type."""
+    given, aten = _equal_heads(q, k, v, causal), torch.ops.aten
+    if q.is_meta or _flash_takes(q):
+        made = aten._scaled_dot_product_flash_attention(*given, 0.0, causal, False, scale=scale)
+    else:
+        efficient = aten._scaled_dot_product_efficient_attention
+        made = efficient(*given, None, True, 0.0, causal, scale=scale)
+    out, lse = made[:2]
+    return out.reshape(q.shape), lse[..., : given[0].shape[2]].reshape(q.shape[:3])
 
 
 def _flash_takes(q: Tensor) -> bool:
@@ -320,35 +316,6 @@ def _flash_takes(q: Tensor) -> bool:
         and q.shape[-1] % 8 == 0
         and torch.cuda.get_device_capability(q.device) >= (8, 0)
     )
-
-
-def _flash_cpu(
-    q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool
-) -> tuple[Tensor, Tensor]:
-    out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-        q, k, v, 0.0, causal, scale=scale
-    )
-    return out, lse
-
-
-def _flash_cuda(
-    q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool
-) -> tuple[Tensor, Tensor]:
-    q_heads, k_heads, v_heads = _equal_heads(q, k, v, causal)
-    out, lse = torch.ops.aten._scaled_dot_product_flash_attention(
-        q_heads, k_heads, v_heads, 0.0, causal, False, scale=scale
-    )[:2]
-    return out.reshape(q.shape), lse.reshape(q.shape[:3])
-
-
-def _efficient_cuda(
-    q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool
-) -> tuple[Tensor, Tensor]:
-    q_heads, k_heads, v_heads = _equal_heads(q, k, v, causal)
-    out, lse = torch.ops.aten._scaled_dot_product_efficient_attention(
-        q_heads, k_heads, v_heads, None, True, 0.0, causal, scale=scale
-    )[:2]
-    return out.reshape(q.shape), lse[..., : q_heads.shape[2]].reshape(q.shape[:3])
 
 
 def _equal_heads(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, Tensor, Tensor]:

@@ -1,16 +1,13 @@
-"""One token's attention over what a head group holds, quantized or not, compiled by numba."""
+"""One token's attention over what a KV head holds, quantized or not, compiled by numba.
 
-from typing import Any
+What is quantized is None where all is exact, so that no loop is compiled for it: that takes long.
+"""
 
 import numpy as np
 
-from kvlite.ops.numba_codes import multiply_packed, weigh_packed
+from kvlite.ops.numba_codes import count_of, multiply_packed, weigh_packed
 from kvlite.ops.numba_jit import jitted
 from kvlite.ops.numba_vectors import close_exp, highest, multiply, weigh
-
-Array = np.ndarray
-Packed = tuple[Any, ...]
-Sizes = tuple[int, int, int, int]
 
 
 @jitted
@@ -32,75 +29,29 @@ def softmax(line, softcap, sink):
 
 
 @jitted
-def products_of_held(queries, own, packed, sizes, used):
-    """Products `(heads, rows, used)` of queries `(heads, rows, dim)` with all that is held; the
-    rest as in `attend`."""
-    (keys, _), (start, bits, _, middle) = own, sizes
-    heads, rows, _ = queries.shape
-    slots, places = np.arange(used - middle), np.arange(middle)
-    products = np.empty((heads, rows, used), np.float32)
-    for head in range(heads):
-        asked, out = queries[head], products[head]
-        if middle:
-            multiply(asked, keys[head], slots[:start], out, 0)
-            multiply_packed(asked, packed, head, places, bits, out, start)
-            multiply(asked, keys[head], slots[start:], out, start + middle)
-        else:
-            multiply(asked, keys[head], slots, out, 0)
-    return products
-
-
-@jitted
-def weighed(products, own, packed, sizes, softcap, sinks, out):
-    """Attention by the products, which become probabilities."""
-    (_, values), (start, _, bits, middle) = own, sizes
-    heads, rows, used = products.shape
-    for head in range(heads):
-        weights, made, near = products[head], out[head], values[head]
-        for row in range(rows):
-            softmax(weights[row], softcap, sinks[head, row])
-        made[:] = 0
-        if middle:
-            weigh_packed(weights, start, packed, head, middle, bits, made)
-            weigh(weights, 0, near, start, made)
-            weigh(weights, start + middle, near[start:], used - middle - start, made)
-        else:
-            weigh(weights, 0, near, used, made)
-
-
-@jitted
-def _attend(queries, own, packed, sizes, used, softcap, sinks, out):
-    products = products_of_held(queries, own, packed, sizes, used)
-    weighed(products, own, packed, sizes, softcap, sinks, out)
-    return products
-
-
-def attend(
-    queries: Array,
-    own: tuple[Array, Array],
-    held: int,
-    packed: Packed,
-    sizes: Sizes,
-    softcap: float | None,
-    sinks: Array | None,
-) -> tuple[Array, Array]:
-    """One token's attention.
+def attend_head(queries, head, own, packed, sizes, softcap, sinks, out, weights):
+    """Attention of one of some heads over the entries that it holds.
 
     Args:
-        queries: `(heads, rows, dim)` float32, scaled.
+        queries: its own, `(rows, dim)` float32, scaled.
         own: exact keys and values, `(heads, slots, dim)` float32.
-        held: how many of these slots are filled.
-        packed: `kvlite.cache.packed.Packed.arrays`.
-        sizes: how many exact entries come before the packed; the bits of keys and values; how many
-            are packed.
-        softcap, sinks: as in `kvlite.ops.softmax`; sinks `(heads, rows)` float32.
-
-    Returns:
-        output `(heads, rows, dim)` and probabilities `(heads, rows, entries)`.
+        packed: `kvlite.cache.packed.Packed.arrays`, or None.
+        sizes: how many exact entries come before the packed, and the bits of keys and values.
+        softcap: as in `kvlite.ops.softmax`, 0 for none.
+        sinks: likewise, `(heads, rows)` float32, -inf for none.
+        out, weights: output `(rows, dim)` and probabilities `(rows, entries)`; written.
     """
-    out = np.empty_like(queries)
-    if sinks is None:
-        sinks = np.full(queries.shape[:2], -np.inf, np.float32)
-    used = held + sizes[3]
-    weights: Array = _attend(queries, own, packed, sizes, used, softcap or 0.0, sinks, out)
-    return out, weights
+    (keys, values), (start, bits, value_bits), middle = own, sizes, count_of(packed)
+    slots = np.arange(weights.shape[1] - middle)
+    multiply(queries, keys[head], slots[:start], weights, 0)
+    if packed is not None and middle:
+        places = np.arange(middle)
+        multiply_packed(queries, packed, head, places, bits, weights, start)
+    multiply(queries, keys[head], slots[start:], weights, start + middle)
+    for row in range(len(weights)):
+        softmax(weights[row], softcap, sinks[head, row])
+    out[:] = 0
+    if packed is not None and middle:
+        weigh_packed(weights, start, packed, head, value_bits, out)
+    weigh(weights, 0, values[head], start, out)
+    weigh(weights, start + middle, values[head, start:], slots.size - start, out)

@@ -8,7 +8,7 @@ from numba import types
 from numba.extending import intrinsic
 
 from kvlite.ops.numba_jit import jitted
-from kvlite.ops.numba_lanes import (
+from kvlite.ops.numba_llvm import (
     BYTES,
     FLOATS,
     LANES,
@@ -156,6 +156,12 @@ def weigh_codes(weights, at, side, places, bits, out):
 
 
 @jitted
+def count_of(packed):
+    """How many entries of a head are quantized, of `Packed.arrays` or None."""
+    return 0 if packed is None else packed[8]
+
+
+@jitted
 def multiply_packed(queries, packed, head, places, bits, out, at):
     """A head's products `(rows, entries)` of queries `(rows, dim)` float32 with its quantized keys
     at some places, into columns of `out` from `at` on; `packed` is `Packed.arrays`."""
@@ -171,10 +177,9 @@ def multiply_packed(queries, packed, head, places, bits, out, at):
 
 
 @jitted
-def weigh_packed(weights, at, packed, head, count, bits, out):
-    """Add a head's `count` quantized values by their weights, columns from `at` on, to what is
-    0."""
+def weigh_packed(weights, at, packed, head, bits, out):
+    """Add a head's quantized values by their weights, columns from `at` on, to what is 0."""
     side = packed[3][head], packed[4][head], packed[5][head]
-    weigh_codes(weights, at, side, np.arange(count), bits, out)
+    weigh_codes(weights, at, side, np.arange(packed[8]), bits, out)
     for row in range(out.shape[0]):
         hadamard(out[row])

@@ -8,8 +8,8 @@ from numba import carray, types
 from torch import Tensor
 
 from kvlite.ops.numba_jit import jitted
-from kvlite.ops.numba_pointers import floats_at
-from kvlite.ops.numba_threads import board, passing, share, work
+from kvlite.ops.numba_llvm import floats_at
+from kvlite.ops.numba_threads import board, reading, share, work
 from kvlite.ops.numba_tiles import COLUMNS, ROWS, add_tile, set_tile, to_bfloat16
 from kvlite.ops.numba_vectors import close_exp, highest
 
@@ -39,20 +39,15 @@ def attend(
     parts = batch * kv_heads * -(-length // size)
     keys, values = (each if each[0, 0].is_contiguous() else each.contiguous() for each in (k, v))
     arrays = [each.numpy() for each in (q, keys, values, out, lse)]
-    _share(board(parts), _attend_rows(), (*arrays, scale, place, size), parts)
+    # The first rows, which see least, come last: so threads end at about the same time.
+    share(board(parts), _attend_rows(), (*arrays, scale, place, size), parts)
 
 
 _ANY = types.Array(types.float32, 4, "A")
 _OUT, _LSE = types.float32[:, :, :, ::1], types.float32[:, :, ::1]
-_address, _given = passing(
+_given = reading(
     types.Tuple((_ANY, _ANY, _ANY, _OUT, _LSE, types.float64, types.int64, types.int64))
 )
-
-
-@jitted
-def _share(board, attend_rows, given, parts):
-    # The first rows, which see least, come last: so threads end at about the same time.
-    share(board, attend_rows, _address(given), parts)
 
 
 @work
@@ -89,8 +84,8 @@ def _attend(q, k, v, scale, first, out, lse):
     padded = len(queries) // heads
     for start in range(0, entries, BLOCK):
         stop = min(start + BLOCK, entries)
-        _pack_keys(k[start:stop], keys)
-        _pack_values(v[start:stop], values)
+        _pack_columns(k[start:stop].T, keys)
+        _pack_columns(v[start:stop], values)
         for row in range(0, len(queries), ROWS):
             last = row % padded + ROWS - 1
             seen = stop - start if first < 0 else min(stop, first + last + 1) - start
@@ -142,29 +137,20 @@ def _packed_rows(q, scale):
 
 
 @jitted
-def _pack_keys(k, packed):
-    """Keys as columns, whose channels are summed; columns that are left over are 0."""
-    dim = k.shape[1]
-    for tile in range(-(-len(k) // COLUMNS)):
-        for column in range(COLUMNS):
-            at = tile * COLUMNS + column
-            for d in range(dim):
-                number = k[at, d] if at < len(k) else np.float32(0)
-                packed[tile, d // 2, column, d % 2] = to_bfloat16(number)
-            if dim % 2:
-                packed[tile, dim // 2, column, 1] = 0
-
-
-@jitted
-def _pack_values(v, packed):
-    """Channels of values as columns, whose entries are summed; what is left over is 0."""
-    dim = v.shape[1]
-    for at in range(-(-len(v) // COLUMNS) * COLUMNS):
-        for side in range(len(packed)):
-            for column in range(COLUMNS):
-                d = side * COLUMNS + column
-                number = v[at, d] if at < len(v) and d < dim else np.float32(0)
-                packed[side, at // 2, column, at % 2] = to_bfloat16(number)
+def _pack_columns(numbers, packed):
+    """Round numbers `(summed, columns)` float32 to tiles of columns `(tiles, pairs, COLUMNS, 2)`
+    uint16, as many as there are columns for; what is left over of these is 0."""
+    summed, columns = numbers.shape
+    for tile in range(-(-columns // COLUMNS)):
+        first = tile * COLUMNS
+        some = min(COLUMNS, columns - first)
+        for i in range(2 * packed.shape[1]):
+            line = packed[tile, i // 2, :, i % 2]
+            held = some if i < summed else 0
+            for column in range(held):
+                line[column] = to_bfloat16(numbers[i, first + column])
+            for column in range(held, COLUMNS):
+                line[column] = 0
 
 
 @jitted

@@ -7,9 +7,8 @@ from numba import types
 from torch import Tensor
 
 from kvlite.ops.blocks import BlockFormat
-from kvlite.ops.numba_jit import jitted
 from kvlite.ops.numba_linear import unpack_part
-from kvlite.ops.numba_threads import board, passing, share, work
+from kvlite.ops.numba_threads import board, reading, share, work
 from kvlite.ops.numba_tiles import COLUMNS, ROWS, set_tile, to_bfloat16
 
 
@@ -20,20 +19,15 @@ def multiply(rows: Tensor, blocks: Tensor, form: BlockFormat, out: Tensor) -> No
     given = blocks.numpy(), form.number, form.inputs, form.nbytes
     parts = -(-out.shape[1] // COLUMNS)
     arrays = rows.view(torch.uint16).numpy(), *given, out.numpy()
-    _share(board(parts), _multiply(), arrays, parts)
+    share(board(parts), _multiply(), arrays, parts)
 
 
 _SIZE = types.int64
-_address, _given = passing(
+_given = reading(
     types.Tuple(
         (types.uint16[:, ::1], types.uint8[:, ::1], _SIZE, _SIZE, _SIZE, types.float32[:, ::1])
     )
 )
-
-
-@jitted
-def _share(board, multiply, given, parts):
-    share(board, multiply, _address(given), parts)
 
 
 @work

@@ -8,7 +8,7 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from kvlite.ops.numba_lanes import (
+from kvlite.ops.numba_llvm import (
     BYTES,
     FLOAT,
     FLOATS,
@@ -18,8 +18,8 @@ from kvlite.ops.numba_lanes import (
     load,
     place,
     product_sum,
+    write_fetch,
 )
-from kvlite.ops.numba_vectors import write_fetch
 
 # Inputs whose codes are added up at once, and how many outputs they have then.
 INPUTS = 16

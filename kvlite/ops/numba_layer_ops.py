@@ -13,7 +13,7 @@ from numba import carray
 
 from kvlite.ops.numba_jit import jitted
 from kvlite.ops.numba_linear import multiply, multiplying
-from kvlite.ops.numba_pointers import floats_at
+from kvlite.ops.numba_llvm import floats_at
 from kvlite.ops.numba_threads import board
 from kvlite.ops.numba_vectors import close_exp
 

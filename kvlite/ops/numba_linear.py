@@ -12,8 +12,8 @@ from kvlite.ops.blocks import GROUP, Q4_0, Q4_1, Q5_1, Q8_0, BlockFormat
 from kvlite.ops.numba_blocks import has_halves, read_base, read_codes, read_scales
 from kvlite.ops.numba_group import INPUTS, WIDTH, adding
 from kvlite.ops.numba_jit import jitted, jitted_in_order
-from kvlite.ops.numba_pointers import bytes_at, floats_at
-from kvlite.ops.numba_threads import board, helpers, passing, share, work
+from kvlite.ops.numba_llvm import bytes_at, floats_at
+from kvlite.ops.numba_threads import board, helpers, reading, share, work
 
 Array = np.ndarray
 # A product as compiled loops take it: where its blocks and its bias are, if it has one.
@@ -64,7 +64,7 @@ def unpack(blocks: Tensor, form: BlockFormat, first: int, last: int, out: Tensor
 
 
 _SUMS, _PAIR = types.float32[:, ::1], types.UniTuple(types.float32[:, ::1], 2)
-_address, _given = passing(
+_given = reading(
     types.Tuple((_PAIR, _PAIR, from_dtype(PRODUCT)[::1], _SUMS, types.int64, types.int64))
 )
 
@@ -84,13 +84,8 @@ def multiply(rows, products, multiplying, board):
     low, whole = _factors(rows, True, bytewise), _factors(rows, False, direct)
     parts = min(helpers(board) + 1, outputs * rows.shape[1] // WORTH)
     parts = max(parts, outputs // BLOCK) if parts > 1 else 1
-    _share(board, multiplying, (low, whole, products, out, count, parts), parts)
+    share(board, multiplying, (low, whole, products, out, count, parts), parts)
     return out
-
-
-@jitted
-def _share(board, multiplying, given, parts):
-    share(board, multiplying, _address(given), parts)
 
 
 @work

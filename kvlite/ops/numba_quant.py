@@ -13,7 +13,7 @@ from torch import Tensor
 
 from kvlite.ops.numba_codes import multiply_codes, weigh_codes
 from kvlite.ops.numba_jit import jitted
-from kvlite.ops.numba_threads import board, passing, share, work
+from kvlite.ops.numba_threads import board, reading, share, work
 
 # Channels from which on threads share the work; those of a part at least, and parts at most: as
 # many with any number of threads, so that sums are the same.
@@ -34,7 +34,7 @@ def dot(turned: Tensor, codes: Tensor, scales: Tensor, zeros: Tensor, bits: int)
     (heads, rows, dim), count = turned.shape, codes.shape[1]
     out, parts = turned.new_empty(1, heads, rows, count), _parts(count * heads * dim)
     given = *_arrays(turned, codes, scales, zeros), count, bits, parts, out.numpy()
-    _share(board(parts), _dot(), given, parts)
+    share(board(parts), _dot(), given, parts)
     return out[0]
 
 
@@ -53,7 +53,7 @@ def weigh(weights: Tensor, codes: Tensor, scales: Tensor, zeros: Tensor, bits: i
     parts = _parts(count * heads * dim)
     outs = weights.new_empty(parts, heads, rows, dim)
     given = *_arrays(weights, codes, scales, zeros), count, bits, parts, outs.numpy()
-    _share(board(parts), _weigh(), given, parts)
+    share(board(parts), _weigh(), given, parts)
     return outs.sum(0)
 
 
@@ -85,7 +85,7 @@ def _whole(vectors: Tensor, dim: int) -> Tensor:
 _ROWS, _HALVES = types.float32[:, :, ::1], types.uint16[:, :, ::1]
 # Rows; codes, scales and zeros; how many vectors; bits; how many parts; the output, of all or of
 # each.
-_address, _given = passing(
+_given = reading(
     types.Tuple(
         (
             *(_ROWS, types.uint8[:, :, ::1], _HALVES, _HALVES),
@@ -93,11 +93,6 @@ _address, _given = passing(
         )
     )
 )
-
-
-@jitted
-def _share(board, work, given, parts):
-    share(board, work, _address(given), parts)
 
 
 @work

@@ -5,20 +5,12 @@
 
 import numpy as np
 
-from kvlite.ops.numba_codes import multiply_packed, put, restore
+from kvlite.ops.numba_codes import count_of, multiply_packed, put, restore
 from kvlite.ops.numba_jit import jitted
 from kvlite.ops.numba_vectors import close_exp, dot_rows, fetch_vector, hadamard, highest
 
 # Keys are on their way while those of so many entries before them are read.
 AHEAD = 8
-
-
-@jitted
-def _row(first, last):
-    places = np.empty(max(0, last - first), np.int64)
-    for i in range(places.size):
-        places[i] = first + i
-    return places
 
 
 @jitted
@@ -50,7 +42,7 @@ def largest(numbers, first, last, count):
     earlier. What is no number comes last."""
     size = last - first
     if count >= size or not count:
-        return _row(first, first + min(count, size))
+        return np.arange(first, first + min(count, size))
     part, keys = numbers[first:last], np.empty(size, np.uint32)
     for i in range(size):
         keys[i] = _key(part[i])
@@ -87,16 +79,15 @@ def candidates(rough, count, first, recent):
 
 
 @jitted
-def products_of(queries, source, head, named, held_keys, slot_of):
+def products_of(queries, keys, packed, sizes, head, named, held_keys, slot_of):
     """A head's products `(rows, entries)` with the entries that were named.
 
     Args:
-        source: as `fill` takes it.
+        keys, packed, sizes: of everything, as `fill` has it.
         held_keys: `(slots, dim)`, where the key of an entry that is held is read, which is sooner
             there; of those alone for which `slot_of` has a slot.
     """
-    (keys, _, _), packed, (start, bits, _, middle) = source
-    exact = keys[head]
+    (start, bits, _), middle, exact = sizes, count_of(packed), keys[head]
     products = np.empty((len(queries), named.size), np.float32)
     older, at, found = np.empty(named.size, np.int64), np.empty(named.size, np.int64), 0
     for i in range(named.size):
@@ -112,12 +103,12 @@ def products_of(queries, source, head, named, held_keys, slot_of):
             found += 1
         else:
             dot_rows(queries, exact, named[i] - (middle if place >= middle else 0), products, i)
-    if found:
-        made = np.empty((len(queries), found), np.float32)
+    made = np.empty((len(queries), found), np.float32)
+    if packed is not None and found:
         multiply_packed(queries, packed, head, older[:found], bits, made, 0)
-        for row in range(len(queries)):
-            for i in range(found):
-                products[row, at[i]] = made[row, i]
+    for row in range(len(queries)):
+        for i in range(found):
+            products[row, at[i]] = made[row, i]
     return products
 
 
@@ -166,40 +157,48 @@ def exchanged(best, rough, own_positions, positions, start, slots, mark):
 
 
 @jitted
-def _swap(source, held, of, head, coming, leaving):
-    (keys, values, _), packed, (start, bits, value_bits, middle) = source
-    codes, scales, zeros, value_codes, value_scales, value_zeros, _, mean = packed
-    (own_keys, own_values, own_positions), own, own_sizes = held
-    own_start, own_bits, own_value_bits, own_middle = own_sizes
+def _swap(far, far_packed, far_sizes, own, packed, sizes, of, head, coming, leaving):
+    (keys, values, _), (start, bits, value_bits), middle = far, far_sizes, count_of(far_packed)
+    own_keys, own_values, own_positions = own
+    (own_start, own_bits, own_value_bits), own_middle = sizes, count_of(packed)
     dim = keys.shape[2]
     one, other = np.empty((1, dim), np.float32), np.empty((1, dim), np.float32)
     key, value = one[0], other[0]
     for i in range(coming.size):
         place, slot = coming[i] - start, leaving[i]
-        if 0 <= place < middle:
-            at = coming[i : i + 1] - start
-            restore(codes[of], scales[of], zeros[of], at, bits, one)
-            restore(value_codes[of], value_scales[of], value_zeros[of], at, value_bits, other)
-            hadamard(key)
-            hadamard(value)
-            for d in range(dim):
-                key[d] += mean[of, d]
+        if far_packed is not None and 0 <= place < middle:
+            _restore(far_packed, of, coming[i : i + 1] - start, bits, value_bits, one, other)
         else:
             entry = coming[i] - (middle if place >= middle else 0)
             for d in range(dim):
                 key[d], value[d] = keys[of, entry, d], values[of, entry, d]
         place = slot - own_start
-        if 0 <= place < own_middle:
-            for d in range(dim):
-                key[d] -= own[7][head, d]
-            put(key, own[0], own[1], own[2], head, place, own_bits)
-            put(value, own[3], own[4], own[5], head, place, own_value_bits)
-            own[6][head, place] = coming[i]
+        if packed is not None and 0 <= place < own_middle:
+            _put(packed, head, place, own_bits, own_value_bits, key, value)
+            packed[6][head, place] = coming[i]
         else:
             slot -= own_middle if place >= own_middle else 0
             for d in range(dim):
                 own_keys[head, slot, d], own_values[head, slot, d] = key[d], value[d]
             own_positions[head, slot] = coming[i]
+
+
+@jitted
+def _restore(packed, head, at, bits, value_bits, key, value):
+    restore(packed[0][head], packed[1][head], packed[2][head], at, bits, key)
+    restore(packed[3][head], packed[4][head], packed[5][head], at, value_bits, value)
+    hadamard(key[0])
+    hadamard(value[0])
+    for d in range(key.shape[1]):
+        key[0, d] += packed[7][head, d]
+
+
+@jitted
+def _put(packed, head, place, bits, value_bits, key, value):
+    for d in range(key.size):
+        key[d] -= packed[7][head, d]
+    put(key, packed[0], packed[1], packed[2], head, place, bits)
+    put(value, packed[3], packed[4], packed[5], head, place, value_bits)
 
 
 @jitted
@@ -222,6 +221,29 @@ def _worth(rough, own_positions, positions, start, slots, mark):
 
 
 @jitted
+def fill_head(
+    queries, rough, far, far_packed, far_sizes, of, own, packed, sizes, head, slots, limits
+):  # fmt: skip
+    """As `fill`, for KV head `of`, which is `head` of the head group; returns the slots that other
+    entries came to. What is quantized is None where all is exact."""
+    count, among, first, recent = limits
+    slot_of, mark = np.full(rough.size, -1, np.int32), np.zeros(rough.size, np.uint8)
+    positions = own[2][head, :0]
+    if packed is not None:
+        positions = packed[6][head, : packed[8]]
+    # Both alike: what is held is what the source has.
+    if not count_of(packed) and not count_of(far_packed):
+        for slot in range(slots):
+            slot_of[own[2][head, slot]] = slot
+    named = candidates(rough, among, first, recent)
+    products = products_of(queries, far[0], far_packed, far_sizes, of, named, own[0][head], slot_of)
+    best = wanted(named, products, count, first + recent)
+    coming, leaving = exchanged(best, rough, own[2][head], positions, sizes[0], slots, mark)
+    _swap(far, far_packed, far_sizes, own, packed, sizes, of, head, coming, leaving)
+    return leaving
+
+
+@jitted
 def fill(queries, scores, heads, source, held, rows, slots, count, among, first, recent):
     """Let a head group hold the `count` entries that one token wants most.
 
@@ -231,8 +253,8 @@ def fill(queries, scores, heads, source, held, rows, slots, count, among, first,
         heads: `(heads of the group,)` int64, which of the KV heads they are.
         source: everything, of all KV heads, in three parts: keys and values `(heads, slots, dim)`
             float32 and positions `(heads, slots)` int32, exact; what `Packed` holds of the entries
-            between them; how many exact ones come before those, the bits of keys and values, and
-            how many those are, 0 if all are exact. Place is position.
+            between them, none if all are exact; how many exact ones come before those, and the bits
+            of keys and values. Place is position.
         held: likewise, of the head group's heads; written.
         rows: `(heads of the group, R, slots)` float32, what was remembered of the entries held;
             cleared where they give way.
@@ -243,28 +265,12 @@ def fill(queries, scores, heads, source, held, rows, slots, count, among, first,
     Returns:
         How many came, of all heads.
     """
-    own, packed, sizes = held
-    # Both alike: what is held is what the source has.
-    exact = not sizes[3] and not source[2][3]
-    slot_of, came = np.empty(scores.shape[1], np.int32), 0
-    mark = np.zeros(scores.shape[1], np.uint8)
+    limits, came = (count, among, first, recent), 0
     for head in range(heads.size):
-        layer_head = heads[head]
-        rough = scores[layer_head]
-        slot_of[:] = -1
-        if exact:
-            for slot in range(slots):
-                slot_of[own[2][head, slot]] = slot
-        named = candidates(rough, among, first, recent)
-        own_keys, own_positions = own[0][head], own[2][head]
-        products = products_of(queries[head], source, layer_head, named, own_keys, slot_of)
-        best = wanted(named, products, count, first + recent)
-        coming, leaving = exchanged(
-            best, rough, own_positions, packed[6][head, : sizes[3]], sizes[0], slots, mark
-        )
-        came += coming.size
+        of = heads[head]
+        leaving = fill_head(queries[head], scores[of], *source, of, *held, head, slots, limits)
+        came += leaving.size
         for slot in leaving:
             for row in range(rows.shape[1]):
                 rows[head, row, slot] = 0
-        _swap(source, held, layer_head, head, coming, leaving)
     return came

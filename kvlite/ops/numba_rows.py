@@ -6,19 +6,19 @@ What a conversation holds lies where it lies: loops are given addresses, a line 
 each token, whose columns are named here.
 """
 
+from collections.abc import Callable
 from functools import cache
 from typing import NamedTuple
 
 import numpy as np
 from numba import carray, types
 
-from kvlite.ops.numba_attention import products_of_held, softmax, weighed
+from kvlite.ops.numba_attention import attend_head
 from kvlite.ops.numba_jit import jitted
-from kvlite.ops.numba_pointers import bytes_at, floats_at, halves_at, places_at, words_at
-from kvlite.ops.numba_recall import candidates, exchanged, fill, wanted
+from kvlite.ops.numba_llvm import bytes_at, floats_at, halves_at, places_at, words_at
+from kvlite.ops.numba_recall import fill_head
 from kvlite.ops.numba_search import add, search
-from kvlite.ops.numba_threads import board, passing, share, work
-from kvlite.ops.numba_vectors import fetch_vector, multiply, weigh
+from kvlite.ops.numba_threads import board, reading, share, work
 
 Array = np.ndarray
 # Of what is held, and from `SOURCE` on of the host store: where exact keys, values and positions of
@@ -34,6 +34,7 @@ SIGNS, SIZES, MEAN, BALANCE, INDEX_SLOTS, INDEXED = range(2 * SOURCE, 2 * SOURCE
 POSITION, COUNT = INDEXED + 1, INDEXED + 2
 # Channels of keys that are worth other threads' looking for them.
 WORTH = 1 << 14
+NO_WEIGHTS = np.empty((0, 0, 0, 0), np.float32)
 
 
 def attend(
@@ -44,18 +45,20 @@ def attend(
     softcap: float | None,
     sinks: Array | None,
     recalling: tuple[int, int, int, int],
+    weights: Array = NO_WEIGHTS,
 ) -> tuple[Array, Array]:
     """Attention of one token a conversation, whose entry goes to the last filled slot of what is
     held and of its host store. Nothing is counted, so that it can be done again.
 
     Args:
         q: `(tokens, KV heads, rows, dim)` float32, scaled.
-        k, v: `(tokens, KV heads, dim)` float32.
+        k, v: `(tokens, KV heads, dim)` float32; `(tokens, KV heads, 0)` of entries that are there.
         lines: of each token all columns; where there is no host store, its columns and the index's
             are 0.
         softcap, sinks: as in `kvlite.ops.softmax`; sinks `(KV heads, rows)` float32.
         recalling: after how many keys the index takes them; how many candidates for one that is
             wanted; how many of the first and of the recent entries are always wanted.
+        weights: `(tokens, KV heads, rows, entries)` float32, into which probabilities go; or none.
 
     Returns:
         output in the shape of q; and how many entries came, `(tokens,)` int64.
@@ -65,7 +68,7 @@ def attend(
         sinks = no_sinks(*q.shape[1:3])
     table, bent = np.array(lines, np.int64), float(softcap or 0)
     held = np.empty((0, 0, 0), np.int32)
-    given = Given(q, k, v, table, bent, sinks, recalling, out, came, held, 1)
+    given = Given(q, k, v, table, bent, sinks, recalling, out, came, held, 1, weights)
     share_heads(board(), attending(table), given)
     return out, came.sum(1)
 
@@ -73,9 +76,7 @@ def attend(
 def attending(table: Array) -> int:
     """The address of what attends with one head, for `share_heads`, where lines are in a table."""
     has: Array = np.any(table.reshape(-1, table.shape[-1]), 0)
-    if has[PACKED] or has[SOURCE + PACKED]:
-        return fetch_packed() if has[SOURCE] else attend_packed()
-    return fetch_exact() if has[SOURCE] else attend_exact()
+    return WORKS[bool(has[SOURCE]), bool(has[PACKED] or has[SOURCE + PACKED])]()
 
 
 @cache
@@ -93,6 +94,7 @@ class Given(NamedTuple):
         held: what each head holds after each token, by position, `(tokens, KV heads, slots)`; or
             none.
         row: how many tokens in a row are of one conversation.
+        weights: probabilities, as of `attend`; or none.
     """
 
     q: Array
@@ -106,15 +108,16 @@ class Given(NamedTuple):
     came: Array
     held: Array
     row: int
+    weights: Array
 
 
 _real, _count = types.float32, types.int64
 _rows, _vectors = _real[:, :, :, ::1], _real[:, :, ::1]
 _kinds = (
     *(_rows, _vectors, _vectors, _count[:, ::1], types.float64, _real[:, ::1]),
-    *(types.UniTuple(_count, 4), _rows, _count[:, ::1], types.int32[:, :, ::1], _count),
+    *(types.UniTuple(_count, 4), _rows, _count[:, ::1], types.int32[:, :, ::1], _count, _rows),
 )
-_address, _given = passing(types.NamedTuple(_kinds, Given))
+_given = reading(types.NamedTuple(_kinds, Given))
 
 
 @jitted
@@ -124,7 +127,7 @@ def share_heads(board, attend_head, given):
     for line in given.table:
         most = max(most, line[USED], line[SOURCE + USED])
     shared = board if most * k.size >= WORTH else board[:0]
-    share(shared, attend_head, _address(given), k.shape[0] // given.row * k.shape[1])
+    share(shared, attend_head, given, k.shape[0] // given.row * k.shape[1])
 
 
 @jitted
@@ -137,15 +140,14 @@ def _entries(line, first, head, dim):
 
 
 @jitted
-def _whole(line, first, head, dim):
+def _segment(line, first, head, dim):
     room, bits, value_bits = line[first + CAPACITY], line[first + BITS], line[first + VALUE_BITS]
     keys = _packed(line, first + TENSORS, head, room, dim * bits // 8, line[first + GROUPS])
     width, groups = dim * value_bits // 8, line[first + VALUE_GROUPS]
     values = _packed(line, first + TENSORS + 3, head, room, width, groups)
     positions = carray(places_at(line[first + TENSORS + 6] + 4 * head * room), (1, room))
     mean = carray(floats_at(line[first + TENSORS + 7] + 4 * head * dim), (1, dim))
-    sizes = line[first + START], bits, value_bits, line[first + PACKED]
-    return _entries(line, first, head, dim), (*keys, *values, positions, mean), sizes
+    return (*keys, *values, positions, mean, line[first + PACKED])
 
 
 @jitted
@@ -165,56 +167,79 @@ def _write(line, first, head, k, v):
     positions[0, place] = line[POSITION]
 
 
-@work
-def attend_exact(address, part):
-    """As `attend`, with one head of one conversation: all that is held is exact, nothing is
-    fetched. What does more takes longer to compile."""
-    given = _given(address)
-    for token, at in _tokens(given, part):
-        _enter(given, token, at)
-        _weigh_exact(given, token, at, _multiply_exact(given, token, at))
+def _attending(fetches: bool, packs: bool) -> Callable[[], int]:
+    """What compiles `attend` with one head of one conversation: whether what is wanted is fetched,
+    and whether entries may be quantized. What does more takes longer to compile."""
+
+    def attend_head(address, part):
+        given = _given(address)
+        heads = given.k.shape[1]
+        first, head = part // heads * given.row, part % heads
+        for token in range(first, first + given.row):
+            _enter(given, token, head)
+            if packs:
+                line, dim = given.table[token], given.q.shape[3]
+                packed, far = _segment(line, 0, head, dim), _segment(line, SOURCE, head, dim)
+            else:
+                packed, far = None, None
+            if fetches:
+                _fetch(given, token, head, packed, far)
+            _attend(given, token, head, packed)
+            if fetches:
+                _remember(given, token, head)
+
+    # numba finds what it compiled by this name.
+    attend_head.__qualname__ += f"_{fetches}_{packs}"
+    return work(attend_head)
 
 
-@work
-def fetch_exact(address, part):
-    """Likewise, and what is wanted is fetched, all of it exact."""
-    given = _given(address)
-    for token, at in _tokens(given, part):
-        _fetch_exact(given, token, at)
-        _remember(given, token, at)
-
-
-@work
-def attend_packed(address, part):
-    """Likewise, nothing is fetched, and entries may be quantized."""
-    given = _given(address)
-    for token, at in _tokens(given, part):
-        _enter(given, token, at)
-        _attend_packed(given, token, at)
-
-
-@work
-def fetch_packed(address, part):
-    """Likewise, what is wanted is fetched, and entries may be quantized."""
-    given = _given(address)
-    for token, at in _tokens(given, part):
-        line = given.table[token]
-        if line[PACKED] + line[SOURCE + PACKED] == 0:
-            _fetch_exact(given, token, at)
-        else:
-            _enter(given, token, at)
-            if line[COUNT]:
-                asked = given.q[token, at : at + 1]
-                given.came[token, at] += _fetch_packed(line, at, asked, given.recalling)
-            _attend_packed(given, token, at)
-        _remember(given, token, at)
+WORKS = {
+    (fetches, packs): _attending(fetches, packs)
+    for fetches in (False, True)
+    for packs in (False, True)
+}
 
 
 @jitted
-def _tokens(given, part):
-    heads = given.k.shape[1]
-    first = part // heads * given.row
-    return [(token, part % heads) for token in range(first, first + given.row)]
+def _enter(given, token, at):
+    line, key, value = given.table[token], given.k[token, at], given.v[token, at]
+    if key.size:
+        _write(line, 0, at, key, value)
+    if line[SOURCE]:
+        _tell(line, at, key, value, given.recalling[0])
+
+
+@jitted
+def _attend(given, token, at, packed):
+    line, queries = given.table[token], given.q[token, at]
+    own = _entries(line, 0, at, queries.shape[1])[:2]
+    if given.weights.size:
+        weights = given.weights[token, at]
+    else:
+        weights = np.empty((len(queries), line[USED]), np.float32)
+    sinks, made = given.sinks[at : at + 1], given.out[token, at]
+    attend_head(queries, 0, own, packed, _sizes(line, 0), given.softcap, sinks, made, weights)
+
+
+@jitted
+def _fetch(given, token, at, packed, far):
+    line, queries, recalling = given.table[token], given.q[token, at], given.recalling
+    at_once, among, first, recent = recalling
+    if line[COUNT]:
+        signs, sizes, _, balance = _index(line, at, queries.shape[1])
+        known, asked = _indexed(line, at_once), queries.reshape(1, *queries.shape)
+        rough = search(asked, balance, signs, sizes, known, line[SOURCE + USED])[0]
+        own = _entries(line, 0, at, queries.shape[1])
+        source = _entries(line, SOURCE, at, queries.shape[1]), far, _sizes(line, SOURCE)
+        limits = line[COUNT], among * line[COUNT], first, recent
+        held = own, packed, _sizes(line, 0)
+        leaving = fill_head(queries, rough, *source, 0, *held, 0, line[USED], limits)
+        given.came[token, at] += leaving.size
+
+
+@jitted
+def _sizes(line, first):
+    return line[first + START], line[first + BITS], line[first + VALUE_BITS]
 
 
 @jitted
@@ -231,54 +256,6 @@ def _remember(given, token, at):
             held[token, at, slot] = middle[slot - start]
         else:
             held[token, at, slot] = own[0, slot - (packed if slot >= start else 0)]
-
-
-@jitted
-def _enter(given, token, at):
-    line, key, value = given.table[token], given.k[token, at], given.v[token, at]
-    _write(line, 0, at, key, value)
-    if line[SOURCE]:
-        _tell(line, at, key, value, given.recalling[0])
-
-
-@jitted
-def _fetch_exact(given, token, at):
-    line = given.table[token]
-    _enter(given, token, at)
-    products = _multiply_exact(given, token, at)
-    if line[COUNT]:
-        came = _fetch(line, at, given.q[token, at], products, given.recalling)
-        given.came[token, at] += came
-    _weigh_exact(given, token, at, products)
-
-
-@jitted
-def _multiply_exact(given, token, at):
-    q, line = given.q, given.table[token]
-    keys, _, _ = _entries(line, 0, at, q.shape[3])
-    products = np.empty((q.shape[2], line[USED]), np.float32)
-    multiply(q[token, at], keys[0], np.arange(line[USED]), products, 0)
-    return products
-
-
-@jitted
-def _weigh_exact(given, token, at, products):
-    """Attention by the products, which become probabilities."""
-    _, values, _ = _entries(given.table[token], 0, at, given.k.shape[2])
-    for row in range(len(products)):
-        softmax(products[row], given.softcap, given.sinks[at, row])
-    made = given.out[token, at]
-    made[:] = 0
-    weigh(products, 0, values[0], products.shape[1], made)
-
-
-@jitted
-def _attend_packed(given, token, at):
-    line, own = given.table[token], slice(at, at + 1)
-    queries, made = given.q[token, own], given.out[token, own]
-    entries, packed, sizes = _whole(line, 0, at, given.k.shape[2])
-    products = products_of_held(queries, entries[:2], packed, sizes, line[USED])
-    weighed(products, entries[:2], packed, sizes, given.softcap, given.sinks[own], made)
 
 
 @jitted
@@ -307,73 +284,3 @@ def _tell(line, head, k, v, at_once):
         # What the answer adds comes after all that is quantized.
         new = keys[:, line[INDEXED] - packed : read - packed].copy()
         add(new, mean, balance, signs, sizes, line[INDEXED])
-
-
-@jitted
-def _rough(line, head, queries, at_once):
-    signs, sizes, _, balance = _index(line, head, queries.shape[2])
-    return search(queries, balance, signs, sizes, _indexed(line, at_once), line[SOURCE + USED])
-
-
-@jitted
-def _fetch_packed(line, head, queries, recalling):
-    at_once, among, first, recent = recalling
-    dim, which = queries.shape[2], np.zeros(1, np.int64)
-    source, held = _whole(line, SOURCE, head, dim), _whole(line, 0, head, dim)
-    rough, none = _rough(line, head, queries, at_once), np.empty((0, 0, 0), np.float32)
-    limits = line[USED], line[COUNT], among * line[COUNT], first, recent
-    return fill(queries, rough, which, source, held, none, *limits)
-
-
-@jitted
-def _fetch(line, head, queries, products, recalling):
-    # As `_fetch_packed`, where all are exact; products are brought up to date.
-    at_once, among, first, recent = recalling
-    dim, read, used = queries.shape[1], line[SOURCE + USED], line[USED]
-    far_keys, far_values, _ = _entries(line, SOURCE, head, dim)
-    held_keys, held_values, held_positions = _entries(line, 0, head, dim)
-    keys, values, positions = held_keys[0], held_values[0], held_positions[0]
-    rough = _rough(line, head, queries.reshape(1, *queries.shape), at_once)[0]
-    slot_of, mark = np.full(read, -1, np.int32), np.zeros(read, np.uint8)
-    for slot in range(used):
-        slot_of[positions[slot]] = slot
-    named = candidates(rough, among * line[COUNT], first, recent)
-    asked = _products(queries, far_keys[0], named, products, slot_of)
-    best = wanted(named, asked, line[COUNT], first + recent)
-    none = np.empty(0, np.int32)
-    coming, leaving = exchanged(best, rough, positions, none, 0, used, mark)
-    for i in range(coming.size):
-        fetch_vector(far_values[0], coming[i])
-    for i in range(coming.size):
-        slot, entry = leaving[i], coming[i]
-        for d in range(dim):
-            keys[slot, d], values[slot, d] = far_keys[0, entry, d], far_values[0, entry, d]
-        positions[slot] = entry
-    changed = np.empty((len(queries), coming.size), np.float32)
-    multiply(queries, keys, leaving, changed, 0)
-    for row in range(len(queries)):
-        for i in range(coming.size):
-            products[row, leaving[i]] = changed[row, i]
-    return coming.size
-
-
-@jitted
-def _products(queries, keys, named, products, slot_of):
-    # Those that are held have theirs in `products`.
-    rows, count = queries.shape[0], named.size
-    far, places, others = np.empty(count, np.int64), np.empty(count, np.int64), 0
-    out = np.empty((rows, count), np.float32)
-    for i in range(count):
-        slot = slot_of[named[i]]
-        far[others], places[others] = named[i], i
-        others += slot < 0
-        if slot < 0:
-            fetch_vector(keys, named[i])
-        for row in range(rows):
-            out[row, i] = products[row, max(slot, 0)]
-    made = np.empty((rows, others), np.float32)
-    multiply(queries, keys, far[:others], made, 0)
-    for row in range(rows):
-        for i in range(others):
-            out[row, places[i]] = made[row, i]
-    return out

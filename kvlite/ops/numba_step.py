@@ -57,25 +57,16 @@ def _through(
     norms, products, heads, x, cos, sin, scale, table, sinks, recalling, came, held, row,
     multiplying, one, board,
 ):  # fmt: skip
-    (every, own), count = heads, len(x)
+    (every, own), count, no_weights = heads, len(x), np.empty((0, 0, 0, 0), np.float32)
     for layer in range(len(table)):
         weights = norms[layer], products[layer]
         made = to_heads(*weights, heads, x, cos, sin, multiplying, board)
         dim = made.shape[1] // (every + 2 * own)
         parts = made.reshape(count, every + 2 * own, dim)
-        q = np.empty((count, own, every // own, dim), np.float32)
-        _scale(parts, scale, q.reshape(count, every, dim))
+        q = (parts[:, :every] * scale).reshape(count, own, every // own, dim)
         k, v = parts[:, every : every + own].copy(), parts[:, every + own :].copy()
         out = np.empty_like(q)
         of_layer = table[layer], 0.0, sinks, recalling, out, came[layer], held[layer], row
-        share_heads(board, one, Given(q, k, v, *of_layer))
+        share_heads(board, one, Given(q, k, v, *of_layer, no_weights))
         x = to_hidden(*weights, x, out.reshape(count, every * dim), multiplying, board)
     return x
-
-
-@jitted
-def _scale(heads, scale, out):
-    for each in range(out.shape[0]):
-        for head in range(out.shape[1]):
-            for d in range(out.shape[2]):
-                out[each, head, d] = heads[each, head, d] * scale

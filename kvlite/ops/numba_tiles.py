@@ -14,7 +14,7 @@ from numba import types
 from numba.extending import intrinsic
 
 from kvlite.ops.numba_jit import jitted
-from kvlite.ops.numba_lanes import FLOATS, LANES, PLACE, everywhere
+from kvlite.ops.numba_llvm import FLOATS, LANES, PLACE, everywhere
 
 # Sums of a tile, in vectors: 24 of 32 registers.
 ROWS, VECTORS = 6, 4

@@ -1,13 +1,11 @@
 """Vectors on a CPU, compiled by numba: rotated, multiplied and weighed."""
 
-from typing import Any
-
 import numpy as np
-from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
 from kvlite.ops.numba_jit import Loop, jitted
+from kvlite.ops.numba_llvm import write_fetch
 
 
 @jitted
@@ -128,20 +126,6 @@ def weigh(weights, at, values, count, out):
         for row in range(out.shape[0]):
             for j in range(out.shape[1]):
                 out[row, j] += weights[row, at + i] * values[i, j]
-
-
-_BYTE, _NUMBER = ir.IntType(8), ir.IntType(32)
-_FETCHING = ir.FunctionType(ir.VoidType(), [_BYTE.as_pointer(), _NUMBER, _NUMBER, _NUMBER])
-
-
-def write_fetch(builder: Any, address: Any) -> None:
-    """Write the instruction that brings the bytes around an address nearer to the processor; it
-    may be no address at all."""
-    name = "llvm.prefetch.p0"
-    known = builder.module.globals.get(name)
-    fetching = known or ir.Function(builder.module, _FETCHING, name)
-    place = builder.inttoptr(address, _BYTE.as_pointer())
-    builder.call(fetching, [place, *(ir.Constant(_NUMBER, each) for each in (0, 2, 1))])
 
 
 @intrinsic

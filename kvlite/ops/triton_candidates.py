@@ -13,7 +13,6 @@ import triton.language as tl
 from torch import Tensor
 
 from kvlite.ops.triton_largest import ascending, bound_of, largest
-from kvlite.ops.triton_replace import is_packed, own_slot
 
 # Groups of neighbors, at most, which one program holds the maxima of.
 GROUPS = 4096
@@ -211,3 +210,15 @@ def _place(positions, packed_positions, slot, real, start, packed):
         other = tl.load(packed_positions + slot - start, mask=real & inside, other=-1)
         place = tl.where(inside, other, place)
     return place
+
+
+@triton.jit
+def is_packed(slot, start, packed):
+    """Whether slots are those of a segment's entries, which begin behind the first few."""
+    return (slot >= start) & (slot < start + packed)
+
+
+@triton.jit
+def own_slot(slot, start, packed):
+    """Where slots that are not of a segment lie among the others."""
+    return tl.where(slot < start, slot, slot - packed)

@@ -10,7 +10,7 @@ a product on tensor cores is good to 17 bits.
 """
 
 from math import gcd
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import torch
 import triton
@@ -19,35 +19,19 @@ from torch import Tensor
 
 from kvlite.ops.device import processors
 
+if TYPE_CHECKING:
+    from kvlite.cache.quantized import Codes
+
 TILE = 64
 PROGRAMS_PER_PROCESSOR = 3
 LEAST_TILES = 4
 MERGED_AT_ONCE = 16
 
 
-class Quantized(Protocol):
-    """What is read of quantized vectors: see `kvlite.cache.quantized.Quantized`."""
-
-    @property
-    def codes(self) -> Tensor: ...  # noqa: D102
-    @property
-    def scales(self) -> Tensor: ...  # noqa: D102
-    @property
-    def bits(self) -> int: ...  # noqa: D102
-    @property
-    def count(self) -> int: ...  # noqa: D102
-    @property
-    def dim(self) -> int: ...  # noqa: D102
-    @property
-    def groups(self) -> int: ...  # noqa: D102
-    @property
-    def tensors(self) -> tuple[Tensor, ...]: ...  # noqa: D102
-
-
 def attend_quantized(
     queries: Tensor,
-    keys: Quantized,
-    values: Quantized,
+    keys: "Codes",
+    values: "Codes",
     hadamard: Tensor,
     shift: Tensor,
     softcap: float | None,
@@ -62,7 +46,8 @@ def attend_quantized(
     Args:
         queries: `(batch, kv heads, rows, dim)` float32, the query heads of a KV head, multiplied by
             the softmax scale.
-        keys, values: `(batch, kv heads, n)` entries; bits and groups may differ.
+        keys, values: `(batch, kv heads, n)` entries, each rounded by itself; bits and groups may
+            differ.
         hadamard: `(dim, dim)` float32, what vectors were rotated by before they were rounded.
         shift: `(batch, kv heads, rows)` float32, added to every logit of a row: its product with
             the mean that keys were centered by.
@@ -89,10 +74,9 @@ def attend_quantized(
             logits, outs, lses,
             *_steps_between(keys), *_steps_between(values),
             *((0, 0, 0) if logits is None else logits.stride()[:3]),
-            keys.count if count is None else count, heads, 0.0 if softcap is None else softcap,
-            COUNTED=count is not None, CAPPED=softcap is not None, ROWS=rows,
-            LANES=max(8, 1 << (rows - 1).bit_length()), DIM=dim, TILE=TILE,
-            K_BITS=keys.bits, K_GROUP=dim // keys.groups, K_CHUNK=_chunk(keys),
+            keys.count if count is None else count, heads, softcap,
+            COUNTED=count is not None, ROWS=rows, LANES=max(8, 1 << (rows - 1).bit_length()),
+            DIM=dim, TILE=TILE, K_BITS=keys.bits, K_GROUP=dim // keys.groups, K_CHUNK=_chunk(keys),
             V_BITS=values.bits, V_GROUP=dim // values.groups, V_CHUNK=_chunk(values),
             # Triton's interpreter on a CPU multiplies no bfloat16.
             OPERAND=tl.bfloat16 if queries.is_cuda else tl.float32,
@@ -121,12 +105,12 @@ def _stages(bits: int, remembers: bool) -> int:
     return 1 if remembers else 2
 
 
-def _chunk(entries: Quantized) -> int:
+def _chunk(entries: "Codes") -> int:
     # Channels that lie in one plane of the codes and in one group.
     return gcd(entries.codes.shape[3], entries.dim // entries.groups)
 
 
-def _steps_between(entries: Quantized) -> tuple[int, ...]:
+def _steps_between(entries: "Codes") -> tuple[int, ...]:
     return *entries.codes.stride()[:3], *entries.scales.stride()[:3]
 
 
@@ -137,10 +121,9 @@ def _attend_split(
     k_batch, k_head, k_entry, ks_batch, ks_head, ks_group, v_batch, v_head, v_entry,
     vs_batch, vs_head, vs_group, l_batch, l_head, l_row,
     given, heads, softcap,
-    COUNTED: tl.constexpr, CAPPED: tl.constexpr, ROWS: tl.constexpr, LANES: tl.constexpr,
-    DIM: tl.constexpr, TILE: tl.constexpr, K_BITS: tl.constexpr, K_GROUP: tl.constexpr,
-    K_CHUNK: tl.constexpr, V_BITS: tl.constexpr, V_GROUP: tl.constexpr, V_CHUNK: tl.constexpr,
-    OPERAND: tl.constexpr,
+    COUNTED: tl.constexpr, ROWS: tl.constexpr, LANES: tl.constexpr, DIM: tl.constexpr,
+    TILE: tl.constexpr, K_BITS: tl.constexpr, K_GROUP: tl.constexpr, K_CHUNK: tl.constexpr,
+    V_BITS: tl.constexpr, V_GROUP: tl.constexpr, V_CHUNK: tl.constexpr, OPERAND: tl.constexpr,
 ):  # fmt: skip
     """One split of one KV head: its output `(rows, dim)` and lse. Logits lie as `(TILE, LANES)`,
     a row a column; output as `(channels, LANES)`, chunk by chunk."""
@@ -216,7 +199,7 @@ def _attend_split(
                 dot = tl.dot(k_steps, rest[c], dot)
             logit += dot * ks[g].to(tl.float32)[:, None]
             logit += kz[g].to(tl.float32)[:, None] * sums[g][None, :]
-        if CAPPED:
+        if softcap is not None:
             logit = softcap - 2 * softcap / (1 + tl.exp(logit * (2 / softcap)))
         logit = tl.where(held[:, None], logit, -float("inf"))
         if logits is not None:

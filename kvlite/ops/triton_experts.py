@@ -4,8 +4,6 @@ Which experts these are is read on the device, so that a CUDA graph can hold the
 reads each of its experts for itself, which is right as long as few tokens share one.
 """
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
@@ -46,8 +44,8 @@ def multiply_mxfp4(
     """As `multiply`, by weights as `model.mxfp4` has them: blocks `(experts, outputs, inputs / 32,
     16)` and scales `(experts, outputs, inputs / 32)` uint8."""
     outputs, groups = scales.shape[1:]
-    given = rows, chosen, (blocks, scales), bias, outputs, groups
-    return _multiplied(_multiply_mxfp4, *given, MXFP4_TILE)
+    packed = blocks, scales, None, None, None, None
+    return _multiply_codes(rows, chosen, packed, bias, (outputs, groups, 16), MXFP4_TILE)
 
 
 def multiply_nf4(
@@ -65,30 +63,29 @@ def multiply_nf4(
         tables: what codes and scales stand for, `(16,)` and `(256,)` float32.
     """
     groups = rows.shape[1] // 64
-    given = rows, chosen, (*packed, *tables), bias, packed[1].shape[1] // groups, groups
-    return _multiplied(_multiply_nf4, *given, NF4_TILE)
+    sizes = packed[1].shape[1] // groups, groups, 32
+    return _multiply_codes(rows, chosen, (*packed, *tables), bias, sizes, NF4_TILE)
 
 
-def _multiplied(
-    kernel: Any,
+def _multiply_codes(
     rows: Tensor,
     chosen: Tensor,
-    packed: tuple[Tensor, ...],
+    packed: tuple[Tensor | None, ...],
     bias: Tensor | None,
-    outputs: int,
-    groups: int,
+    sizes: tuple[int, int, int],
     tile: tuple[int, int],
 ) -> Tensor:
-    pairs = len(chosen)
+    # `sizes` are outputs, groups of inputs that share a scale, and the bytes of a group's codes.
+    pairs, (outputs, groups, nbytes) = len(chosen), sizes
     out = rows.new_empty(pairs, outputs)
     # The two numbers that belong to a byte are read as one.
     pair, number = _NUMBERS[rows.element_size()]
     with torch.cuda.device_of(rows):
-        kernel[pairs, triton.cdiv(outputs, tile[0])](
+        _multiply_packed[pairs, triton.cdiv(outputs, tile[0])](
             rows.contiguous().view(pair), chosen,
             *packed,
             bias, out, pairs // len(rows), outputs, groups,
-            NUMBER=number, OUTPUTS=tile[0], GROUPS=tile[1],
+            NUMBER=number, OUTPUTS=tile[0], GROUPS=tile[1], NBYTES=nbytes,
             num_warps=4,
         )  # fmt: skip
     return out
@@ -121,64 +118,44 @@ def _multiply(
 
 
 @triton.jit
-def _multiply_mxfp4(
-    rows, chosen, blocks, scales, bias, out, each, outputs, groups,
-    NUMBER: tl.constexpr, OUTPUTS: tl.constexpr, GROUPS: tl.constexpr,
-):  # fmt: skip
-    pair = tl.program_id(0).to(tl.int64)
-    own = tl.program_id(1) * OUTPUTS + tl.arange(0, OUTPUTS)
-    real = own < outputs
-    expert = tl.load(chosen + pair)
-    lines = (expert * outputs + own)[:, None] * groups
-    row = rows + pair // each * groups * 16
-    byte = tl.arange(0, 16)[None, None, :]
-    sums = tl.zeros([OUTPUTS, GROUPS], tl.float32)
-    for first in range(0, groups, GROUPS):
-        group = first + tl.arange(0, GROUPS)[None, :]
-        there = real[:, None] & (group < groups)
-        at = (lines + group)[:, :, None] * 16 + byte
-        codes = tl.load(blocks + at, mask=there[:, :, None], other=0).to(tl.uint16)
-        # Asked for by every output alike, so that a thread has what belongs to its codes.
-        at = tl.broadcast_to(group[:, :, None] * 16 + byte, (OUTPUTS, GROUPS, 16))
-        x = tl.load(row + at, mask=there[:, :, None], other=0)
-        low, high = _number(x, NUMBER, out), _number(x >> NUMBER.primitive_bitwidth, NUMBER, out)
-        products = _e2m1(codes) * low + _e2m1(codes >> 4) * high
-        scale = tl.load(scales + lines + group, mask=there, other=0).to(tl.int32) << 23
-        sums += tl.sum(products, axis=2) * scale.to(tl.float32, bitcast=True)
-    made = tl.sum(sums, axis=1) * 16384.0
-    _put(made, bias, out, pair, expert, own, outputs)
-
-
-@triton.jit
-def _multiply_nf4(
+def _multiply_packed(
     rows, chosen, codes, scales, nested, offsets, levels, table, bias, out, each, outputs, groups,
-    NUMBER: tl.constexpr, OUTPUTS: tl.constexpr, GROUPS: tl.constexpr,
+    NUMBER: tl.constexpr, OUTPUTS: tl.constexpr, GROUPS: tl.constexpr, NBYTES: tl.constexpr,
 ):  # fmt: skip
+    """By weights in nf4, or in MXFP4 where there are no `levels`."""
     pair = tl.program_id(0).to(tl.int64)
     own = tl.program_id(1) * OUTPUTS + tl.arange(0, OUTPUTS)
     real = own < outputs
     expert = tl.load(chosen + pair)
     blocks = outputs * groups
-    row = rows + pair // each * groups * 32
-    offset = tl.load(offsets + expert)
-    byte = tl.arange(0, 32)[None, None, :]
+    row = rows + pair // each * groups * NBYTES
+    offset = 0.0 if levels is None else tl.load(offsets + expert)
+    byte = tl.arange(0, NBYTES)[None, None, :]
     sums = tl.zeros([OUTPUTS, GROUPS], tl.float32)
     for first in range(0, groups, GROUPS):
         group = first + tl.arange(0, GROUPS)[None, :]
         there = real[:, None] & (group < groups)
         block = own[:, None] * groups + group
-        at = (expert * blocks + block)[:, :, None] * 32 + byte
-        both = tl.load(codes + at, mask=there[:, :, None], other=0).to(tl.int32)
-        # As in `_multiply_mxfp4`.
-        at = tl.broadcast_to(group[:, :, None] * 32 + byte, (OUTPUTS, GROUPS, 32))
+        at = (expert * blocks + block)[:, :, None] * NBYTES + byte
+        both = tl.load(codes + at, mask=there[:, :, None], other=0)
+        # Asked for by every output alike, so that a thread has what belongs to its codes.
+        at = tl.broadcast_to(group[:, :, None] * NBYTES + byte, (OUTPUTS, GROUPS, NBYTES))
         x = tl.load(row + at, mask=there[:, :, None], other=0)
         low, high = _number(x, NUMBER, out), _number(x >> NUMBER.primitive_bitwidth, NUMBER, out)
-        products = tl.load(levels + (both >> 4)) * low + tl.load(levels + (both & 15)) * high
         scale = tl.load(scales + expert * blocks + block, mask=there, other=0).to(tl.int32)
-        wide = nested + expert * tl.cdiv(blocks, 256) + block // 256
-        size = tl.load(table + scale) * tl.load(wide, mask=there, other=0.0) + offset
+        if levels is None:
+            both = both.to(tl.uint16)
+            products = _e2m1(both) * low + _e2m1(both >> 4) * high
+            size = (scale << 23).to(tl.float32, bitcast=True)
+        else:
+            both = both.to(tl.int32)
+            products = tl.load(levels + (both >> 4)) * low + tl.load(levels + (both & 15)) * high
+            wide = nested + expert * tl.cdiv(blocks, 256) + block // 256
+            size = tl.load(table + scale) * tl.load(wide, mask=there, other=0.0) + offset
         sums += tl.sum(products, axis=2) * size
     made = tl.sum(sums, axis=1)
+    if levels is None:
+        made *= 16384.0
     _put(made, bias, out, pair, expert, own, outputs)
 
 

@@ -1,43 +1,26 @@
 """Entries that come back into a quantized segment, rounded there, a program for each."""
 
-from dataclasses import dataclass
 from math import gcd
+from typing import TYPE_CHECKING
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from kvlite.ops.triton_decode import Quantized
-from kvlite.ops.triton_replace import is_packed
+from kvlite.ops.triton_candidates import is_packed
+
+if TYPE_CHECKING:
+    from kvlite.cache.packed import Packed
+    from kvlite.cache.quantized import Codes
 
 # Added to a small number and taken away again, it leaves a whole one.
 TO_WHOLE = tl.constexpr(1.5 * 2**23)
 
 
-@dataclass(frozen=True)
-class Segment:
-    """Quantized entries of a head group: see `kvlite.cache.packed.Packed`.
-
-    Attributes:
-        start: the head group's slot that the first is in.
-        positions: `(batch, heads, n)` int32.
-        keys: minus `mean`.
-        values: as they are.
-        mean: `(batch, heads, dim)` float32.
-        rotation: `(dim, dim)` float32, by which both are turned before they are rounded.
-    """
-
-    start: int
-    positions: Tensor
-    keys: Quantized
-    values: Quantized
-    mean: Tensor
-    rotation: Tensor
-
-
 def pack(
-    segment: Segment,
+    segment: "Packed",
+    rotation: Tensor,
     own: slice,
     source: tuple[Tensor, Tensor],
     coming: Tensor,
@@ -47,6 +30,7 @@ def pack(
     """Round entries of some heads, those that leave the segment being replaced.
 
     Args:
+        rotation: `(dim, dim)` float32, by which keys and values are turned before they are rounded.
         own: the heads.
         source: keys and values of these heads, `(batch, heads, places, dim)`.
         coming, leaving: places there, and the slots that become theirs, `(batch * heads, n)` int32.
@@ -57,7 +41,7 @@ def pack(
     with torch.cuda.device_of(coming):
         _pack[coming.shape[1], heads, batch](
             *source,
-            coming, leaving, missing, segment.mean[:, own], segment.rotation,
+            coming, leaving, missing, segment.mean[:, own], rotation,
             *(each[:, own] for each in segment.keys.tensors),
             *(each[:, own] for each in segment.values.tensors),
             segment.positions[:, own],
@@ -70,7 +54,7 @@ def pack(
         )  # fmt: skip
 
 
-def _part(vectors: Quantized) -> int:
+def _part(vectors: "Codes") -> int:
     """Channels that share both a scale and the place of their bits within a byte."""
     return gcd(vectors.dim // vectors.groups, vectors.dim * vectors.bits // 8)
 

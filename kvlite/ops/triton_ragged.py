@@ -40,9 +40,8 @@ def attend_ragged(
     with torch.cuda.device_of(q):
         _attend_split[batch * heads, splits](
             q.contiguous(), keys, values, starts, last, outs, lses, logits, total, heads,
-            softmax.scale, softmax.softcap or 0.0,
-            CAPPED=softmax.softcap is not None, ROWS=rows,
-            LANES=max(8, 1 << (rows - 1).bit_length()), DIM=dim, WIDE=wide, TILE=TILE,
+            softmax.scale, softmax.softcap,
+            ROWS=rows, LANES=max(8, 1 << (rows - 1).bit_length()), DIM=dim, WIDE=wide, TILE=TILE,
             OPERAND=operand(q),
             num_warps=4, num_stages=2,
         )  # fmt: skip
@@ -75,7 +74,7 @@ _OPERANDS = {
 @triton.jit(do_not_specialize=["total"])
 def _attend_split(
     queries, keys, values, starts, last, outs, lses, logits, total, heads, scale, softcap,
-    CAPPED: tl.constexpr, ROWS: tl.constexpr, LANES: tl.constexpr, DIM: tl.constexpr,
+    ROWS: tl.constexpr, LANES: tl.constexpr, DIM: tl.constexpr,
     WIDE: tl.constexpr, TILE: tl.constexpr, OPERAND: tl.constexpr,
 ):  # fmt: skip
     """One split of one KV head: its output `(rows, dim)` and lse. Logits lie as `(TILE, LANES)`, a
@@ -109,7 +108,7 @@ def _attend_split(
         key = tl.load(keys + places, mask=there, other=0.0).to(OPERAND)
         value = tl.load(values + places, mask=there, other=0.0).to(OPERAND)
         logit = tl.dot(key, asked, input_precision="ieee") * scale
-        if CAPPED:
+        if softcap is not None:
             logit = softcap - 2 * softcap / (1 + tl.exp(logit * (2 / softcap)))
         if logits is not None:
             to = logits + (batch * ROWS + lanes[None, :]) * total + first + entries[:, None]

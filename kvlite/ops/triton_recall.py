@@ -6,7 +6,7 @@ chooses what comes and what leaves, and the fifth moves it. Nothing is read back
 depends on shapes alone, so that nobody waits and a CUDA graph can hold it.
 """
 
-from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 import triton
@@ -14,9 +14,13 @@ import triton.language as tl
 from torch import Tensor
 
 from kvlite.ops.heads import runs
-from kvlite.ops.triton_candidates import Wanted, name_candidates
-from kvlite.ops.triton_pack import Segment, pack
-from kvlite.ops.triton_replace import choose, is_packed, move, own_slot
+from kvlite.ops.triton_candidates import Wanted, is_packed, name_candidates, own_slot
+from kvlite.ops.triton_largest import ascending, largest
+from kvlite.ops.triton_pack import pack
+
+if TYPE_CHECKING:
+    from kvlite.cache.head_group import KVHeadGroup
+    from kvlite.cache.packed import Packed
 
 # What a program takes at once: candidates compared, entries moved, slots that it chooses from.
 COMPARED = 16
@@ -24,31 +28,10 @@ MOVED = 8
 CHOSEN_FROM = 1 << 14
 
 
-@dataclass(frozen=True)
-class HeadGroupTensors:
-    """What a head group holds, on the device.
-
-    Attributes:
-        heads: its KV heads, ascending.
-        keys, values: `(batch, heads, slots, dim)`, each of a head's entries right behind the one
-            before.
-        positions: `(batch, heads, slots)` int32. A slot whose position is not below what was read
-            is free, and stays it.
-        rows: what is remembered of all entries, `(batch, heads, R, slots)` float32, 0 for one that
-            came; or None.
-        segment: quantized entries among these; or None.
-    """
-
-    heads: tuple[int, ...]
-    keys: Tensor
-    values: Tensor
-    positions: Tensor
-    rows: Tensor | None
-    segment: Segment | None
-
-
 def bring_back(
-    held: HeadGroupTensors,
+    held: "KVHeadGroup",
+    packed: "tuple[Packed, Tensor] | None",
+    slots: int,
     source: tuple[Tensor, Tensor],
     queries: Tensor,
     scale: float,
@@ -63,6 +46,10 @@ def bring_back(
     least scores.
 
     Args:
+        held: on the device. A slot whose position is not below `seen` is free, and stays it.
+        packed: its segment, if it has one, and what vectors are rotated by for it, `(dim, dim)`
+            float32.
+        slots: how many of the head group's are looked at.
         source: keys and values `(batch, kv heads, places, dim)`, pinned; an entry's place is its
             position.
         queries: of the head group's heads, `(batch, heads, rows, dim)`; a row's channels lie
@@ -75,10 +62,11 @@ def bring_back(
         writes: whether anything is put anywhere.
     """
     keys, values = source
-    (batch, _, asked, dim), segment = queries.shape, held.segment
-    start, packed = (0, 0) if segment is None else (segment.start, segment.positions.shape[2])
-    slots, named = packed + held.positions.shape[2], wanted.candidates
-    wide = triton.next_power_of_2(dim)
+    (batch, _, asked, dim), named = queries.shape, wanted.candidates
+    wide, start, middle = triton.next_power_of_2(dim), 0, held.segment_len
+    own_keys, own_values, own_positions = held.residuals
+    if packed is not None:
+        start = packed[0].start
 
     def numbers(*shape: int) -> Tensor:
         return torch.empty(shape, dtype=torch.int32, device=queries.device)
@@ -87,23 +75,23 @@ def bring_back(
     with torch.cuda.device_of(queries):
         for at, first, length in runs(held.heads):
             own, far, lines = slice(at, at + length), slice(first, first + length), batch * length
-            positions = held.positions[:, own]
-            quantized = None if segment is None else segment.positions[:, own]
+            positions = own_positions[:, own, : slots - middle]
+            quantized = None if packed is None else packed[0].positions[:, own]
             candidates, in_slots, worth = name_candidates(
                 scores[:, far], positions, quantized, start, seen, wanted
             )
             logits = torch.empty(lines, asked, named, device=queries.device)
             _compare[-(-named // COMPARED), length, batch](
-                queries[:, own], keys[:, far], held.keys[:, own], candidates, in_slots, logits,
+                queries[:, own], keys[:, far], own_keys[:, own], candidates, in_slots, logits,
                 scale,
-                *queries.stride()[:3], *keys.stride()[:2], *held.keys.stride()[:2],
-                named, start, packed,
+                *queries.stride()[:3], *keys.stride()[:2], *own_keys.stride()[:2],
+                named, start, middle,
                 ROWS=asked, DIM=dim, WIDE=wide, TILE=COMPARED,
                 num_warps=4,
             )  # fmt: skip
             coming, leaving = numbers(lines, wanted.count), numbers(lines, wanted.count)
             missing = numbers(lines)
-            choose[length, batch](
+            _choose[length, batch](
                 logits, candidates, in_slots, worth, seen, numbers(lines, named),
                 numbers(lines, wanted.count), coming, leaving, missing, came, slots, named,
                 wanted.count if writes else 0, wanted.count,
@@ -112,18 +100,18 @@ def bring_back(
                 SLOTS=min(CHOSEN_FROM, triton.next_power_of_2(slots)),
                 num_warps=8,
             )  # fmt: skip
-            move[-(-wanted.count // MOVED), length, batch](
-                coming, leaving, missing, keys[:, far], values[:, far], held.keys[:, own],
-                held.values[:, own], positions, None if held.rows is None else held.rows[:, own],
-                *keys.stride()[:2], *held.keys.stride()[:2], *held.positions.stride()[:2],
+            _move[-(-wanted.count // MOVED), length, batch](
+                coming, leaving, missing, keys[:, far], values[:, far], own_keys[:, own],
+                own_values[:, own], positions, None if held.rows is None else held.rows[:, own],
+                *keys.stride()[:2], *own_keys.stride()[:2], *positions.stride()[:2],
                 *((0, 0, 0) if held.rows is None else held.rows.stride()[:3]),
-                wanted.count, start, packed,
+                wanted.count, start, middle,
                 REMEMBERED=0 if held.rows is None else held.rows.shape[2], DIM=dim, WIDE=wide,
                 TILE=MOVED,
                 num_warps=4,
             )  # fmt: skip
-            if segment is not None:
-                pack(segment, own, (keys[:, far], values[:, far]), coming, leaving, missing)
+            if packed is not None:
+                pack(*packed, own, (keys[:, far], values[:, far]), coming, leaving, missing)
 
 
 @triton.jit(do_not_specialize=["wanted", "start", "packed"])
@@ -157,3 +145,91 @@ def _compare(
         query = tl.load(queries + row * q_row + channels, mask=inside, other=0.0)
         logit = tl.sum(key * (query.to(tl.float32) * scale)[None, :], 1)
         tl.store(logits + (line * ROWS + row) * wanted + each, logit, mask=real)
+
+
+@triton.jit(do_not_specialize=["seen", "slots", "wanted", "count", "room"])
+def _choose(
+    logits, candidates, in_slots, worth, seen, weights, best, coming, leaving, missing_of, came,
+    slots, wanted, count, room,
+    ON_DEVICE: tl.constexpr, FIRST: tl.constexpr, RECENT: tl.constexpr, ROWS: tl.constexpr,
+    ALL: tl.constexpr, SLOTS: tl.constexpr,
+):  # fmt: skip
+    """The `count` best candidates of one KV head come, unless they are held, into the slots worth
+    least; both are noted, with `room` for as many."""
+    line = tl.program_id(1).to(tl.int64) * tl.num_programs(0) + tl.program_id(0)
+    logits += line * ROWS * wanted
+    candidates += line * wanted
+    in_slots += line * wanted
+    weights += line * wanted
+    worth += line * slots
+    best += line * room
+    coming += line * room
+    leaving += line * room
+    filled = tl.load(seen).to(tl.int32) if ON_DEVICE else seen
+
+    _weigh(logits, candidates, weights, wanted, filled, FIRST, RECENT, ROWS, ALL)
+    largest(weights, wanted, count, best, ALL)
+    each = tl.arange(0, ALL)
+    real = each < count
+    chosen = tl.load(best + each, mask=real, other=0)
+    slot = tl.load(in_slots + chosen, mask=real, other=0)
+    tl.store(worth + slot, 0, mask=real & (slot >= 0))
+    comes = (real & (slot < 0)).to(tl.int32)
+    place = tl.load(candidates + chosen, mask=comes > 0, other=0)
+    tl.store(coming + tl.cumsum(comes, 0) - 1, place, mask=comes > 0)
+    missing = tl.sum(comes, 0)
+    tl.debug_barrier()
+    largest(worth, slots, missing, leaving, SLOTS)
+    tl.store(missing_of + line, missing)
+    tl.atomic_add(came, missing)
+
+
+@triton.jit(do_not_specialize=["room", "start", "packed"])
+def _move(
+    coming, leaving, missing_of, keys, values, own_keys, own_values, positions, rows,
+    k_batch, k_head, o_batch, o_head, p_batch, p_head, r_batch, r_head, r_row,
+    room, start, packed,
+    REMEMBERED: tl.constexpr, DIM: tl.constexpr, WIDE: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """Some of the entries that come into one KV head; what goes into a segment is not written."""
+    head, batch = tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
+    line = batch * tl.num_programs(1) + head
+    entries = tl.program_id(0) * TILE + tl.arange(0, TILE)
+    come = entries < tl.load(missing_of + line)
+    place = tl.load(coming + line * room + entries, mask=come, other=0)
+    to = tl.load(leaving + line * room + entries, mask=come, other=0)
+    exact = come & ~is_packed(to, start, packed)
+    own = own_slot(to, start, packed)
+    channels = tl.arange(0, WIDE)
+    there = exact[:, None] & (channels < DIM)[None, :]
+    begin = batch * k_batch + head * k_head + place.to(tl.int64)[:, None] * DIM + channels[None, :]
+    end = batch * o_batch + head * o_head + own.to(tl.int64)[:, None] * DIM + channels[None, :]
+    key = tl.load(keys + begin, mask=there)
+    value = tl.load(values + begin, mask=there)
+    tl.store(own_keys + end, key, mask=there)
+    tl.store(own_values + end, value, mask=there)
+    tl.store(positions + batch * p_batch + head * p_head + own, place, mask=exact)
+    if rows is not None:
+        for row in range(REMEMBERED):
+            remembered = rows + batch * r_batch + head * r_head + row * r_row + to
+            tl.store(remembered, 0.0, mask=come)
+
+
+@triton.jit
+def _weigh(
+    logits, candidates, weights, wanted, filled,
+    FIRST: tl.constexpr, RECENT: tl.constexpr, ROWS: tl.constexpr, ALL: tl.constexpr,
+):  # fmt: skip
+    # Summed over rows, as whole numbers; those at the ends get most.
+    every = tl.arange(0, ALL)
+    real = every < wanted
+    weight = tl.zeros((ALL,), tl.float32)
+    for row in range(ROWS):
+        logit = tl.load(logits + row * wanted + every, mask=real, other=-float("inf"))
+        share = tl.exp(logit - tl.max(logit, 0))
+        weight += share / tl.sum(share, 0)
+    place = tl.load(candidates + every, mask=real, other=0)
+    always = (place < FIRST) | (place >= filled - RECENT)
+    weight = tl.where(always, float("inf"), weight)
+    tl.store(weights + every, ascending(weight), mask=real)
+    tl.debug_barrier()

@@ -36,8 +36,8 @@ def attention_of(
         _walk[lines, tiles, splits](
             q, k, lse.contiguous(), found,
             *q.stride()[:3], *k.stride()[:3],
-            heads, length, entries, softmax.scale, softmax.softcap or 0.0,
-            CAUSAL=causal, HIGHEST=highest, CAPPED=softmax.softcap is not None,
+            heads, length, entries, softmax.scale, softmax.softcap,
+            CAUSAL=causal, HIGHEST=highest,
             GROUP=heads // kv_heads, DIM=dim, WIDE=wide, TILE=tile, STEP=step, OPERAND=operand(k),
             num_warps=4, num_stages=2,
         )  # fmt: skip
@@ -57,7 +57,7 @@ def _walk(
     queries, keys, lses, found,
     q_batch, q_head, q_row, k_batch, k_head, k_row,
     heads, length, entries, scale, softcap,
-    CAUSAL: tl.constexpr, HIGHEST: tl.constexpr, CAPPED: tl.constexpr, GROUP: tl.constexpr,
+    CAUSAL: tl.constexpr, HIGHEST: tl.constexpr, GROUP: tl.constexpr,
     DIM: tl.constexpr, WIDE: tl.constexpr, TILE: tl.constexpr, STEP: tl.constexpr,
     OPERAND: tl.constexpr,
 ):  # fmt: skip
@@ -94,7 +94,7 @@ def _walk(
         # Of a query that is not there no probability is left.
         lse = tl.load(lses + at + rows, mask=real, other=float("inf"))
         logit = tl.dot(key, query)
-        if CAPPED:
+        if softcap is not None:
             bent = tl.exp2(logit * (scale * (2 * LOG2E / softcap)))
             logit = softcap * LOG2E - 2 * softcap * LOG2E / (1 + bent)
         else:

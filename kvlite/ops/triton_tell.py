@@ -1,29 +1,19 @@
 """Tokens told to recall in one launch: keys and values go into pinned host memory, signs into a
 layer's index, and queries are turned as the index is searched by."""
 
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-
-class Index(Protocol):
-    """What is read and written of a layer's index: see `kvlite.offload.kv.index.Index`."""
-
-    @property
-    def signs(self) -> Tensor: ...  # noqa: D102
-    @property
-    def sizes(self) -> Tensor: ...  # noqa: D102
-    @property
-    def mean(self) -> Tensor: ...  # noqa: D102
-    @property
-    def balance(self) -> Tensor: ...  # noqa: D102
+if TYPE_CHECKING:
+    from kvlite.offload.kv.index import Index
 
 
 def tell(
-    index: Index,
+    index: "Index",
     rotation: Tensor,
     keys: Tensor | None,
     place: int | Tensor,

@@ -22,7 +22,7 @@ def attend_split(given: Arguments) -> None:
     keys = _vectors(given.k_codes, given.k_scales, given.k_zeros, given.K_BITS)
     values = _vectors(given.v_codes, given.v_scales, given.v_zeros, given.V_BITS)
     logits = given.queries @ keys.mT + given.shift[..., None]
-    if given.CAPPED:
+    if given.softcap is not None:
         logits = given.softcap * torch.tanh(logits / given.softcap)
     held = int(given.given)
     assert given.COUNTED or held == logits.shape[-1]
@@ -193,7 +193,7 @@ def attend_ragged(given: Arguments) -> None:
         own = slice(int(start), int(last) + 1)
         keys, values = given.keys[:, own].float(), given.values[:, own].float()
         logits = given.queries[:, head].float() @ keys.mT * given.scale
-        if given.CAPPED:
+        if given.softcap is not None:
             logits = given.softcap * torch.tanh(logits / given.softcap)
         given.outs[:, head, 0] = logits.softmax(-1) @ values
         given.lses[:, head, 0] = logits.logsumexp(-1)
@@ -214,7 +214,7 @@ def walk(given: Arguments) -> None:
     length, entries = given.length, given.entries
     keys = given.keys.float().repeat_interleave(given.GROUP, 1)
     logits = given.queries.float() @ keys.mT * given.scale
-    if given.CAPPED:
+    if given.softcap is not None:
         logits = given.softcap * torch.tanh(logits / given.softcap)
     logits -= given.lses[..., None]
     if given.CAUSAL:
@@ -299,9 +299,13 @@ def multiply_experts(given: Arguments) -> None:
 def multiply_mxfp4(given: Arguments) -> None:
     assert given.grid[0] == len(given.chosen) == given.each * len(given.rows)
     assert (given.outputs, given.groups) == given.scales.shape[1:]
-    packed = given.blocks[given.chosen], given.scales[given.chosen]
+    packed = given.codes[given.chosen], given.scales[given.chosen]
     matrices = convert_moe_packed_tensors(*packed, dtype=torch.float32).mT
     _multiply_experts(given, matrices, given.rows.view(given.out.dtype))
+
+
+def multiply_codes(given: Arguments) -> None:
+    (multiply_mxfp4 if given.levels is None else multiply_nf4)(given)
 
 
 def multiply_nf4(given: Arguments) -> None:
@@ -334,8 +338,8 @@ TWINS: dict[str, Callable[[Arguments], None]] = {
     "triton_candidates._survey": survey,
     "triton_candidates._name": name,
     "triton_recall._compare": compare,
-    "triton_replace.choose": choose,
-    "triton_replace.move": move,
+    "triton_recall._choose": choose,
+    "triton_recall._move": move,
     "triton_pack._pack": pack,
     "triton_tell._tell": tell,
     "triton_layer_ops._norm": norm,
@@ -345,8 +349,7 @@ TWINS: dict[str, Callable[[Arguments], None]] = {
     "triton_linear._multiply": multiply_packed,
     "triton_linear._unpack": unpack,
     "triton_experts._multiply": multiply_experts,
-    "triton_experts._multiply_mxfp4": multiply_mxfp4,
-    "triton_experts._multiply_nf4": multiply_nf4,
+    "triton_experts._multiply_packed": multiply_codes,
 }
 
 

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-from kvlite.cache import parse_kv_bits
+from kvlite.cache import KVHeadGroup, parse_kv_bits
+from kvlite.cache.packed import Packed
 from kvlite.cache.quantized import Quantized, rotation
 from kvlite.offload.kv.index import Index
 from kvlite.ops.blocks import FORMATS
@@ -32,9 +33,8 @@ from kvlite.ops import triton_experts, triton_layer_ops
 from kvlite.ops.triton_candidates import Wanted
 from kvlite.ops.triton_decode import attend_quantized
 from kvlite.ops.triton_linear import multiply, unpack
-from kvlite.ops.triton_pack import Segment
 from kvlite.ops.triton_ragged import attend_ragged
-from kvlite.ops.triton_recall import HeadGroupTensors, bring_back
+from kvlite.ops.triton_recall import bring_back
 from kvlite.ops.triton_sums import attention_of
 from kvlite.ops.triton_tell import tell
 from kvlite.ops.triton_topk import search
@@ -126,6 +126,7 @@ def recalled(
     own, packed = positions.expand(1, KV_HEADS, -1).tensor_split(2, 2)
     memory = torch.zeros(1, KV_HEADS, 4, 2 * ENTRIES, device=DEVICE) if remembers else None
     segment = None
+    group = KVHeadGroup(tuple(range(KV_HEADS)), held, held, own.clone(), memory)
     if bits:
         form = parse_kv_bits(bits)
         assert form is not None
@@ -134,10 +135,13 @@ def recalled(
             for width in (form.keys, form.values)
         )
         mean = torch.zeros(1, KV_HEADS, dim, device=DEVICE)
-        segment = Segment(4, packed.clone(), *sides, mean, rotation(dim, DEVICE))
+        group.segment = Packed(*sides, packed.clone(), mean, form)
+        segment = group.segment, rotation(dim, DEVICE)
     seen = 4 * ENTRIES - 5
     bring_back(
-        HeadGroupTensors(tuple(range(KV_HEADS)), held, held, own.clone(), memory, segment),
+        group,
+        segment,
+        group.capacity,
         (host, host),
         held[:, :, :rows],
         0.1,

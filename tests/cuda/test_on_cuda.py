@@ -400,7 +400,7 @@ def test_nothing_waits_for_sinks_or_experts(cuda: FakeCuda, name: str) -> None:
     else:
         model = make_tiny(name, "cuda", torch.bfloat16).model
     launched_by_a_program(cuda, read(model, "spans"))
-    kernel = "_multiply" if name not in (MXFP4, "nf4") else f"_multiply_{name}"
+    kernel = "_multiply_packed" if name in (MXFP4, "nf4") else "_multiply"
     products = 2 * len([*experts_of(model.module)])
     assert cuda.launches[f"triton_experts.{kernel}"] == products > 0
 

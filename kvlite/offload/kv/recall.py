@@ -179,17 +179,16 @@ _NOTHING = np.empty((0, 0, 0), np.float32)
 def _arrays(head_group: KVHeadGroup) -> tuple[Any, ...]:
     segment, own = head_group.segment, tuple(each.numpy()[0] for each in head_group.residuals)
     if not isinstance(segment, Packed):
-        return own, _none_packed(len(head_group.heads)), (0, 0, 0, 0)
-    bits = segment.keys.bits, segment.values.bits
-    return own, segment.arrays(), (segment.start, *bits, segment.count)
+        return own, _none_packed(len(head_group.heads)), (0, 0, 0)
+    return own, segment.arrays(), (segment.start, segment.keys.bits, segment.values.bits)
 
 
 @cache
-def _none_packed(heads: int) -> tuple[np.ndarray, ...]:
+def _none_packed(heads: int) -> tuple[Any, ...]:
     """What `Packed.arrays` gives of no entries."""
     codes, halves = np.empty((heads, 0, 0), np.uint8), np.empty((heads, 0, 0), np.uint16)
     positions, mean = np.empty((heads, 0), np.int32), np.empty((heads, 0), np.float32)
-    return codes, halves, halves, codes, halves, halves, positions, mean
+    return codes, halves, halves, codes, halves, halves, positions, mean, 0
 
 
 @cache

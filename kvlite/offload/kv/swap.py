@@ -1,7 +1,6 @@
 """Swapping the entries that a token wants most for the least wanted ones of a head group."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -9,13 +8,10 @@ from torch import Tensor
 from kvlite.cache import KVHeadGroup, Selection
 from kvlite.cache.head_group import wide
 from kvlite.cache.packed import Packed
-from kvlite.cache.quantized import Quantized, rotation
+from kvlite.cache.quantized import rotation
 from kvlite.offload.kv.store import INDEXED_AT_ONCE
 from kvlite.offload.kv.transfer import KVTransfer
 from kvlite.ops.heads import of_heads
-
-if TYPE_CHECKING:
-    from kvlite.ops.triton_pack import Segment
 
 CANDIDATES = 4
 SINKS, RECENT = 4, INDEXED_AT_ONCE
@@ -163,31 +159,17 @@ def swap_on_device(
     """
     # torch brings triton along on CUDA alone.
     from kvlite.ops.triton_candidates import Wanted
-    from kvlite.ops.triton_recall import HeadGroupTensors, bring_back
+    from kvlite.ops.triton_recall import bring_back
 
     scores, source, count = query.scores, query.source, query.count
     wanted = Wanted(count, min(scores.shape[2], CANDIDATES * count), SINKS, RECENT)
-    positions = head_group.residual_positions[:, :, : slots - head_group.segment_len]
-    own = positions, head_group.rows, _segment(head_group)
-    held = HeadGroupTensors(
-        head_group.heads, head_group.residual_keys, head_group.residual_values, *own
-    )
+    segment, packed = head_group.segment, None
+    if segment is not None:
+        assert isinstance(segment, Packed) and not segment.bits.by_channel
+        packed = segment, rotation(query.queries.shape[3], scores.device)
     host = source.residual_keys, source.residual_values
     given = host, query.queries, query.scale, scores, seen
-    bring_back(held, *given, wanted, came, writes=writes)
-
-
-def _segment(head_group: KVHeadGroup) -> "Segment | None":
-    from kvlite.ops.triton_pack import Segment
-
-    packed = head_group.segment
-    if packed is None:
-        return None
-    assert isinstance(packed, Packed)
-    assert isinstance(packed.keys, Quantized) and isinstance(packed.values, Quantized)
-    turn = rotation(packed.mean.shape[2], packed.mean.device)
-    sides = packed.keys, packed.values, packed.mean
-    return Segment(packed.start, packed.positions, *sides, turn)
+    bring_back(head_group, packed, slots, *given, wanted, came, writes=writes)
 
 
 def in_front(missing: Tensor) -> tuple[Tensor, Tensor]:
