@@ -184,6 +184,7 @@ LLAMA, EXPERTS, GEMMA = "Llama-3.1-8B", "Qwen3-30B-A3B", "gemma-3-270m"
 HYBRID = "Qwen3-Next-80B-A3B-Instruct"
 SCOUT = "Llama-4-Scout-17B-16E, its text alone"
 NEMOTRON = "NVIDIA-Nemotron-Nano-9B-v2"
+PHI = "Phi-3.5-mini-instruct"
 ROPE = PUBLISHED[LLAMA]["rope_scaling"]
 IMPOSSIBLE: list[tuple[str, dict[str, Any], str]] = [
     ("granite-3.3-8b-instruct", {"logits_scaling": 0}, "logits_scaling is 0"),
@@ -222,24 +223,8 @@ IMPOSSIBLE: list[tuple[str, dict[str, Any], str]] = [
     (LLAMA, {"rope_theta": 0}, "rope_theta is 0"),
     (LLAMA, {"partial_rotary_factor": 1.5}, "partial_rotary_factor is 1.5"),
     (LLAMA, {"sliding_window": -4096}, "sliding_window is -4096"),
-    (LLAMA, {"rope_scaling": {"type": "linear"}}, "has no rope_scaling.factor"),
     (LLAMA, {"rope_scaling": {**ROPE, "factor": 0}}, "rope_scaling.factor is 0"),
     (LLAMA, {"rope_scaling": {**ROPE, "factor": "8"}}, 'rope_scaling.factor is "8"'),
-    (LLAMA, {"rope_scaling": {**ROPE, "high_freq_factor": None}}, "no rope_scaling.high_freq"),
-    (LLAMA, {"rope_parameters": {"rope_type": "yarn"}}, "has no rope_parameters.factor"),
-    (LLAMA, {"rope_scaling": {"rope_type": "abra"}}, 'rope_scaling.rope_type is "abra"'),
-    (LLAMA, {"rope_scaling": {"type": ["yarn"]}}, 'rope_scaling.type is ["yarn"]'),
-    (
-        "Phi-3.5-mini-instruct",
-        {"rope_scaling": {"type": "longrope", "short_factor": 1, "long_factor": [1]}},
-        "rope_scaling.short_factor is 1",
-    ),
-    (
-        "Phi-3.5-mini-instruct",
-        {"rope_scaling": {"type": "longrope", "short_factor": [1], "long_factor": [1, 0]}},
-        "rope_scaling.long_factor is [1, 0]",
-    ),
-    ("Phi-3.5-mini-instruct", {"rope_scaling": {"type": "longrope"}}, "no rope_scaling.short"),
     (EXPERTS, {"num_experts": 0}, "num_experts is 0"),
     (EXPERTS, {"num_experts": 10**9}, "num_experts is 1000000000"),
     (EXPERTS, {"num_experts_per_tok": 129}, "num_experts_per_tok is 129: there are 128 experts"),
@@ -270,6 +255,14 @@ BUILT_BY_NOBODY: list[tuple[str, dict[str, Any]]] = [
     (LLAMA, {"torch_dtype": "float99"}),
     (LLAMA, {"pad_token_id": 128256}),
     (LLAMA, {"rope_scaling": "linear"}),
+    (LLAMA, {"rope_scaling": {"type": "linear"}}),
+    (LLAMA, {"rope_scaling": {"rope_type": "yarn"}}),
+    (LLAMA, {"rope_scaling": {"rope_type": "abra"}}),
+    (LLAMA, {"rope_scaling": {"type": ["yarn"]}}),
+    (LLAMA, {"rope_scaling": {**ROPE, "high_freq_factor": None}}),
+    (PHI, {"rope_scaling": {"type": "longrope"}}),
+    (PHI, {"rope_scaling": {"type": "longrope", "short_factor": 1, "long_factor": [1]}}),
+    (PHI, {"rope_scaling": {"type": "longrope", "short_factor": [1], "long_factor": [1, 0]}}),
     (LLAMA, {"quantization_config": True}),
     (LLAMA, {"quantization_config": ["awq"]}),
     (LLAMA, {"eos_token_id": "</s>"}),

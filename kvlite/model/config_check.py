@@ -24,33 +24,24 @@ _NEEDED = "hidden_size num_hidden_layers num_attention_heads vocab_size max_posi
 MOST = {
     key: most
     for most, keys in (
-        (1 << 6, "altup_num_inputs"),
-        (
-            1_000,
-            "conv_L_cache conv_kernel full_attention_interval linear_conv_kernel_dim mamba_d_conv "
-            "mamba_expand num_hidden_layers num_kv_shared_layers",
-        ),
-        (
-            1 << 12,
-            "n_group n_routed_experts n_shared_experts num_experts num_experts_per_tok "
-            "num_local_experts",
-        ),
+        (1_000, "altup_num_inputs full_attention_interval num_hidden_layers num_kv_shared_layers"),
         (
             1 << 14,
-            "global_head_dim head_dim hidden_size_per_layer_input kv_lora_rank laurel_rank "
-            "linear_key_head_dim linear_num_key_heads linear_num_value_heads linear_value_head_dim "
-            "mamba_d_state mamba_head_dim mamba_n_groups mamba_n_heads mamba_num_heads n_groups "
-            "num_attention_heads num_global_key_value_heads num_key_value_heads qk_nope_head_dim "
-            "qk_rope_head_dim ssm_state_size v_head_dim",
+            "conv_L_cache conv_kernel global_head_dim head_dim hidden_size_per_layer_input "
+            "kv_lora_rank laurel_rank linear_conv_kernel_dim linear_key_head_dim "
+            "linear_num_key_heads linear_num_value_heads linear_value_head_dim mamba_d_conv "
+            "mamba_d_state mamba_expand mamba_head_dim mamba_n_groups mamba_n_heads "
+            "mamba_num_heads n_group n_groups n_routed_experts n_shared_experts "
+            "num_attention_heads num_experts num_experts_per_tok num_global_key_value_heads "
+            "num_key_value_heads num_local_experts qk_nope_head_dim qk_rope_head_dim "
+            "ssm_state_size v_head_dim",
         ),
-        (1 << 20, "hidden_size"),
         (
-            1 << 22,
-            "intermediate_size intermediate_size_mlp moe_intermediate_size "
+            1 << 26,
+            "hidden_size intermediate_size intermediate_size_mlp moe_intermediate_size "
             "moe_shared_expert_intermediate_size shared_expert_intermediate_size "
-            "shared_intermediate_size",
+            "shared_intermediate_size vocab_size vocab_size_per_layer_input",
         ),
-        (1 << 26, "vocab_size vocab_size_per_layer_input"),
         (
             1 << 30,
             "attention_chunk_size max_position_embeddings original_max_position_embeddings "
@@ -68,17 +59,6 @@ _POSITIVE = (
     "query_pre_attn_scalar residual_multiplier rms_norm_eps rope_local_base_freq rope_theta"
 )
 _UP_TO = {**dict.fromkeys(_POSITIVE.split(), inf), "partial_rotary_factor": 1}
-# What a rope type needs, in the words of transformers 4 and 5.
-_ROPES = {
-    "default": "",
-    "linear": "factor",
-    "dynamic": "factor",
-    "yarn": "factor",
-    "longrope": "short_factor long_factor",
-    "su": "short_factor long_factor",
-    "proportional": "",
-    "llama3": "factor low_freq_factor high_freq_factor",
-}
 
 
 def parsed(path: Path) -> dict[str, Any]:
@@ -143,7 +123,13 @@ def require_sound(config: Mapping[str, Any], path: Path) -> None:
         if key in MOST and held is None:
             raise _fault(path, config, key, f"it must be a whole number from 1 to {MOST[key]:,}")
     _require_values(path, config)
-    _require_kinds(path, config, own)
+    known = ("full_attention", *(own.recurrent or [own.short_sight[0]]))
+    older = OLDER_KINDS if own.recurrent else {}
+    kinds = config.get("layer_types")
+    for kind in kinds if isinstance(kinds, list) else ():
+        if not isinstance(kind, str) or older.get(kind, kind) not in known:
+            wanted = f"{_shown(kind)} is none of {', '.join(known)}"
+            raise _fault(path, config, "layer_types", wanted)
     if count := config.get(own.experts):
         if config["num_experts_per_tok"] > count:
             wanted = f"there are {count} experts ({own.experts})"
@@ -156,12 +142,6 @@ def require_sound(config: Mapping[str, Any], path: Path) -> None:
         for key, wanted in (("bnb_4bit_quant_type", "nf4 or fp4"), ("quant_method", "a library's")):
             if stored.get(key) in ("int4", "gguf"):
                 raise _fault(path, stored, key, f"it must be {wanted}", "quantization_config.")
-    for name in ("rope_parameters", "rope_scaling"):
-        if isinstance(rope := config.get(name), dict):
-            _require_rope(path, rope, f"{name}.")
-            for kind, each in rope.items():  # of each kind of layers
-                if isinstance(each, dict):
-                    _require_rope(path, each, f"{name}.{kind}.")
 
 
 def _as_used(config: Mapping[str, Any], own: Architecture) -> tuple[dict[str, Any], list[str]]:
@@ -189,48 +169,19 @@ def _as_used(config: Mapping[str, Any], own: Architecture) -> tuple[dict[str, An
 
 
 def _require_values(path: Path, config: Mapping[str, Any], prefix: str = "") -> None:
-    for key in MOST.keys() & config.keys():
-        value, least = config[key], int(key not in _FROM_ZERO)
-        if value is not None and not (type(value) is int and least <= value <= MOST[key]):
-            wanted = f"it must be a whole number from {least} to {MOST[key]:,}"
-            raise _fault(path, config, key, wanted, prefix)
-    for key in _UP_TO.keys() & config.keys():
-        value, most = config[key], _UP_TO[key]
-        if value is not None and not (_is_positive(value) and value <= most):
-            wanted = "above 0" if most == inf else f"more than 0 and at most {most}"
-            raise _fault(path, config, key, f"it must be a number {wanted}", prefix)
-
-
-def _is_positive(value: Any) -> bool:
-    return type(value) in (int, float) and 0 < value < inf
-
-
-def _require_kinds(path: Path, config: Mapping[str, Any], own: Architecture) -> None:
-    known = ("full_attention", *(own.recurrent or [own.short_sight[0]]))
-    older = OLDER_KINDS if own.recurrent else {}
-    kinds = config.get("layer_types")
-    for kind in kinds if isinstance(kinds, list) else ():
-        if not isinstance(kind, str) or older.get(kind, kind) not in known:
-            wanted = f"{_shown(kind)} is none of {', '.join(known)}"
-            raise _fault(path, config, "layer_types", wanted)
-
-
-def _require_rope(path: Path, rope: Mapping[str, Any], prefix: str) -> None:
-    _require_values(path, rope, prefix)
-    name = "rope_type" if "rope_type" in rope else "type"
-    kind = rope.get(name, "default")
-    if not isinstance(kind, str) or kind not in _ROPES:
-        raise _fault(path, rope, name, f"it must be one of {', '.join(_ROPES)}", prefix)
-    for key in ("short_factor", "long_factor"):
-        held = rope.get(key)
-        if held is not None and not (isinstance(held, list) and all(map(_is_positive, held))):
-            raise _fault(path, rope, key, "it must be a list of numbers above 0", prefix)
-    for key in _ROPES[kind].split():
-        if rope.get(key) is None:
-            raise ModelError(
-                f"{path} has no {prefix}{key}, which rope type {kind!r} needs: get the model's own "
-                "config.json"
-            )
+    for key, value in config.items():
+        if isinstance(value, dict) and (prefix or key.startswith("rope_")):
+            _require_values(path, value, f"{prefix}{key}.")  # rotations, of each kind of layers
+        elif value is None or key not in MOST.keys() | _UP_TO.keys():
+            continue
+        elif key in MOST:
+            least = int(key not in _FROM_ZERO)
+            if type(value) is not int or not least <= value <= MOST[key]:
+                wanted = f"it must be a whole number from {least} to {MOST[key]:,}"
+                raise _fault(path, config, key, wanted, prefix)
+        elif type(value) not in (int, float) or not 0 < value <= _UP_TO[key] or value == inf:
+            upper = "" if _UP_TO[key] == inf else f", and at most {_UP_TO[key]}"
+            raise _fault(path, config, key, f"it must be a number above 0{upper}", prefix)
 
 
 def _fault(
