@@ -9,12 +9,15 @@ from kvlite.model.gguf.families import (
     RECURRENT,
     SHARED_WIDTH,
     Config,
-    granite,
-    qwen3_moe,
     routed_experts,
 )
 from kvlite.model.gguf.index import Order
 from kvlite.model.gguf.metadata import Metadata
+
+
+def state_heads(file: Metadata) -> int:
+    """The size of a head of states."""
+    return file.whole("ssm.inner_size") // file.size("ssm.time_step_rank")
 
 
 def delta_net(file: Metadata, config: Config) -> Config:
@@ -24,18 +27,7 @@ def delta_net(file: Metadata, config: Config) -> Config:
         FULL if (layer + 1) % interval == 0 else RECURRENT
         for layer in range(config["num_hidden_layers"])
     )
-    values, inner = file.size("ssm.time_step_rank"), file.whole("ssm.inner_size")
-    made = {
-        "layer_types": [*kinds],
-        "linear_conv_kernel_dim": file.whole("ssm.conv_kernel"),
-        "linear_key_head_dim": file.whole("ssm.state_size"),
-        "linear_num_key_heads": file.whole("ssm.group_count"),
-        "linear_num_value_heads": values,
-        "linear_value_head_dim": inner // values,
-    }
-    if file.has("expert_count"):
-        made |= qwen3_moe(file, config)
-        made["shared_expert_intermediate_size"] = file.whole(SHARED_WIDTH)
+    made = {"layer_types": [*kinds], "linear_value_head_dim": state_heads(file)}
     if file.predicted:
         made["mtp_num_hidden_layers"] = file.predicted
     return made
@@ -64,42 +56,26 @@ def by_key_head(config: Config) -> Order:
 
 def granite_alone(file: Metadata, config: Config) -> Config:
     """The MLP of a hybrid all of whose layers have attention is what others share."""
-    width = file.whole(SHARED_WIDTH, config["intermediate_size"])
-    return {**granite(file, config), "intermediate_size": width}
+    return {"intermediate_size": file.whole(SHARED_WIDTH, config["intermediate_size"])}
 
 
 def granite_hybrid(file: Metadata, config: Config) -> Config:
     heads = file.by_layer("attention.head_count_kv")
-    states, inner = file.size("ssm.time_step_rank"), file.whole("ssm.inner_size")
-    has_experts = bool(file.whole("expert_count", 0))
     made = {
-        **granite(file, config),
-        "num_key_value_heads": max(heads),
         "layer_types": [FULL if each else RECURRENT for each in heads],
         "position_embedding_type": "rope" if file.value("rope.scaling.finetuned") else "nope",
         "shared_intermediate_size": file.whole(SHARED_WIDTH, config["intermediate_size"]),
-        "mamba_n_heads": states,
-        "mamba_d_head": inner // states,
-        "mamba_d_state": file.whole("ssm.state_size"),
-        "mamba_d_conv": file.whole("ssm.conv_kernel"),
-        "mamba_n_groups": file.whole("ssm.group_count"),
-        "mamba_expand": inner // config["hidden_size"],
-        "mamba_conv_bias": any(name.endswith("ssm_conv1d.bias") for name in file.tensors),
-        "mamba_proj_bias": any(name.endswith("ssm_in.bias") for name in file.tensors),
+        "mamba_d_head": state_heads(file),
+        "mamba_expand": file.whole("ssm.inner_size") // config["hidden_size"],
     }
-    return made if has_experts else made | {"num_local_experts": 0, "num_experts_per_tok": 0}
+    if not file.whole("expert_count", 0):
+        made |= {"num_local_experts": 0, "num_experts_per_tok": 0}
+    return made
 
 
 def lfm2(file: Metadata, config: Config) -> Config:
     heads = file.by_layer("attention.head_count_kv")
-    return {
-        "num_key_value_heads": max(heads),
-        "layer_types": [FULL if each else "conv" for each in heads],
-        "conv_L_cache": file.whole("shortconv.l_cache"),
-        "conv_bias": any(name.endswith("shortconv.conv.bias") for name in file.tensors),
-        "norm_eps": file.number("attention.layer_norm_rms_epsilon"),
-        "block_auto_adjust_ff_dim": False,
-    }
+    return {"layer_types": [FULL if each else "conv" for each in heads]}
 
 
 def nemotron(file: Metadata, config: Config) -> Config:
@@ -111,22 +87,10 @@ def nemotron(file: Metadata, config: Config) -> Config:
         "attention" if own else mlp if width else "mamba"
         for own, width in zip(heads, widths, strict=True)
     ]
-    states, inner = file.size("ssm.time_step_rank"), file.whole("ssm.inner_size")
     made = {
-        "num_key_value_heads": max(heads),
-        "intermediate_size": max(widths),
         "layers_block_type": kinds,
-        "layer_norm_epsilon": file.number(
-            "attention.layer_norm_rms_epsilon", file.value("attention.layer_norm_epsilon")
-        ),
-        "mamba_num_heads": states,
-        "mamba_head_dim": inner // states,
-        "n_groups": file.whole("ssm.group_count"),
-        "ssm_state_size": file.whole("ssm.state_size"),
-        "conv_kernel": file.whole("ssm.conv_kernel"),
-        "use_conv_bias": any(name.endswith("ssm_conv1d.bias") for name in file.tensors),
-        "mamba_proj_bias": any(name.endswith("ssm_in.bias") for name in file.tensors),
-        "mlp_bias": any(name.endswith("ffn_up.bias") for name in file.tensors),
+        "layer_norm_epsilon": config.get("rms_norm_eps", config.get("layer_norm_eps")),
+        "mamba_head_dim": state_heads(file),
     }
     if has_experts:
         shared = file.whole(SHARED_WIDTH)
