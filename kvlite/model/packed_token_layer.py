@@ -1,7 +1,7 @@
 """A decoder layer with packed weights taken apart, on a CPU: one compiled call before attention and
 one after it, as each of torch's functions takes longer than most of what these do."""
 
-from collections.abc import Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -10,57 +10,40 @@ from torch import Tensor
 
 from kvlite.model.attention_interface import Attender
 from kvlite.model.packed_linear import PackedLinear
-from kvlite.model.token_layer import Rotation, Structure, TokenLayer
+from kvlite.model.token_layer import Rotation, TokenLayer, activation_of, linears_of
 
 
 class PackedTokenLayer(TokenLayer):
     """As `TokenLayer`, to rounding."""
 
     @staticmethod
-    def takes(module: Any, structure: Structure) -> bool:
+    def takes(module: Any) -> bool:
         """Whether a layer is one for it."""
-        attention, mlp = module.self_attn, module.mlp
-        linears = [
-            *(getattr(attention, name) for name in (*structure.qkv, "o_proj")),
-            *(getattr(mlp, name) for name in (*structure.gate_up, "down_proj")),
-        ]
-        packed = all(
-            isinstance(each, PackedLinear) and each.weight.blocks.is_cpu for each in linears
+        return (
+            all(
+                isinstance(each, PackedLinear) and each.weight.blocks.is_cpu
+                for each in chain(*linears_of(module))
+            )
+            and {each.dtype for each in module.parameters()} <= {torch.float32, torch.uint8}
+            and activation_of(module.mlp) == "SiLUActivation"
+            and not hasattr(module, "pre_feedforward_layernorm")
         )
-        plain = all(
-            each.dtype == torch.float32 for each in module.parameters() if each.is_floating_point()
-        )
-        gates = type(getattr(mlp, structure.activation)).__name__ == "SiLUActivation"
-        return packed and plain and gates and structure.after is None
 
-    def __init__(self, module: Any, structure: Structure, kv_heads: int) -> None:
-        """As for a `TokenLayer`."""
+    def __init__(self, module: Any, kv_heads: int) -> None:
         from kvlite.ops.numba_layer_ops import LayerWeights, array_norms
         from kvlite.ops.numba_linear import joined, product
 
-        super().__init__(module, structure, kv_heads)
-
-        def products(owner: Any, names: Sequence[str]) -> Any:
-            linears = [getattr(owner, name) for name in names]
-            for each in linears:
-                self.held += [part.detach() for part in each.parameters()]
-            return joined(
-                *(product(each.weight.blocks, each.weight.form, each.bias) for each in linears)
-            )
-
-        attention, mlp = module.self_attn, module.mlp
-        norms = *self.before, *(self.head_norms or ())
+        super().__init__(module, kv_heads)
+        linears, norms = linears_of(module), (*self.before, *(self.head_norms or ()))
+        parts = [
+            joined(*(product(each.weight.blocks, each.weight.form, each.bias) for each in some))
+            for some in linears
+        ]
         # Compiled loops are told where these lie, also once a module has been given others.
         self.held = [norm.weight.detach() for norm in norms]
-        of_queries, of_keys = self.head_norms or (None, None)
-        parts = [
-            products(attention, structure.qkv),
-            products(attention, ["o_proj"]),
-            products(mlp, structure.gate_up),
-            products(mlp, ["down_proj"]),
-        ]
+        self.held += [part.detach() for each in chain(*linears) for part in each.parameters()]
+        own = array_norms(self.before[0], *(self.head_norms or (None, None)), self.before[1])
         heads = self.sizes[0] // self.head_dim, kv_heads
-        own = array_norms(self.before[0], of_queries, of_keys, self.before[1])
         self.weights = LayerWeights(own, np.stack(parts), heads)
 
     def __call__(

@@ -4,8 +4,7 @@ A step through transformers' module spends more time on calls than on products. 
 products are joined by as few calls as can be.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -23,82 +22,66 @@ from kvlite.ops.softmax import Softmax
 Rotation = tuple[Tensor, Tensor]
 
 
-@dataclass(frozen=True)
-class Structure:
-    """Where a class of decoder layers has its parts; empty for what it has not.
-
-    Attributes:
-        before, after: the norms of what goes into attention and MLP and of what comes out.
-        qkv: projections to queries, keys and values, or to all three.
-        gate_up: those of the MLP, or both in one.
-        activation: the MLP's.
-        head_norms: of queries and keys, a head at a time.
-        eps: the name of a norm's epsilon.
-        from_one: see `Norm`.
-    """
-
-    before: tuple[str, str] = ("input_layernorm", "post_attention_layernorm")
-    after: tuple[str, str] | None = None
-    qkv: tuple[str, ...] = ("q_proj", "k_proj", "v_proj")
-    gate_up: tuple[str, ...] = ("gate_proj", "up_proj")
-    activation: str = "act_fn"
-    head_norms: tuple[str, str] | None = None
-    eps: str = "variance_epsilon"
-    from_one: bool = False
+# Classes of transformers' whose layers may be taken apart (`step_layers` compares them).
+_NAMES = ("Gemma2", "Gemma3", "Llama", "Mistral", "Phi3", "Qwen2", "Qwen3", "SeedOss", "SmolLM3")
+KNOWN = frozenset(f"{name}DecoderLayer" for name in _NAMES)
 
 
-_HEAD_NORMS = ("q_norm", "k_norm")
-_GEMMA: dict[str, Any] = {
-    "before": ("input_layernorm", "pre_feedforward_layernorm"),
-    "after": ("post_attention_layernorm", "post_feedforward_layernorm"),
-    "eps": "eps",
-    "from_one": True,
-}
-STRUCTURES: Mapping[str, Structure] = {
-    "LlamaDecoderLayer": Structure(),
-    "MistralDecoderLayer": Structure(),
-    "Qwen2DecoderLayer": Structure(),
-    "SeedOssDecoderLayer": Structure(),
-    "SmolLM3DecoderLayer": Structure(),
-    "Qwen3DecoderLayer": Structure(head_norms=_HEAD_NORMS),
-    "Phi3DecoderLayer": Structure(
-        qkv=("qkv_proj",), gate_up=("gate_up_proj",), activation="activation_fn"
-    ),
-    "Gemma2DecoderLayer": Structure(**_GEMMA),
-    "Gemma3DecoderLayer": Structure(head_norms=_HEAD_NORMS, **_GEMMA),
-}
+def linears_of(module: Any) -> tuple[list[Any], list[Any], list[Any], list[Any]]:
+    """A layer's projections to queries, keys and values, or to all three; attention's output; the
+    MLP's gate and up, or both in one; and down."""
+    attention, mlp = module.self_attn, module.mlp
+    heads = [attention.qkv_proj] if hasattr(attention, "qkv_proj") else None
+    inner = [mlp.gate_up_proj] if hasattr(mlp, "gate_up_proj") else None
+    return (
+        heads or [attention.q_proj, attention.k_proj, attention.v_proj],
+        [attention.o_proj],
+        inner or [mlp.gate_proj, mlp.up_proj],
+        [mlp.down_proj],
+    )
+
+
+def _norms(*modules: Any) -> tuple[Norm, ...]:
+    """Gemma's, which are from one, have their own name of epsilon."""
+    return tuple(
+        Norm(each.weight, each.eps, True)
+        if hasattr(each, "eps")
+        else Norm(each.weight, each.variance_epsilon, False)
+        for each in modules
+    )
 
 
 class TokenLayer:
     """A decoder layer without its modules; called like one, with one token a sequence.
 
     It holds the modules' own weights, and copies none.
+
+    Attributes:
+        before, after: the norms of what goes into attention and MLP and of what comes out.
+        head_norms: of queries and keys, a head at a time.
     """
 
-    def __init__(self, module: Any, structure: Structure, kv_heads: int) -> None:
+    def __init__(self, module: Any, kv_heads: int) -> None:
         """Take a layer apart. Raises AttributeError or KeyError if it is another one."""
         attention, mlp = module.self_attn, module.mlp
-
-        def norm(owner: Any, name: str) -> Norm:
-            part = getattr(owner, name)
-            return Norm(part.weight, getattr(part, structure.eps), structure.from_one)
-
-        self.head_dim = attention.head_dim
-        self.before = tuple(norm(module, name) for name in structure.before)
-        self.after = tuple(norm(module, name) for name in structure.after or ())
-        names = structure.head_norms
-        self.head_norms = None if names is None else tuple(norm(attention, each) for each in names)
-        self.qkv = _Together([getattr(attention, name) for name in structure.qkv])
-        self.out = attention.o_proj.forward
-        self.gate_up = _Together([getattr(mlp, name) for name in structure.gate_up])
-        self.down = mlp.down_proj.forward
-        self.add_down = partial(_added_in_place if _plain(mlp.down_proj) else _added, mlp.down_proj)
-        self.activation = type(getattr(mlp, structure.activation)).__name__
+        into_mlp, self.after = module.post_attention_layernorm, _norms()
+        if hasattr(module, "pre_feedforward_layernorm"):
+            self.after = _norms(into_mlp, module.post_feedforward_layernorm)
+            into_mlp = module.pre_feedforward_layernorm
+        self.before = _norms(module.input_layernorm, into_mlp)
+        has_norms = hasattr(attention, "q_norm")
+        self.head_norms = _norms(attention.q_norm, attention.k_norm) if has_norms else None
+        heads, (out,), inner, (down,) = linears_of(module)
+        self.qkv, self.gate_up = _Together(heads), _Together(inner)
+        self.out, self.down = out.forward, down.forward
+        self.add_down = partial(_added_in_place if _plain(down) else _added, down)
+        self.activation = activation_of(mlp)
         ACTIVATIONS[self.activation]
-        cap = getattr(attention, "attn_logit_softcapping", None) if structure.after else None
+        cap = getattr(attention, "attn_logit_softcapping", None) if self.after else None
         self.softmax = Softmax(attention.scaling, cap, None)
+        self.head_dim = attention.head_dim
         every, own = attention.config.num_attention_heads * self.head_dim, kv_heads * self.head_dim
-        self.ops = _ops_for(mlp.down_proj)
+        self.ops = _ops_for(down)
         self.sizes = [every, own, own]
 
     def __call__(
@@ -119,6 +102,11 @@ class TokenLayer:
         if self.after:
             return hidden + ops.normed(self.down(inner), self.after[1])  # type: ignore[no-any-return]
         return self.add_down(hidden, inner)
+
+
+def activation_of(mlp: Any) -> str:
+    """The class of an MLP's activation."""
+    return type(getattr(mlp, "act_fn", None) or mlp.activation_fn).__name__
 
 
 def _ops_for(product: nn.Module) -> Any:
