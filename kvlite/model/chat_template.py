@@ -235,7 +235,6 @@ def _spliced(tokenizer: Any, controls: Controls, shown: Rendering) -> list[Part]
 
 
 def _pieces(shown: Rendering) -> list[str]:
-    """The template's text and what was said, in turns."""
     edges = [0, *chain.from_iterable(shown.spans), len(shown.text)]
     return [shown.text[begin:end] for begin, end in pairwise(edges)]
 

@@ -69,9 +69,7 @@ def parsed(path: Path) -> dict[str, Any]:
         if not S_ISREG(about.st_mode) or about.st_size > LONGEST:
             held = f"{about.st_size:,} bytes long" if S_ISREG(about.st_mode) else "not a file"
             raise ModelError(f"{path} is {held}, which no config is: get the model's own")
-        config = from_json(
-            path.read_bytes(), parse_constant=_no_constant, object_pairs_hook=_each_once
-        )
+        config = from_json(path.read_bytes())
     except Damaged as error:
         raise ModelError(f"{path} is not readable JSON: {error}") from None
     except (FileNotFoundError, NotADirectoryError):
@@ -145,7 +143,6 @@ def require_sound(config: Mapping[str, Any], path: Path) -> None:
 
 
 def _as_used(config: Mapping[str, Any], own: Architecture) -> tuple[dict[str, Any], list[str]]:
-    """A config in the words of the tables, and the keys that it needs."""
     config = {**config, **{key: config[known] for key, known in own.known_as if known in config}}
     needed = [*_NEEDED.split(), own.width, *own.needs.split()]
     kinds, width = config.get("layer_types"), config.get(own.width)
@@ -195,18 +192,3 @@ def _fault(
 def _shown(value: Any) -> str:
     text = json.dumps(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
-
-
-def _no_constant(name: str) -> float:
-    raise ValueError(f"{name} is no number there")
-
-
-def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for key, value in pairs:
-        if key in found and found[key] != value:
-            raise ValueError(
-                f"{_shown(key)} is {_shown(found[key])}, and {_shown(value)} further down"
-            )
-        found[key] = value
-    return found

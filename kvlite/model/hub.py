@@ -131,7 +131,6 @@ def _check(folder: Path, progress: Callable[[int, int], None]) -> list[str]:
 
 
 def _digest_like(blob: Path) -> Any:
-    """The digest that a blob's name is made with: SHA-256 for large files, git's for others."""
     if len(blob.name) == 64:
         return hashlib.sha256()
     if len(blob.name) == 40:
@@ -193,7 +192,6 @@ def _named_errors(repo: str) -> Iterator[None]:
 
 
 def _bar(progress: Callable[[int, int], None]) -> Any:
-    """A tqdm class that reports bytes to `progress` instead of drawing a bar."""
     from tqdm import tqdm
 
     class Bar(tqdm):  # type: ignore[misc]

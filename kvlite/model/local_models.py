@@ -154,7 +154,6 @@ def _in_folder(root: Path, place: str) -> Iterator[LocalModel]:
 
 
 def _short(path: Path) -> str:
-    """A path as `--model` takes it, from the home folder on where it is there."""
     home = Path.home()
     return str(Path("~") / path.relative_to(home)) if path.is_relative_to(home) else str(path)
 

@@ -79,8 +79,6 @@ def _taken_apart(module: Any, kv_heads: int) -> TokenLayer:
 
 
 class _Recorder:
-    """Stands in for attention, and remembers what it was given."""
-
     def __init__(self) -> None:
         self.given: tuple[Tensor, ...] = ()
         self.softmax: Softmax | None = None

@@ -127,7 +127,6 @@ class _Together:
             self.products = [_product_of_all(modules)]
 
     def __call__(self, x: Tensor, sizes: list[int] | None) -> list[Tensor]:
-        """What each gives; what comes as one in parts of these sizes, or in halves."""
         if len(self.products) > 1:
             return [product(x) for product in self.products]
         out = self.products[0](x)
@@ -173,6 +172,5 @@ def _added(linear: Any, total: Tensor, x: Tensor) -> Tensor:
 
 
 def _added_in_place(linear: nn.Linear, total: Tensor, x: Tensor) -> Tensor:
-    """Likewise, in one launch and in the place of `total`."""
     total.view(len(total), -1).addmm_(x.view(len(x), -1), linear.weight.t())
     return total if linear.bias is None else total.add_(linear.bias)

@@ -124,7 +124,6 @@ def _any(rules: Rules) -> str:
 
 
 def _object(schema: Mapping[str, Any], root: Mapping[str, Any], rules: Rules, deep: int = 0) -> str:
-    """A rule of an object: its keys in order, each with a comma but the last."""
     schema = referred(schema, root)
     properties = properties_of(schema)
     if not properties:

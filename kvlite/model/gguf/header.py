@@ -162,8 +162,6 @@ def _further_parts(first: Path, fields: dict[str, Any]) -> list[Path]:
 
 
 class _Reading:
-    """Reads values one after the other, in blocks of the file."""
-
     BLOCK = 1 << 20
 
     def __init__(self, file: IO[bytes], path: Path, begin: int) -> None:
@@ -323,7 +321,6 @@ class _Reading:
         return found
 
     def _fill(self, count: int) -> None:
-        """Have a block that begins here and has `count` bytes, if the file does."""
         self.digest.update(self.block[: self.at])
         rest = self.block[self.at :]
         wanted = max(0, min(max(count, self.BLOCK), self.size) - len(rest))

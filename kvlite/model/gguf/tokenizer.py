@@ -62,7 +62,6 @@ def write_tokenizer(header: Header, folder: Path) -> None:
 
 
 def _pre_tokenizer(header: Header, vocabulary: Vocabulary) -> PreTokenizer | None:
-    """How texts are cut before BPE; None for SentencePiece, which does not cut them."""
     if vocabulary.model == "llama":
         return None
     if vocabulary.model == "gemma4":
@@ -79,7 +78,6 @@ def _pre_tokenizer(header: Header, vocabulary: Vocabulary) -> PreTokenizer | Non
 def _tokenizer_json(
     header: Header, vocabulary: Vocabulary, pre: PreTokenizer | None, added: list[dict[str, Any]]
 ) -> str:
-    """The file tokenizer.json; tokens and merges, most of it, are written out by parts."""
     from tokenizers import Tokenizer
     from tokenizers.models import BPE
 
@@ -206,7 +204,6 @@ def _pairs_of_pieces(header: Header, vocabulary: Vocabulary, quoted: dict[str, s
 
 
 def _stored_merges(header: Header, vocabulary: Vocabulary, quoted: dict[str, str]) -> list[str]:
-    """The merges in the header, those of tokens that became added ones left out; as JSON."""
     if vocabulary.merges is None:
         raise unreadable(header, _MERGES, "is missing")
     made = dict[str, None]()

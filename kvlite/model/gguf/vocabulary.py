@@ -151,7 +151,6 @@ def _has(header: Header, key: str) -> bool:
 
 
 def _list(header: Header, key: str, *kinds: type, count: int | None = None) -> list[Any] | None:
-    """A list of `count` values of these types; None if it is missing."""
     if not _has(header, key):
         return None
     values = header.values(f"{_PREFIX}{key}")
@@ -207,7 +206,6 @@ def _roles(header: Header, count: int) -> dict[str, int]:
 
 
 def _more_ends(header: Header, count: int) -> tuple[int, ...]:
-    """A list of ids that end an answer, as Ollama writes it."""
     ids = _list(header, "eos_token_ids", int) or ()
     if beyond := [number for number in ids if not 0 <= number < count]:
         raise unreadable(
