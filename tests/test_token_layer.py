@@ -9,11 +9,10 @@ from torch import Tensor
 
 from kvlite.model.cpu import split_linears
 from kvlite.model.load import LoadedModel
-from kvlite.model.packed_token_layer import PackedTokenLayer
 from kvlite.model.packing import pack_linears
 from kvlite.model.step_layers import step_layers
 from kvlite.model.token_layer import KNOWN as CLASSES
-from kvlite.model.token_layer import TokenLayer
+from kvlite.model.token_layer import PackedTokenLayer, TokenLayer
 from kvlite.ops.softmax import Softmax
 from tests.conftest import ARCHITECTURES, make_tiny
 

@@ -10,8 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kvlite.model.packed_token_layer import PackedTokenLayer
-from kvlite.model.token_layer import KNOWN, Rotation, TokenLayer
+from kvlite.model.token_layer import KNOWN, PackedTokenLayer, Rotation, TokenLayer
 from kvlite.ops.softmax import Softmax
 
 StepLayer = Callable[..., Tensor]

@@ -6,8 +6,10 @@ products are joined by as few calls as can be.
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import chain
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -27,7 +29,7 @@ _NAMES = ("Gemma2", "Gemma3", "Llama", "Mistral", "Phi3", "Qwen2", "Qwen3", "See
 KNOWN = frozenset(f"{name}DecoderLayer" for name in _NAMES)
 
 
-def linears_of(module: Any) -> tuple[list[Any], list[Any], list[Any], list[Any]]:
+def _linears_of(module: Any) -> tuple[list[Any], list[Any], list[Any], list[Any]]:
     """A layer's projections to queries, keys and values, or to all three; attention's output; the
     MLP's gate and up, or both in one; and down."""
     attention, mlp = module.self_attn, module.mlp
@@ -71,11 +73,11 @@ class TokenLayer:
         self.before = _norms(module.input_layernorm, into_mlp)
         has_norms = hasattr(attention, "q_norm")
         self.head_norms = _norms(attention.q_norm, attention.k_norm) if has_norms else None
-        heads, (out,), inner, (down,) = linears_of(module)
+        heads, (out,), inner, (down,) = _linears_of(module)
         self.qkv, self.gate_up = _Together(heads), _Together(inner)
         self.out, self.down = out.forward, down.forward
         self.add_down = partial(_added_in_place if _plain(down) else _added, down)
-        self.activation = activation_of(mlp)
+        self.activation = _activation_of(mlp)
         ACTIVATIONS[self.activation]
         cap = getattr(attention, "attn_logit_softcapping", None) if self.after else None
         self.softmax = Softmax(attention.scaling, cap, None)
@@ -104,8 +106,53 @@ class TokenLayer:
         return self.add_down(hidden, inner)
 
 
-def activation_of(mlp: Any) -> str:
-    """The class of an MLP's activation."""
+class PackedTokenLayer(TokenLayer):
+    """As `TokenLayer`, to rounding, of packed weights on a CPU: one compiled call before attention
+    and one after it, as each of torch's functions takes longer than most of what these do."""
+
+    @staticmethod
+    def takes(module: Any) -> bool:
+        """Whether a layer is one for it."""
+        return (
+            all(
+                isinstance(each, PackedLinear) and each.weight.blocks.is_cpu
+                for each in chain(*_linears_of(module))
+            )
+            and {each.dtype for each in module.parameters()} <= {torch.float32, torch.uint8}
+            and _activation_of(module.mlp) == "SiLUActivation"
+            and not hasattr(module, "pre_feedforward_layernorm")
+        )
+
+    def __init__(self, module: Any, kv_heads: int) -> None:
+        from kvlite.ops.numba_layer_ops import LayerWeights, array_norms
+        from kvlite.ops.numba_linear import joined, product
+
+        super().__init__(module, kv_heads)
+        linears, norms = _linears_of(module), (*self.before, *(self.head_norms or ()))
+        parts = [
+            joined(*(product(each.weight.blocks, each.weight.form, each.bias) for each in some))
+            for some in linears
+        ]
+        # Compiled loops are told where these lie, also once a module has been given others.
+        self.held = [norm.weight.detach() for norm in norms]
+        self.held += [part.detach() for each in chain(*linears) for part in each.parameters()]
+        own = array_norms(self.before[0], *(self.head_norms or (None, None)), self.before[1])
+        heads = self.sizes[0] // self.head_dim, kv_heads
+        self.weights = LayerWeights(own, np.stack(parts), heads)
+
+    def __call__(
+        self, hidden: Tensor, *, position_embeddings: Rotation, kvlite: Attender, **_: Any
+    ) -> Tensor:
+        """As the module: hidden states `(batch, 1, hidden size)`."""
+        x, (cos, sin), (every, own) = hidden.numpy()[:, 0], position_embeddings, self.weights.heads
+        made = self.weights.to_heads(x, cos.numpy(), sin.numpy())[:, :, None]
+        parts = made[:, :every], made[:, every : every + own], made[:, every + own :]
+        q, k, v = (torch.from_numpy(part) for part in parts)
+        out = kvlite.attend(q, k, v, self.softmax).numpy().reshape(len(x), -1)
+        return torch.from_numpy(self.weights.to_hidden(x, out)).unsqueeze(1)
+
+
+def _activation_of(mlp: Any) -> str:
     return type(getattr(mlp, "act_fn", None) or mlp.activation_fn).__name__
 
 

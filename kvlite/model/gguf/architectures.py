@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from kvlite.model.gguf import families, hybrids
+from kvlite.model.gguf import families
 from kvlite.model.gguf.families import Config
 from kvlite.model.gguf.index import Order
 from kvlite.model.gguf.metadata import Metadata
@@ -68,11 +68,11 @@ _POST_NORMS = {
     ".post_attention_layernorm": "post_attention_norm",
     ".post_feedforward_layernorm": "post_ffw_norm",
 }
-_BY_HEAD = partial(hybrids.grouped, dim=1)
+_BY_HEAD = partial(families.grouped, dim=1)
 _DELTA_ORDERS: dict[str, Ordered] = {
-    ".linear_attn.in_proj_qkv.weight": hybrids.grouped_values,
-    ".linear_attn.conv1d.weight": hybrids.grouped_values,
-    ".linear_attn.in_proj_z.weight": hybrids.grouped,
+    ".linear_attn.in_proj_qkv.weight": families.grouped_values,
+    ".linear_attn.conv1d.weight": families.grouped_values,
+    ".linear_attn.in_proj_z.weight": families.grouped,
     ".linear_attn.in_proj_a.weight": _BY_HEAD,
     ".linear_attn.in_proj_b.weight": _BY_HEAD,
     ".linear_attn.A_log": _BY_HEAD,
@@ -94,10 +94,10 @@ _QWEN35 = GGUFArchitecture(
     "qwen3_5_text",
     keys=_DELTA_NET,
     rope=_PARTIAL_ROPE,
-    more=hybrids.delta_net,
+    more=families.delta_net,
     modules={".post_attention_layernorm": "post_attention_norm"},
     orders=_DELTA_ORDERS,
-    columns={".linear_attn.out_proj.weight": hybrids.grouped},
+    columns={".linear_attn.out_proj.weight": families.grouped},
     norm_offset=1,
     harmless=_SPLIT_CHANNELS,
 )
@@ -122,7 +122,7 @@ _NEMOTRON = GGUFArchitecture(
         "ssm_state_size=ssm.state_size conv_kernel=ssm.conv_kernel "
         "use_conv_bias?ssm_conv1d.bias mamba_proj_bias?ssm_in.bias mlp_bias?ffn_up.bias"
     ),
-    more=hybrids.nemotron,
+    more=families.nemotron,
     rope=None,
     # Rope has no part in it, though the converter may say something of it.
     harmless=frozenset({"rope.dimension_count", "rope.freq_base"}),
@@ -148,7 +148,7 @@ ARCHITECTURES: dict[str, GGUFArchitecture] = {
     "qwen3next": replace(
         _QWEN35_MOE,
         model_type="qwen3_next",
-        orders={".linear_attn.in_proj_qkvz.weight": hybrids.by_key_head},
+        orders={".linear_attn.in_proj_qkvz.weight": families.by_key_head},
         columns={},
         harmless=frozenset(),
     ),
@@ -232,7 +232,7 @@ ARCHITECTURES: dict[str, GGUFArchitecture] = {
         rope=families.deepseek_rope,
     ),
     "granite": GGUFArchitecture(
-        "granite", keys=_GRANITE, more=hybrids.granite_alone, permuted=True, harmless=_STATES
+        "granite", keys=_GRANITE, more=families.granite_alone, permuted=True, harmless=_STATES
     ),
     "granitemoe": GGUFArchitecture(
         "granitemoe",
@@ -247,7 +247,7 @@ ARCHITECTURES: dict[str, GGUFArchitecture] = {
             "mamba_d_conv=ssm.conv_kernel mamba_n_groups=ssm.group_count "
             "mamba_conv_bias?ssm_conv1d.bias mamba_proj_bias?ssm_in.bias"
         ),
-        more=hybrids.granite_hybrid,
+        more=families.granite_hybrid,
         permuted=True,
     ),
     "olmo2": GGUFArchitecture(
@@ -283,7 +283,7 @@ ARCHITECTURES: dict[str, GGUFArchitecture] = {
             "norm_eps~attention.layer_norm_rms_epsilon"
         ),
         fixed={"block_auto_adjust_ff_dim": False},
-        more=hybrids.lfm2,
+        more=families.lfm2,
     ),
     "nemotron_h": _NEMOTRON,
     "nemotron_h_moe": _NEMOTRON,
