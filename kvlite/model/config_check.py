@@ -6,7 +6,7 @@ model, and builds what no machine holds. What else is wrong with a config it say
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from math import inf
 from pathlib import Path
 from stat import S_ISREG
@@ -20,45 +20,33 @@ from kvlite.model.architectures import OLDER_KINDS, WRAPPERS, Architecture, arch
 LONGEST = 16 << 20
 
 _NEEDED = "hidden_size num_hidden_layers num_attention_heads vocab_size max_position_embeddings"
-# Whole numbers from 1 on, up to well beyond every published model: a plan of more takes minutes.
-MOST = {
-    key: most
-    for most, keys in (
-        (1_000, "altup_num_inputs full_attention_interval num_hidden_layers num_kv_shared_layers"),
-        (
-            1 << 14,
-            "conv_L_cache conv_kernel global_head_dim head_dim hidden_size_per_layer_input "
-            "kv_lora_rank laurel_rank linear_conv_kernel_dim linear_key_head_dim "
-            "linear_num_key_heads linear_num_value_heads linear_value_head_dim mamba_d_conv "
-            "mamba_d_state mamba_expand mamba_head_dim mamba_n_groups mamba_n_heads "
-            "mamba_num_heads n_group n_groups n_routed_experts n_shared_experts "
-            "num_attention_heads num_experts num_experts_per_tok num_global_key_value_heads "
-            "num_key_value_heads num_local_experts qk_nope_head_dim qk_rope_head_dim "
-            "ssm_state_size v_head_dim",
-        ),
-        (
-            1 << 26,
-            "hidden_size intermediate_size intermediate_size_mlp moe_intermediate_size "
-            "moe_shared_expert_intermediate_size shared_expert_intermediate_size "
-            "shared_intermediate_size vocab_size vocab_size_per_layer_input",
-        ),
-        (
-            1 << 30,
-            "attention_chunk_size max_position_embeddings original_max_position_embeddings "
-            "sliding_window",
-        ),
-    )
-    for key in keys.split()
-}
-# Of these, those that may be 0.
-_FROM_ZERO = ("hidden_size_per_layer_input", "num_kv_shared_layers", "sliding_window")
-# Numbers above 0.
-_POSITIVE = (
+# Numbers that are checked where a config has them, besides those that it needs: what scales.
+_FACTORS = (
     "attention_factor attention_multiplier attn_scale beta_fast beta_slow embedding_multiplier "
     "factor high_freq_factor llama_4_scaling_beta logit_scale logits_scaling low_freq_factor "
     "query_pre_attn_scalar residual_multiplier rms_norm_eps rope_local_base_freq rope_theta"
 )
-_UP_TO = {**dict.fromkeys(_POSITIVE.split(), inf), "partial_rotary_factor": 1}
+# And sizes.
+_SIZES = (
+    "full_attention_interval global_head_dim head_dim n_group num_global_key_value_heads "
+    "num_key_value_heads original_max_position_embeddings partial_rotary_factor sliding_window "
+    "vocab_size_per_layer_input"
+)
+# All are above 0, but for these.
+_FROM_ZERO = (
+    *("first_k_dense_replace", "hidden_size_per_layer_input"),
+    *("num_kv_shared_layers", "sliding_window"),
+)
+# Up to well beyond every published model, by parts of names: a plan of more takes minutes.
+MOST_LAYERS, LARGEST = 1_000, 1 << 30
+_MOST = {
+    "partial_rotary_factor": 1,
+    "layers": MOST_LAYERS,
+    "num_inputs": MOST_LAYERS,
+    "heads": 1 << 14,
+    "experts": 1 << 14,
+    "": LARGEST,
+}
 
 
 def parsed(path: Path) -> dict[str, Any]:
@@ -118,9 +106,9 @@ def require_sound(config: Mapping[str, Any], path: Path) -> None:
         held = config.get(whole)
         if whole not in config or (part and not (isinstance(held, dict) and part in held)):
             raise _fault(path, config, key, "a plan without it would be one of another model")
-        if key in MOST and held is None:
-            raise _fault(path, config, key, f"it must be a whole number from 1 to {MOST[key]:,}")
-    _require_values(path, config)
+        if held is None and key != "q_lora_rank":
+            raise _fault(path, config, key, "it must be a number")
+    _require_values(path, config, {*needed, *_FACTORS.split(), *_SIZES.split()})
     known = ("full_attention", *(own.recurrent or [own.short_sight[0]]))
     older = OLDER_KINDS if own.recurrent else {}
     kinds = config.get("layer_types")
@@ -128,13 +116,15 @@ def require_sound(config: Mapping[str, Any], path: Path) -> None:
         if not isinstance(kind, str) or older.get(kind, kind) not in known:
             wanted = f"{_shown(kind)} is none of {', '.join(known)}"
             raise _fault(path, config, "layer_types", wanted)
-    if count := config.get(own.experts):
-        if config["num_experts_per_tok"] > count:
-            wanted = f"there are {count} experts ({own.experts})"
-            raise _fault(path, config, "num_experts_per_tok", wanted)
-        if count % (config.get("n_group") or 1):
-            wanted = f"it must divide {own.experts}, which is {count}"
-            raise _fault(path, config, "n_group", wanted)
+    count, chosen, groups = (
+        each if isinstance(each := config.get(key), int) else 0
+        for key in (own.experts, "num_experts_per_tok", "n_group")
+    )
+    if count and chosen > count:
+        wanted = f"there are {count} experts ({own.experts})"
+        raise _fault(path, config, "num_experts_per_tok", wanted)
+    if groups and count % groups:
+        raise _fault(path, config, "n_group", f"it must divide {own.experts}, which is {count}")
     if isinstance(stored := config.get("quantization_config"), dict):
         # kvlite has weights of these names, which are others.
         for key, wanted in (("bnb_4bit_quant_type", "nf4 or fp4"), ("quant_method", "a library's")):
@@ -165,20 +155,19 @@ def _as_used(config: Mapping[str, Any], own: Architecture) -> tuple[dict[str, An
     return config, needed
 
 
-def _require_values(path: Path, config: Mapping[str, Any], prefix: str = "") -> None:
+def _require_values(
+    path: Path, config: Mapping[str, Any], keys: Collection[str], prefix: str = ""
+) -> None:
+    """Types are checked by transformers."""
     for key, value in config.items():
         if isinstance(value, dict) and (prefix or key.startswith("rope_")):
-            _require_values(path, value, f"{prefix}{key}.")  # rotations, of each kind of layers
-        elif value is None or key not in MOST.keys() | _UP_TO.keys():
-            continue
-        elif key in MOST:
-            least = int(key not in _FROM_ZERO)
-            if type(value) is not int or not least <= value <= MOST[key]:
-                wanted = f"it must be a whole number from {least} to {MOST[key]:,}"
-                raise _fault(path, config, key, wanted, prefix)
-        elif type(value) not in (int, float) or not 0 < value <= _UP_TO[key] or value == inf:
-            upper = "" if _UP_TO[key] == inf else f", and at most {_UP_TO[key]}"
-            raise _fault(path, config, key, f"it must be a number above 0{upper}", prefix)
+            _require_values(path, value, keys, f"{prefix}{key}.")  # of each kind of layers
+        elif key in keys and isinstance(value, int | float):
+            most = next(most for part, most in _MOST.items() if part in key)
+            fits = value <= most or (key in _FACTORS.split() and value < inf)
+            if not (fits and (value > 0 or (value == 0 and key in _FROM_ZERO))):
+                lower = "from 0" if key in _FROM_ZERO else "above 0"
+                raise _fault(path, config, key, f"it must be {lower}, and at most {most:,}", prefix)
 
 
 def _fault(

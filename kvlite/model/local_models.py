@@ -163,6 +163,7 @@ def _of_folder(name: str, place: str, folder: Path) -> LocalModel:
     try:
         config = read_config(folder)
         context = config.get("max_position_embeddings")
+        context = context if type(context) is int else None
         found = replace(found, architecture=config["model_type"], max_context=context)
         require_weights(folder, name)
         if missing := _missing(folder):

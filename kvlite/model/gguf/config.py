@@ -4,7 +4,7 @@ from typing import Any
 
 from kvlite.errors import ModelError, reason
 from kvlite.model.architectures import architecture
-from kvlite.model.config_check import MOST
+from kvlite.model.config_check import LARGEST
 from kvlite.model.gguf.architectures import ARCHITECTURES, GGUFArchitecture
 from kvlite.model.gguf.header import Header
 from kvlite.model.gguf.metadata import Metadata
@@ -59,7 +59,7 @@ def _config(own: GGUFArchitecture, file: Metadata) -> dict[str, Any]:
             f"{file.path} is an embedding model, which answers nothing: name a language model"
         )
     hidden = file.whole("embedding_length")
-    if not 0 < hidden <= MOST["hidden_size"]:
+    if not 0 < hidden <= LARGEST:
         raise file.wrong("embedding_length", "a size is needed")
     heads = file.by_layer("attention.head_count")
     most = max(heads)
