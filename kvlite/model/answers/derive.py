@@ -18,7 +18,6 @@ from kvlite.model.answers.form import (
     ID,
     INDEX,
     AnswerForm,
-    Arguments,
     CallForm,
     ReasoningForm,
     Tool,
@@ -52,6 +51,7 @@ _PAIRS = (
     ("<|channel>thought", "<channel|>"),
     ("Here are my reasoning steps:", "[BEGIN FINAL RESPONSE]"),
 )
+_Style = JSONArguments | ParameterArguments
 Calls = Sequence[tuple[str, Mapping[str, Any]]]
 
 
@@ -174,7 +174,7 @@ def derived_calls(
     if one.count(_ONE) != 1 or _TEXT not in one or one.startswith(tuple(ends)):
         return None
     first, _, rest = one.partition(_ONE)
-    found = _object(rest, given) or _parameters(probe, rest)
+    found: tuple[str, _Style, str] | None = _object(rest, given) or _parameters(probe, rest)
     if found is None:
         return None
     middle, style, last = found
@@ -202,7 +202,7 @@ def cleaned(body: str, ends: Collection[str], left_out: ReasoningForm | None) ->
     return re.sub(none, "", body, count=1)
 
 
-def _around(style: Arguments, text: str, given: Mapping[str, Any]) -> tuple[str, str] | None:
+def _around(style: _Style, text: str, given: Mapping[str, Any]) -> tuple[str, str] | None:
     if isinstance(style, JSONArguments):
         found = _object(text, given)
         return None if found is None else (found[0], found[2])
@@ -210,7 +210,7 @@ def _around(style: Arguments, text: str, given: Mapping[str, Any]) -> tuple[str,
     return (before, after) if written else None
 
 
-def _object(text: str, given: Mapping[str, Any]) -> tuple[str, Arguments, str] | None:
+def _object(text: str, given: Mapping[str, Any]) -> tuple[str, JSONArguments, str] | None:
     for brace in re.finditer("{", text):
         try:
             read, size = json.JSONDecoder().raw_decode(text[brace.start() :])
@@ -233,7 +233,7 @@ def _counted(one: str, other: str, *, from_end: bool = True) -> tuple[str, str]:
     return (one[::-1], other[::-1]) if from_end else (one, other)
 
 
-def _parameters(probe: Probe, rest: str) -> tuple[str, Arguments, str] | None:
+def _parameters(probe: Probe, rest: str) -> tuple[str, ParameterArguments, str] | None:
     if not all(each in rest for each in (_KEY, _TEXT, _OTHER_KEY, "31")):
         return None
     before, _, more = rest.partition(_KEY)

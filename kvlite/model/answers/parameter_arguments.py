@@ -47,6 +47,7 @@ class ParameterArguments:
     opening: ClassVar[str] = ""
 
     def written(self, arguments: Mapping[str, Any]) -> str:
+        """Arguments as a model writes them."""
         return "".join(
             f"{self.begin}{key}{self.middle}{value}{self.end}"
             if isinstance(value, str)
