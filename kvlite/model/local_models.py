@@ -14,9 +14,8 @@ from kvlite.errors import ModelError, require_uncancelled
 from kvlite.model.gguf.config import model_type
 from kvlite.model.gguf.folder import outdated_folders
 from kvlite.model.gguf.header import names_model, read_header
-from kvlite.model.ollama import ollama_models
 from kvlite.model.shape import read_config
-from kvlite.model.source import embedded_ggufs, ggufs_within, require_weights
+from kvlite.model.source import embedded_ggufs, ggufs_within, ollama_models, require_weights
 
 # Folders and files of the cache that versions before 0.2 made.
 _CONVERTED = ("models", "configs", "converting.lock")
@@ -45,11 +44,6 @@ class LocalModel:
     max_context: int | None = None
     flaw: str = ""
 
-    @property
-    def is_gguf(self) -> bool:
-        """Whether it is one GGUF file."""
-        return self.path.is_file()
-
 
 def models_here() -> list[LocalModel]:
     """All models on this machine: the embedded one, then place by place, by name."""
@@ -68,7 +62,7 @@ def remove_model(model: LocalModel) -> None:
         owner = "pip" if model.name == EMBEDDED_MODEL else model.place
         raise ModelError(f"{model.name} belongs to {owner}: remove it there")
     try:
-        if model.is_gguf:
+        if model.path.is_file():
             for part in _parts(model.path):
                 part.resolve().unlink()  # a hub's cache has links to what it downloaded
                 part.unlink(missing_ok=True)
