@@ -123,7 +123,7 @@ class Controls:
         pattern = "|".join(map(re.escape, self._spelled.values())) or "$^"
         cuts = [match.start() + 1 for match in re.finditer(pattern, text)]
         pieces = [text[begin:end] for begin, end in pairwise([0, *cuts, len(text)])]
-        ids = [token for piece in pieces for token in self._slowly(piece)]
+        ids = [token for piece in pieces for token in self.encoded(piece)]
         return Encoded([token for token in ids if token not in self._spelled], None)
 
     def _spell(self, text: str) -> list[tuple[int, int]]:
@@ -144,7 +144,7 @@ class Controls:
                     begins = (start + begin for begin, _ in offsets)
                     made += zip(begins, ids, strict=True)
                 elif len(piece) == 1:
-                    made += [(start, token) for token in self._slowly("\ufffd")]
+                    made += [(start, token) for token in self.encoded("\ufffd")]
                 else:
                     edges = sorted({0, *cuts, len(piece)})
                     cut += [(start + a, piece[a:b]) for a, b in pairwise(edges)]
@@ -167,7 +167,7 @@ class Controls:
 
     def _going_on(self, texts: Sequence[str]) -> list[_Offsets]:
         """Tokens of texts, without the space that some tokenizers put at a beginning."""
-        before, width = self._slowly(_BEFORE), len(_BEFORE)
+        before, width = self.encoded(_BEFORE), len(_BEFORE)
         made = list[_Offsets]()
         for text, (ids, offsets) in zip(
             texts, self._encoded([_BEFORE + text for text in texts]), strict=True
@@ -184,7 +184,8 @@ class Controls:
         made = self.tokenizer([*texts], add_special_tokens=False, return_offsets_mapping=True)
         return [*zip(made["input_ids"], made["offset_mapping"], strict=True)]
 
-    def _slowly(self, text: str) -> list[int]:
+    def encoded(self, text: str) -> list[int]:
+        """The tokens of a text, whichever they are."""
         ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False)
         return ids
 

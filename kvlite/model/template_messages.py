@@ -219,10 +219,6 @@ def _results_after_calls(messages: Messages) -> Messages:
     return made
 
 
-def _results_from_user(messages: Messages) -> Messages:
-    return [*map(_from_user, messages)]
-
-
 def _calls_as_text(messages: Messages) -> Messages:
     made = list[Message]()
     for each in messages:
@@ -276,7 +272,7 @@ _STEPS: dict[str, Step] = {
     "calls apart from text": _calls_apart,
     "results without a call from the user": _results_after_calls,
     "calls as text": _calls_as_text,
-    "results from the user": _results_from_user,
+    "results from the user": lambda messages: [*map(_from_user, messages)],
     "one system message": _one_system,
     "the system message in the user's": _no_system,
 }

@@ -62,14 +62,18 @@ def _common(one: str, other: str) -> int:
 
 
 class Probe:
-    """What a tokenizer's chat template makes of an answer."""
+    """What a tokenizer's chat template makes of an answer.
+
+    Attributes:
+        control: finds control tokens.
+    """
 
     def __init__(self, tokenizer: Any, controls: Collection[str]) -> None:
         """`controls` are spellings of the control tokens."""
         self._tokenizer = tokenizer
         self.source = source_of(tokenizer, tools=True) or ""
         found = sorted(filter(None, controls), key=len, reverse=True)
-        self._control = re.compile("|".join(map(re.escape, found)) or "$^")
+        self.control = re.compile("|".join(map(re.escape, found)) or "$^")
 
     def answer(self, calls: Calls = (), text: str = "", thought: str = "") -> str | None:
         """A conversation that ends with an answer; None if the template fails."""
@@ -106,22 +110,12 @@ class Probe:
         begin = _common(shown, self.plain)
         tail = _common(shown[begin:][::-1], self.plain[begin:][::-1])
         end = len(shown) - tail
-        for found in self._control.finditer(shown):
+        for found in self.control.finditer(shown):
             if found.start() < begin < found.end():
                 begin = found.start()
             if found.start() < end < found.end():
                 end = found.end()
         return shown[begin:end]
-
-    def first_control(self, text: str) -> str:
-        """The first control token of a text; "" if there is none."""
-        found = self._control.search(text)
-        return found[0] if found else ""
-
-    def last_control(self, text: str) -> str:
-        """The last control token of a text, and what follows it; "" if there is none."""
-        found = [*self._control.finditer(text)]
-        return text[found[-1].start() :] if found else ""
 
 
 def _tool(name: str) -> Tool:
@@ -285,9 +279,9 @@ def derived_reasoning(probe: Probe) -> ReasoningForm | None:
     shown = probe.answer(text=_ANSWER, thought=_THOUGHT) or ""
     before, found, after = shown.partition(_THOUGHT)
     if found and _ANSWER in after:
-        begin = probe.last_control(before).strip()
-        end = probe.first_control(after.partition(_ANSWER)[0])
-        if begin and end:
-            return ReasoningForm(begin, end)
+        begins = [*probe.control.finditer(before)]
+        end = probe.control.search(after.partition(_ANSWER)[0])
+        if begins and end:
+            return ReasoningForm(before[begins[-1].start() :].strip(), end[0])
     pairs = (pair for pair in _PAIRS if all(each in probe.source for each in pair))
     return next((ReasoningForm(*pair) for pair in pairs), None)
