@@ -104,12 +104,6 @@ def read_header(path: Path) -> Header:
     return Header(tuple(paths), architecture, fields, tensors, whole)
 
 
-def require_magic(file: IO[bytes], path: Path) -> None:
-    """Raises ModelError unless a file begins like a GGUF file."""
-    if file.read(4) != b"GGUF":
-        raise ModelError(f"{path} is not a GGUF file: its first bytes are not 'GGUF'")
-
-
 def names_model(path: Path) -> bool:
     """Whether a GGUF file's name is one to call a model by: neither that of an image encoder beside
     a model, nor that of a later one of several parts."""
@@ -124,7 +118,8 @@ def _damaged(path: Path, why: str) -> ModelError:
 
 def _read_part(path: Path) -> tuple[dict[str, Any], dict[str, Stored], str]:
     with path.open("rb") as file:
-        require_magic(file, path)
+        if file.read(4) != b"GGUF":
+            raise ModelError(f"{path} is not a GGUF file: its first bytes are not 'GGUF'")
         return _Reading(file, path, 4).part()
 
 
