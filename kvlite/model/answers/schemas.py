@@ -40,14 +40,21 @@ def _followed(name: str, written: str, strict: bool, controls: frozenset[str]) -
         schema, where, why = tried(enforceable, written, strict, controls)
     except TooHard:
         schema, where, why = {"type": "object"}, "", TOO_HARD
-    if why and strict:
-        raise SettingError(
-            f"tool {name!r}:{where or ' its parameters'} cannot be enforced ({why}): leave strict "
-            "out, or what is named here"
-        )
     if why:
-        _LOG.info("tool %r:%s is not enforced (%s)", name, where or " a part of it", why)
+        leave(name, where or " its parameters", why, strict=strict)
     return schema
+
+
+@lru_cache(maxsize=512)
+def leave(tool: str, where: str, why: str, *, strict: bool) -> None:
+    """Log once that a part of a tool's schema is left to the model; raises SettingError if
+    strict."""
+    if strict:
+        raise SettingError(
+            f"tool {tool!r}:{where} cannot be enforced ({why}): leave strict out, or what is named "
+            "here"
+        )
+    _LOG.info("tool %r:%s is not enforced (%s)", tool, where, why)
 
 
 def enforceable(
