@@ -14,6 +14,7 @@ from kvlite.model.answers.parameter_arguments import ParameterArguments
 from kvlite.model.answers.reader import AnswerReader
 from kvlite.model.grammar import Vocabulary
 from tests.test_answers import CALLS, TEMPLATES, TOOLS, all_forms, gathered, read
+from tests.written_calls import written
 
 
 @pytest.fixture(scope="module")
@@ -35,8 +36,8 @@ def test_values_are_of_the_types_that_a_reference_names() -> None:
         "$defs": {"Place": place, "Loop": {"$ref": "#/$defs/Loop"}},
     }
     told = {"o": '{"city": "Bonn"}', "r": '{"city": "Bonn"}', "a": "[1]", "c": "5", "self": "1"}
-    written = "".join(f"<p={key}>{value}</p>" for key, value in told.items())
-    made, _ = arguments.reader(schema, ["</f>"]).push(f"{written}</f>")
+    answer = "".join(f"<p={key}>{value}</p>" for key, value in told.items())
+    made, _ = arguments.reader(schema, ["</f>"]).push(f"{answer}</f>")
     city = {"city": "Bonn"}
     assert json.loads(made) == {"o": city, "r": city, "a": [1], "c": 5, "self": "1"}
 
@@ -56,7 +57,7 @@ def test_strings_that_may_be_null_are_written_without_quotes(
     grammar = Grammar(
         vocabulary, answer_grammar(form, tokenizer, vocabulary.trie, [tool], needed=True)
     )
-    answer = form.calls.written([("weather", {"place": value})])
+    answer = written(form.calls, [("weather", {"place": value})])
     for each in tokenizer.encode(answer, add_special_tokens=False):
         grammar.take(each)
     assert grammar.may_end
@@ -73,7 +74,7 @@ def test_a_tool_whose_name_begins_with_that_of_another_is_called_by_its_own(
     tools = [Tool("read"), Tool("read_file"), Tool("read_file_2")]
     for tool in tools:
         reader = AnswerReader(form, tools)
-        answer = form.calls.written([(tool.name, {})]).replace(ID, "abcdefgh1")
+        answer = written(form.calls, [(tool.name, {})]).replace(ID, "abcdefgh1")
         parts = [part for each in answer for part in reader.push(each)] + reader.flush()
         assert gathered(parts) == ("", "", [(tool.name, {})])
 
@@ -83,7 +84,7 @@ def test_a_call_ends_reasoning_and_one_that_only_looks_so_does_not(
 ) -> None:
     tokenizer, form, vocabulary = forms["hermes"]
     assert form.calls is not None
-    call = form.calls.written(CALLS[:1])
+    call = written(form.calls, CALLS[:1])
     thought = "<think>\nI <tool_call> it <tool_call>.\n"
     for size in (1, 3, 1000):
         whole = f"{thought}{call}"
@@ -106,7 +107,7 @@ def test_calls_of_an_answer_are_bounded(
     rules = answer_grammar(form, tokenizer, vocabulary.trie, TOOLS, needed=True)
     for count in (MOST_CALLS, MOST_CALLS + 1):
         grammar = Grammar(vocabulary, rules)
-        answer = form.calls.written(CALLS[1:] * count)
+        answer = written(form.calls, CALLS[1:] * count)
         ids = tokenizer.encode(answer, add_special_tokens=False)
         if count > MOST_CALLS:
             with pytest.raises(SettingError):

@@ -21,6 +21,7 @@ from kvlite.model.answers.reader import AnswerReader, Part
 from kvlite.model.answers.schemas import followed
 from kvlite.model.chat_template import chat_tokens
 from kvlite.model.grammar import Vocabulary
+from tests.written_calls import written
 
 WEATHER = Tool(
     "weather",
@@ -150,7 +151,7 @@ def test_what_a_template_writes_is_allowed_and_read_back(
     several = form.calls.several
     assert several is (name != "bare"), form
     calls = CALLS if several else CALLS[:1]
-    answer = form.calls.written(calls).replace(ID, "abcdefgh1")
+    answer = written(form.calls, calls).replace(ID, "abcdefgh1")
 
     def goes(said: str, **given: Any) -> bool:
         """Whether an answer may come, and end so."""
@@ -193,7 +194,7 @@ def test_arguments_come_in_pieces_and_a_cut_call_keeps_what_came(
 ) -> None:
     _, form, _ = forms[name]
     assert form.calls is not None
-    answer = form.calls.written([("weather", {"place": "Homburg vor der Höhe"})])
+    answer = written(form.calls, [("weather", {"place": "Homburg vor der Höhe"})])
     reader, parts = AnswerReader(form, TOOLS), list[Part]()
     cut = answer.index("vor")
     for each in answer[:cut].replace(ID, "abcdefgh1"):

@@ -203,7 +203,7 @@ def test_other_files(home: Path) -> None:
         lambda: (files.all(), files.document(name).page_of(0), files.about(name)),
         Refusal,
     )
-    tensors = {"w": {"pieces": [[0, "F32", [2], 0, 8]], "shape": [2], "rows": ["x", [1]]}}
+    tensors = {"w": [[[0, "F32", [2], 0, 8]], [2], ["x", [1]], None, False, ""]}
     index = {"digest": "d", "files": [[str(home / "x"), 3, 5]], "tensors": tensors}
     check(home / "gguf.json", index, lambda: read_index(home))
     check(

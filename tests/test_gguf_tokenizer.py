@@ -14,7 +14,6 @@ from kvlite.errors import ModelError
 from kvlite.model.control_tokens import Controls
 from kvlite.model.gguf.header import read_header
 from kvlite.model.gguf.pre_tokenizers import PRE_TOKENIZERS
-from kvlite.model.gguf.stop_tokens import stop_ids
 from kvlite.model.gguf.tokenizer import write_tokenizer
 from kvlite.model.gguf.vocabulary import Vocabulary
 from tests.gguf_vocabularies import (
@@ -302,7 +301,7 @@ def test_ends_of_answers_are_named_by_the_header_or_by_their_text(tmp_path: Path
         tokens = [*names.split(), "a", "b"]
         fields = named(model="gpt2", tokens=tokens, merges=["x y"], **more)
         header = read_header(write_header(tmp_path / "e", fields))
-        return {tokens[at] for at in stop_ids(Vocabulary.read(header))}
+        return {tokens[at] for at in Vocabulary.read(header).ends}
 
     assert ends("<|im_end|> </s> <|x|>") == {"<|im_end|>", "</s>"}
     assert ends("<|user|> <|obs|>", eot_token_id=0, eom_token_id=1, eos_token_id=2) == {

@@ -11,7 +11,6 @@ import kvlite
 from kvlite.config.settings import EMBEDDED_MODEL
 from kvlite.errors import ModelError
 from kvlite.model.local_models import LocalModel, models_here, remove_model
-from kvlite.model.ollama import ollama_file
 from kvlite.model.source import (
     embedded_ggufs,
     find_config,
@@ -19,6 +18,7 @@ from kvlite.model.source import (
     folder_here,
     gguf_file,
     is_repo,
+    ollama_file,
 )
 from tests.gguf_files import write_gguf
 

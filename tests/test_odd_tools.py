@@ -15,6 +15,7 @@ from kvlite.model.answers.parameter_arguments import ParameterArguments
 from kvlite.model.answers.reader import AnswerReader
 from kvlite.model.grammar import Vocabulary
 from tests.test_answers import CALLS, TOOLS, all_forms, gathered
+from tests.written_calls import written
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +30,7 @@ def test_a_name_may_begin_like_another(
     for _, form, _ in forms.values():
         assert form.calls is not None
         for name in ("get", "get_weather", "t.x/y", "get_other"):
-            answer = form.calls.written([(name, {})]).replace(ID, "abcdefgh1")
+            answer = written(form.calls, [(name, {})]).replace(ID, "abcdefgh1")
             for size in (1, 3, 1000):
                 reader = AnswerReader(form, tools)
                 pieces = [answer[at : at + size] for at in range(0, len(answer), size)]
@@ -47,8 +48,8 @@ def test_what_is_read_is_the_same_in_any_pieces(
         for _ in range(60):
             texts = [
                 draw.choice(["So: ", "<", "{", "<think>", "<think>\nHm\n</think>", "\n"]),
-                form.calls.written(draw.choices(CALLS, k=1 + form.calls.several)),
-                draw.choice(["", "more", form.calls.written(CALLS[:1])]),
+                written(form.calls, draw.choices(CALLS, k=1 + form.calls.several)),
+                draw.choice(["", "more", written(form.calls, CALLS[:1])]),
             ]
             answer = "".join(texts).replace(ID, "abcdefgh1")
             answer = answer[: draw.randint(0, 2 * len(answer))]
@@ -81,12 +82,10 @@ def test_values_are_of_the_types_that_a_schema_refers_to() -> None:
     }
     told = {"n": "3", "o": '{"a": 1}', "c": "5", "s": '"a"', "i>j": "4", "e": "1", "x": "{1, 2}"}
     told["loop"] = "NaN"
-    written = "".join(f"<p={key}>\n{value}</p>\n" for key, value in told.items()) + "</f>"
+    answer = "".join(f"<p={key}>\n{value}</p>\n" for key, value in told.items()) + "</f>"
     for size in (1, 3, 1000):
         reader = arguments.reader(schema, ["</f>"])
-        made = "".join(
-            reader.push(written[at : at + size])[0] for at in range(0, len(written), size)
-        )
+        made = "".join(reader.push(answer[at : at + size])[0] for at in range(0, len(answer), size))
         wanted = {"n": 3, "o": {"a": 1}, "c": 5, "s": '"a"', "i>j": 4, "e": 1, "x": "{1, 2}"}
         assert json.loads(made) == wanted | {"loop": "NaN"}
 
@@ -134,7 +133,7 @@ def test_odd_schemas_are_enforced_or_left(
 
         def goes(arguments: dict[str, Any], form: CallForm = form.calls) -> bool:
             grammar = Grammar(vocabulary, rules)  # noqa: B023
-            said = form.written([(tool.name, arguments)]).replace(ID, "abcdefgh1")
+            said = written(form, [(tool.name, arguments)]).replace(ID, "abcdefgh1")
             try:
                 for each in tokenizer.encode(said, add_special_tokens=False):  # noqa: B023
                     grammar.take(each)

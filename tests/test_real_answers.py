@@ -17,6 +17,7 @@ from kvlite.model.control_tokens import Controls
 from kvlite.model.end_of_turn import end_of_turn
 from kvlite.model.grammar import Vocabulary
 from tests.test_real_templates import NAMES, base, with_template
+from tests.written_calls import written
 
 TOOLS = [
     Tool(
@@ -133,10 +134,10 @@ def test_calls_that_a_template_renders_are_allowed_and_read_back(
         return
     assert form.calls.several is not any(name.startswith(each) for each in ONE_CALL)
     calls = CALLS if form.calls.several else CALLS[:1]
-    written = form.calls.written(calls).replace(ID, "abcdefgh1").strip()
+    answer = written(form.calls, calls).replace(ID, "abcdefgh1").strip()
     if name not in NOT_RENDERED:
         shown = Probe(tokenizer, Controls(tokenizer).spelled).body(calls)
-        written = cleaned(shown or "", {*ends, *ENDS}, form.reasoning).strip()
+        answer = cleaned(shown or "", {*ends, *ENDS}, form.reasoning).strip()
     vocabulary = Vocabulary(tokenizer, len(tokenizer), numbers)
     before = "Let me see. " if form.calls.trigger else ""
     for given in ({"needed": True}, {}):
@@ -144,12 +145,12 @@ def test_calls_that_a_template_renders_are_allowed_and_read_back(
         if not rules:
             continue
         matcher = LLMatcher(vocabulary.trie, LLMatcher.grammar_from_lark(rules), log_level=0)
-        text = written if given else before + written
+        text = answer if given else before + answer
         ids = tokenizer.encode(text, add_special_tokens=False)
         assert matcher.try_consume_tokens(ids) == len(ids), text
         assert matcher.is_accepting()
     for size in (1, 3, 4096):
-        assert read(form, before + written, size) == (before.strip(), calls)
+        assert read(form, before + answer, size) == (before.strip(), calls)
 
 
 @pytest.mark.cases(43)

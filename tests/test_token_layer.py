@@ -9,10 +9,10 @@ from torch import Tensor
 
 from kvlite.model.cpu import split_linears
 from kvlite.model.load import LoadedModel
-from kvlite.model.packed_token_layer import PackedTokenLayer
 from kvlite.model.packing import pack_linears
 from kvlite.model.step_layers import step_layers
-from kvlite.model.token_layer import STRUCTURES, TokenLayer
+from kvlite.model.token_layer import KNOWN as CLASSES
+from kvlite.model.token_layer import PackedTokenLayer, TokenLayer
 from kvlite.ops.softmax import Softmax
 from tests.conftest import ARCHITECTURES, make_tiny
 
@@ -78,13 +78,13 @@ def test_with_packed_weights_the_same_but_for_rounding(name: str) -> None:
 
 def test_all_known_structures_are_compared() -> None:
     layers = {type(layer).__name__ for name in KNOWN for layer in make_tiny(name).model.layers}
-    assert layers == STRUCTURES.keys()
+    assert layers == CLASSES
 
 
 @pytest.mark.parametrize("name", sorted({*ARCHITECTURES} - {*KNOWN})[::4])
 def test_others_stay_whole(name: str) -> None:
     model = make_tiny(name).model
-    if type(model.layers[0]).__name__ not in STRUCTURES:
+    if type(model.layers[0]).__name__ not in CLASSES:
         assert model.step_layer(0) is model.layers[0]
 
 

@@ -53,6 +53,11 @@ def from_json(text: str | bytes, **hooks: Any) -> Any:
         return json.loads(text, **hooks)
 
 
+def tuples(value: Any) -> Any:
+    """What was parsed, with tuples instead of lists."""
+    return tuple(map(tuples, value)) if isinstance(value, list) else value
+
+
 def from_toml(text: bytes) -> dict[str, Any]:
     """What a TOML text in UTF-8 says. Raises Damaged."""
     with sound():

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from kvlite.engine import compiled_rows
 from kvlite.model.load import LoadedModel
-from kvlite.model.packed_token_layer import PackedTokenLayer
+from kvlite.model.token_layer import PackedTokenLayer
 
 if TYPE_CHECKING:
     from kvlite.engine.layer_step import LayerStep

@@ -109,7 +109,6 @@ class Architecture:
 
 
 def _sparsities(config: Any) -> list[str]:
-    """The kinds of attention layers: in Gemma 3n the MLPs of some are sparse."""
     pattern = getattr(config, "activation_sparsity_pattern", None) or [0] * config.num_hidden_layers
     return ["sparse" if share else "attention" for share in pattern]
 

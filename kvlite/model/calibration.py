@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from kvlite.config.atomic_file import replaced
-from kvlite.config.checked_file import Damaged, from_json, sound
+from kvlite.config.checked_file import Damaged, from_json, sound, tuples
 from kvlite.config.paths import data_folder
 from kvlite.errors import ModelError
 from kvlite.model.files import fingerprint
@@ -66,7 +66,7 @@ class Calibration:
         with sound(lambda _: ModelError(f"{said}`kvlite calibrate`")):
             if plain["format"] != FORMAT:
                 raise ValueError
-            values = {key: _tuples(value) for key, value in plain.items() if key != "format"}
+            values = {key: tuples(value) for key, value in plain.items() if key != "format"}
             made = cls(**values)
             made._require_sound()
             return made
@@ -87,10 +87,6 @@ class Calibration:
         path.parent.mkdir(parents=True, exist_ok=True)
         with replaced(path) as file:
             file.write((json.dumps(self.to_json(), indent=1) + "\n").encode())
-
-
-def _tuples(value: Any) -> Any:
-    return tuple(map(_tuples, value)) if isinstance(value, list) else value
 
 
 def calibration_path(mark: str) -> Path:

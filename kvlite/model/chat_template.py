@@ -204,45 +204,34 @@ def _parts(tokenizer: Any, plain: Rendering, bounded: Rendering) -> list[Part]:
             around all that was said.
     """
     controls = Controls(tokenizer)
-    if plain.text != bounded.text:
-        # The template looks at the ends of what was said. That may be so if it makes no control.
-        found = [
-            [
-                token
-                for piece in _pieces(each)[::2]
-                for token in controls.among(_ids(tokenizer, piece))
-            ]
-            for each in (plain, bounded)
-        ]
-        if found[0] == found[1]:
-            return _spliced(tokenizer, controls, plain)
-    return _spliced(tokenizer, controls, bounded)
+    # A template may look at the ends of what was said. That may be so if it makes no control.
+    own = (_controls_of(controls, each) for each in (plain, bounded))
+    if plain.text != bounded.text and next(own) == next(own):
+        return _spliced(controls, plain)
+    return _spliced(controls, bounded)
 
 
-def _spliced(tokenizer: Any, controls: Controls, shown: Rendering) -> list[Part]:
+def _spliced(controls: Controls, shown: Rendering) -> list[Part]:
     options = {"add_special_tokens": False}
-    if (ids := controls.plain(shown.text, shown.spans)) is not None:
-        return [Part(shown.text, ids, options)]
-    pieces = _pieces(shown)
-    own = [Part(piece, _ids(tokenizer, piece), options) for piece in pieces[::2]]
-    expected = [token for part in own for token in controls.among(part.ids)]
-    made = controls.outside(shown.text, shown.spans, expected)
-    if made is not None:
+    expected = partial(_controls_of, controls, shown)
+    if (made := controls.outside(shown.text, shown.spans, expected)) is not None:
         return [Part(shown.text, made.ids, options, made.begins)]
+    pieces = _pieces(shown)
+    own = [Part(piece, controls.encoded(piece), options) for piece in pieces[::2]]
     said = [(piece, controls.alone(piece)) for piece in pieces[1::2]]
     apart = [Part(piece, each.ids, options, each.begins) for piece, each in said]
     return [own[0], *chain.from_iterable(zip(apart, own[1:], strict=True))]
 
 
+def _controls_of(controls: Controls, shown: Rendering) -> list[int]:
+    """Those of the template's own text."""
+    own = (controls.encoded(piece) for piece in _pieces(shown)[::2])
+    return [token for ids in own for token in controls.among(ids)]
+
+
 def _pieces(shown: Rendering) -> list[str]:
-    """The template's text and what was said, in turns."""
     edges = [0, *chain.from_iterable(shown.spans), len(shown.text)]
     return [shown.text[begin:end] for begin, end in pairwise(edges)]
-
-
-def _ids(tokenizer: Any, text: str) -> list[int]:
-    ids: list[int] = tokenizer.encode(text, add_special_tokens=False)
-    return ids
 
 
 def tokens_of(

@@ -6,7 +6,7 @@ model, and builds what no machine holds. What else is wrong with a config it say
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from math import inf
 from pathlib import Path
 from stat import S_ISREG
@@ -20,64 +20,32 @@ from kvlite.model.architectures import OLDER_KINDS, WRAPPERS, Architecture, arch
 LONGEST = 16 << 20
 
 _NEEDED = "hidden_size num_hidden_layers num_attention_heads vocab_size max_position_embeddings"
-# Whole numbers from 1 on, up to well beyond every published model: a plan of more takes minutes.
-MOST = {
-    key: most
-    for most, keys in (
-        (1 << 6, "altup_num_inputs"),
-        (
-            1_000,
-            "conv_L_cache conv_kernel full_attention_interval linear_conv_kernel_dim mamba_d_conv "
-            "mamba_expand num_hidden_layers num_kv_shared_layers",
-        ),
-        (
-            1 << 12,
-            "n_group n_routed_experts n_shared_experts num_experts num_experts_per_tok "
-            "num_local_experts",
-        ),
-        (
-            1 << 14,
-            "global_head_dim head_dim hidden_size_per_layer_input kv_lora_rank laurel_rank "
-            "linear_key_head_dim linear_num_key_heads linear_num_value_heads linear_value_head_dim "
-            "mamba_d_state mamba_head_dim mamba_n_groups mamba_n_heads mamba_num_heads n_groups "
-            "num_attention_heads num_global_key_value_heads num_key_value_heads qk_nope_head_dim "
-            "qk_rope_head_dim ssm_state_size v_head_dim",
-        ),
-        (1 << 20, "hidden_size"),
-        (
-            1 << 22,
-            "intermediate_size intermediate_size_mlp moe_intermediate_size "
-            "moe_shared_expert_intermediate_size shared_expert_intermediate_size "
-            "shared_intermediate_size",
-        ),
-        (1 << 26, "vocab_size vocab_size_per_layer_input"),
-        (
-            1 << 30,
-            "attention_chunk_size max_position_embeddings original_max_position_embeddings "
-            "sliding_window",
-        ),
-    )
-    for key in keys.split()
-}
-# Of these, those that may be 0.
-_FROM_ZERO = ("hidden_size_per_layer_input", "num_kv_shared_layers", "sliding_window")
-# Numbers above 0.
-_POSITIVE = (
+# Numbers that are checked where a config has them, besides those that it needs: what scales.
+_FACTORS = (
     "attention_factor attention_multiplier attn_scale beta_fast beta_slow embedding_multiplier "
     "factor high_freq_factor llama_4_scaling_beta logit_scale logits_scaling low_freq_factor "
     "query_pre_attn_scalar residual_multiplier rms_norm_eps rope_local_base_freq rope_theta"
 )
-_UP_TO = {**dict.fromkeys(_POSITIVE.split(), inf), "partial_rotary_factor": 1}
-# What a rope type needs, in the words of transformers 4 and 5.
-_ROPES = {
-    "default": "",
-    "linear": "factor",
-    "dynamic": "factor",
-    "yarn": "factor",
-    "longrope": "short_factor long_factor",
-    "su": "short_factor long_factor",
-    "proportional": "",
-    "llama3": "factor low_freq_factor high_freq_factor",
+# And sizes.
+_SIZES = (
+    "full_attention_interval global_head_dim head_dim n_group num_global_key_value_heads "
+    "num_key_value_heads original_max_position_embeddings partial_rotary_factor sliding_window "
+    "vocab_size_per_layer_input"
+)
+# All are above 0, but for these.
+_FROM_ZERO = (
+    *("first_k_dense_replace", "hidden_size_per_layer_input"),
+    *("num_kv_shared_layers", "sliding_window"),
+)
+# Up to well beyond every published model, by parts of names: a plan of more takes minutes.
+MOST_LAYERS, LARGEST = 1_000, 1 << 30
+_MOST = {
+    "partial_rotary_factor": 1,
+    "layers": MOST_LAYERS,
+    "num_inputs": MOST_LAYERS,
+    "heads": 1 << 14,
+    "experts": 1 << 14,
+    "": LARGEST,
 }
 
 
@@ -89,9 +57,7 @@ def parsed(path: Path) -> dict[str, Any]:
         if not S_ISREG(about.st_mode) or about.st_size > LONGEST:
             held = f"{about.st_size:,} bytes long" if S_ISREG(about.st_mode) else "not a file"
             raise ModelError(f"{path} is {held}, which no config is: get the model's own")
-        config = from_json(
-            path.read_bytes(), parse_constant=_no_constant, object_pairs_hook=_each_once
-        )
+        config = from_json(path.read_bytes())
     except Damaged as error:
         raise ModelError(f"{path} is not readable JSON: {error}") from None
     except (FileNotFoundError, NotADirectoryError):
@@ -140,32 +106,33 @@ def require_sound(config: Mapping[str, Any], path: Path) -> None:
         held = config.get(whole)
         if whole not in config or (part and not (isinstance(held, dict) and part in held)):
             raise _fault(path, config, key, "a plan without it would be one of another model")
-        if key in MOST and held is None:
-            raise _fault(path, config, key, f"it must be a whole number from 1 to {MOST[key]:,}")
-    _require_values(path, config)
-    _require_kinds(path, config, own)
-    if count := config.get(own.experts):
-        if config["num_experts_per_tok"] > count:
-            wanted = f"there are {count} experts ({own.experts})"
-            raise _fault(path, config, "num_experts_per_tok", wanted)
-        if count % (config.get("n_group") or 1):
-            wanted = f"it must divide {own.experts}, which is {count}"
-            raise _fault(path, config, "n_group", wanted)
+        if held is None and key != "q_lora_rank":
+            raise _fault(path, config, key, "it must be a number")
+    _require_values(path, config, {*needed, *_FACTORS.split(), *_SIZES.split()})
+    known = ("full_attention", *(own.recurrent or [own.short_sight[0]]))
+    older = OLDER_KINDS if own.recurrent else {}
+    kinds = config.get("layer_types")
+    for kind in kinds if isinstance(kinds, list) else ():
+        if not isinstance(kind, str) or older.get(kind, kind) not in known:
+            wanted = f"{_shown(kind)} is none of {', '.join(known)}"
+            raise _fault(path, config, "layer_types", wanted)
+    count, chosen, groups = (
+        each if isinstance(each := config.get(key), int) else 0
+        for key in (own.experts, "num_experts_per_tok", "n_group")
+    )
+    if count and chosen > count:
+        wanted = f"there are {count} experts ({own.experts})"
+        raise _fault(path, config, "num_experts_per_tok", wanted)
+    if groups and count % groups:
+        raise _fault(path, config, "n_group", f"it must divide {own.experts}, which is {count}")
     if isinstance(stored := config.get("quantization_config"), dict):
         # kvlite has weights of these names, which are others.
         for key, wanted in (("bnb_4bit_quant_type", "nf4 or fp4"), ("quant_method", "a library's")):
             if stored.get(key) in ("int4", "gguf"):
                 raise _fault(path, stored, key, f"it must be {wanted}", "quantization_config.")
-    for name in ("rope_parameters", "rope_scaling"):
-        if isinstance(rope := config.get(name), dict):
-            _require_rope(path, rope, f"{name}.")
-            for kind, each in rope.items():  # of each kind of layers
-                if isinstance(each, dict):
-                    _require_rope(path, each, f"{name}.{kind}.")
 
 
 def _as_used(config: Mapping[str, Any], own: Architecture) -> tuple[dict[str, Any], list[str]]:
-    """A config in the words of the tables, and the keys that it needs."""
     config = {**config, **{key: config[known] for key, known in own.known_as if known in config}}
     needed = [*_NEEDED.split(), own.width, *own.needs.split()]
     kinds, width = config.get("layer_types"), config.get(own.width)
@@ -188,49 +155,19 @@ def _as_used(config: Mapping[str, Any], own: Architecture) -> tuple[dict[str, An
     return config, needed
 
 
-def _require_values(path: Path, config: Mapping[str, Any], prefix: str = "") -> None:
-    for key in MOST.keys() & config.keys():
-        value, least = config[key], int(key not in _FROM_ZERO)
-        if value is not None and not (type(value) is int and least <= value <= MOST[key]):
-            wanted = f"it must be a whole number from {least} to {MOST[key]:,}"
-            raise _fault(path, config, key, wanted, prefix)
-    for key in _UP_TO.keys() & config.keys():
-        value, most = config[key], _UP_TO[key]
-        if value is not None and not (_is_positive(value) and value <= most):
-            wanted = "above 0" if most == inf else f"more than 0 and at most {most}"
-            raise _fault(path, config, key, f"it must be a number {wanted}", prefix)
-
-
-def _is_positive(value: Any) -> bool:
-    return type(value) in (int, float) and 0 < value < inf
-
-
-def _require_kinds(path: Path, config: Mapping[str, Any], own: Architecture) -> None:
-    known = ("full_attention", *(own.recurrent or [own.short_sight[0]]))
-    older = OLDER_KINDS if own.recurrent else {}
-    kinds = config.get("layer_types")
-    for kind in kinds if isinstance(kinds, list) else ():
-        if not isinstance(kind, str) or older.get(kind, kind) not in known:
-            wanted = f"{_shown(kind)} is none of {', '.join(known)}"
-            raise _fault(path, config, "layer_types", wanted)
-
-
-def _require_rope(path: Path, rope: Mapping[str, Any], prefix: str) -> None:
-    _require_values(path, rope, prefix)
-    name = "rope_type" if "rope_type" in rope else "type"
-    kind = rope.get(name, "default")
-    if not isinstance(kind, str) or kind not in _ROPES:
-        raise _fault(path, rope, name, f"it must be one of {', '.join(_ROPES)}", prefix)
-    for key in ("short_factor", "long_factor"):
-        held = rope.get(key)
-        if held is not None and not (isinstance(held, list) and all(map(_is_positive, held))):
-            raise _fault(path, rope, key, "it must be a list of numbers above 0", prefix)
-    for key in _ROPES[kind].split():
-        if rope.get(key) is None:
-            raise ModelError(
-                f"{path} has no {prefix}{key}, which rope type {kind!r} needs: get the model's own "
-                "config.json"
-            )
+def _require_values(
+    path: Path, config: Mapping[str, Any], keys: Collection[str], prefix: str = ""
+) -> None:
+    """Types are checked by transformers."""
+    for key, value in config.items():
+        if isinstance(value, dict) and (prefix or key.startswith("rope_")):
+            _require_values(path, value, keys, f"{prefix}{key}.")  # of each kind of layers
+        elif key in keys and isinstance(value, int | float):
+            most = next(most for part, most in _MOST.items() if part in key)
+            fits = value <= most or (key in _FACTORS.split() and value < inf)
+            if not (fits and (value > 0 or (value == 0 and key in _FROM_ZERO))):
+                lower = "from 0" if key in _FROM_ZERO else "above 0"
+                raise _fault(path, config, key, f"it must be {lower}, and at most {most:,}", prefix)
 
 
 def _fault(
@@ -244,18 +181,3 @@ def _fault(
 def _shown(value: Any) -> str:
     text = json.dumps(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
-
-
-def _no_constant(name: str) -> float:
-    raise ValueError(f"{name} is no number there")
-
-
-def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for key, value in pairs:
-        if key in found and found[key] != value:
-            raise ValueError(
-                f"{_shown(key)} is {_shown(found[key])}, and {_shown(value)} further down"
-            )
-        found[key] = value
-    return found

@@ -7,7 +7,7 @@ name, and Qwen's `<tool_call>` is not even flagged as special.
 
 import re
 from bisect import bisect_right
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -26,7 +26,8 @@ _Offsets = tuple[list[int], list[Span]]
 
 @dataclass(frozen=True)
 class Encoded:
-    """Tokens of a text, and where in it each begins (None with slow tokenizers)."""
+    """Tokens of a text, and where in it each begins; None where the tokenizer would encode all of
+    it so, and with slow tokenizers."""
 
     ids: list[int]
     begins: list[int] | None
@@ -60,13 +61,15 @@ class Controls:
         """The control tokens among `ids`, in order."""
         return [token for token in ids if token in self._spelled]
 
-    def outside(self, text: str, spans: Sequence[Span], expected: Sequence[int]) -> Encoded | None:
+    def outside(
+        self, text: str, spans: Sequence[Span], expected: Callable[[], Sequence[int]]
+    ) -> Encoded | None:
         """The tokens of a template's text with what was said in it.
 
         Args:
             spans: where each thing said begins and ends, ascending; controls that have a part of
                 one are encoded as the characters that spell them.
-            expected: the controls of the template's own text.
+            expected: gives the controls of the template's own text, where there are such.
 
         Returns:
             None if other controls come out, because the template's text and what was said form
@@ -77,8 +80,10 @@ class Controls:
         ids, offsets = self._encoded([text])[0]
         controls = [at for at, token in enumerate(ids) if token in self._spelled]
         forged = self._touching(controls, offsets, spans)
+        if not forged:
+            return Encoded(ids, None)
         own = [at for at in controls if at not in forged]
-        if [ids[at] for at in own] != [*expected]:
+        if [ids[at] for at in own] != [*expected()]:
             return None
         tokens = [(begin, token) for token, (begin, _) in zip(ids, offsets, strict=True)]
         made, at = list[tuple[int, int]](), 0
@@ -92,15 +97,6 @@ class Controls:
             made += [(first + begin, token) for begin, token in self._spell(text[first:last])]
         made += tokens[at:]
         return Encoded([token for _, token in made], [begin for begin, _ in made])
-
-    def plain(self, text: str, spans: Sequence[Span]) -> list[int] | None:
-        """The tokens of a text as the tokenizer has them; None if a control has a part of one of
-        the `spans`, or the tokenizer does not tell where its tokens come from."""
-        if not self._fast:
-            return None
-        ids, offsets = self._encoded([text])[0]
-        controls = [at for at, token in enumerate(ids) if token in self._spelled]
-        return None if self._touching(controls, offsets, spans) else ids
 
     @property
     def spelled(self) -> Collection[str]:
@@ -121,13 +117,13 @@ class Controls:
 
     def alone(self, text: str) -> Encoded:
         """The tokens of a text, none of them a control."""
-        made = self.outside(text, [(0, len(text))], [])
+        made = self.outside(text, [(0, len(text))], list)
         if made is not None:
             return made
         pattern = "|".join(map(re.escape, self._spelled.values())) or "$^"
         cuts = [match.start() + 1 for match in re.finditer(pattern, text)]
         pieces = [text[begin:end] for begin, end in pairwise([0, *cuts, len(text)])]
-        ids = [token for piece in pieces for token in self._slowly(piece)]
+        ids = [token for piece in pieces for token in self.encoded(piece)]
         return Encoded([token for token in ids if token not in self._spelled], None)
 
     def _spell(self, text: str) -> list[tuple[int, int]]:
@@ -148,7 +144,7 @@ class Controls:
                     begins = (start + begin for begin, _ in offsets)
                     made += zip(begins, ids, strict=True)
                 elif len(piece) == 1:
-                    made += [(start, token) for token in self._slowly("\ufffd")]
+                    made += [(start, token) for token in self.encoded("\ufffd")]
                 else:
                     edges = sorted({0, *cuts, len(piece)})
                     cut += [(start + a, piece[a:b]) for a, b in pairwise(edges)]
@@ -171,7 +167,7 @@ class Controls:
 
     def _going_on(self, texts: Sequence[str]) -> list[_Offsets]:
         """Tokens of texts, without the space that some tokenizers put at a beginning."""
-        before, width = self._slowly(_BEFORE), len(_BEFORE)
+        before, width = self.encoded(_BEFORE), len(_BEFORE)
         made = list[_Offsets]()
         for text, (ids, offsets) in zip(
             texts, self._encoded([_BEFORE + text for text in texts]), strict=True
@@ -188,7 +184,8 @@ class Controls:
         made = self.tokenizer([*texts], add_special_tokens=False, return_offsets_mapping=True)
         return [*zip(made["input_ids"], made["offset_mapping"], strict=True)]
 
-    def _slowly(self, text: str) -> list[int]:
+    def encoded(self, text: str) -> list[int]:
+        """The tokens of a text, whichever they are."""
         ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False)
         return ids
 

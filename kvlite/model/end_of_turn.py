@@ -27,7 +27,7 @@ def end_of_turn(tokenizer: Any) -> int | None:
             shown = render(tokenizer, messages, add_generation_prompt=False)
             _, answer, after = shown.rpartition(_ANSWER)
             after = after.partition(_QUESTION)[0] if answer else ""
-            if found := controls.among(tokenizer.encode(after, add_special_tokens=False)):
+            if found := controls.among(controls.encoded(after)):
                 return found[0]
     except ChatTemplateError:
         return None

@@ -96,7 +96,6 @@ class Carried:
         return told
 
     def _as_large_as(self, one: Tensor, projections: Any, given: list[Tensor]) -> list[Tensor]:
-        """Projected states, each token's as large as that of `one`."""
         size = one.square().mean(-1, keepdim=True).sqrt()
         made = []
         for place, projection in enumerate(projections):

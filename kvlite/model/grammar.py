@@ -7,7 +7,7 @@ from typing import Any
 
 from kvlite.config.checked_file import from_json
 from kvlite.errors import SettingError, reason
-from kvlite.model.grammar_trial import TOO_HARD, TooHard, is_bomb, is_cheap, limits, tried
+from kvlite.model.grammar_trial import TOO_HARD, TooHard, limits, tried
 from kvlite.model.in_thread import with_deep_stack
 
 # An answer that is any JSON object.
@@ -45,12 +45,8 @@ def require_grammar(text: str) -> str:
 @lru_cache(maxsize=128)
 def _known(text: str) -> tuple[str, str]:
     """As of `looked_at`; what may take long is looked at in a child process."""
-    if is_bomb(text):
-        return "", TOO_HARD
-    if text == JSON or is_cheap(text):
-        return looked_at(text)
     try:
-        return tried(looked_at, text)
+        return looked_at(text) if text == JSON else tried(looked_at, text)
     except TooHard:
         return "", TOO_HARD
 

@@ -57,7 +57,7 @@ class TooHard(Exception):
     """A grammar takes too much time or memory."""
 
 
-def is_bomb(text: str) -> bool:
+def _is_bomb(text: str) -> bool:
     """Whether a schema, or a grammar with one, has multiples that llguidance counts one by one once
     an answer has come to them; those of several schemas may have to hold together."""
     found = {int(re.sub(r"\D", "", each)[:300] or 1) for each in _MULTIPLE.findall(text)}
@@ -78,22 +78,26 @@ def limits() -> Any:
     )
 
 
-def tried(work: Callable[..., _T], *args: Any) -> _T:
-    """What a function makes of grammars, in a child process. Raises TooHard if that takes too much
-    time or memory; Stopped if nobody waits for it any more."""
+def tried(work: Callable[..., _T], text: str, *args: Any) -> _T:
+    """What a function makes of a schema as JSON, or a grammar, in a child process unless it is
+    cheap. Raises TooHard if that takes too much time or memory; Stopped if nobody waits for it any
+    more."""
+    if _is_bomb(text):
+        raise TooHard
+    if _is_cheap_text(text):
+        return work(text, *args)
     given_up = GIVEN_UP.get()
     while not _PLACES.acquire(timeout=0.05):
         require_uncancelled(given_up)
     try:
-        return run_in_child(work, *args, cancel=given_up, memory=MEMORY, seconds=SECONDS)
+        return run_in_child(work, text, *args, cancel=given_up, memory=MEMORY, seconds=SECONDS)
     except (MemoryError, TimeoutError, ChildEnded):
         raise TooHard from None
     finally:
         _PLACES.release()
 
 
-def is_cheap(text: str) -> bool:
-    """Whether a schema as JSON needs no trial."""
+def _is_cheap_text(text: str) -> bool:
     if len(text) > _SHORT:
         return False
     try:

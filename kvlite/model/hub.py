@@ -19,7 +19,7 @@ _UNSTORED = (
     *(errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS),
     *(errno.EEXIST, errno.ENOTDIR, errno.ENOENT),
 )
-_WANTED_FILES = ("*.safetensors", "*.json", "*.jinja", "*.txt", "*.model")
+_WANTED_FILES = ["*.safetensors", "*.json", "*.jinja", "*.txt", "*.model"]
 _SPLIT = re.compile(r"-\d{5}-of-\d{5}\.gguf$")
 
 _BLOCK = 8 << 20
@@ -103,13 +103,9 @@ def _ask(repo: str, only: str) -> tuple[dict[str, int], int]:
     from huggingface_hub import snapshot_download
 
     with _named_errors(repo):
-        files = snapshot_download(repo, allow_patterns=_patterns(only), dry_run=True)
+        files = snapshot_download(repo, allow_patterns=only or _WANTED_FILES, dry_run=True)
     missing = sum(each.file_size or 0 for each in files if each.will_download)
     return {each.filename: each.file_size or 0 for each in files}, missing
-
-
-def _patterns(only: str) -> list[str]:
-    return [only] if only else [*_WANTED_FILES]
 
 
 def _check(folder: Path, progress: Callable[[int, int], None]) -> list[str]:
@@ -131,7 +127,6 @@ def _check(folder: Path, progress: Callable[[int, int], None]) -> list[str]:
 
 
 def _digest_like(blob: Path) -> Any:
-    """The digest that a blob's name is made with: SHA-256 for large files, git's for others."""
     if len(blob.name) == 64:
         return hashlib.sha256()
     if len(blob.name) == 40:
@@ -147,7 +142,7 @@ def _fetch(repo: str, only: str, progress: Callable[[int, int], None]) -> Path:
         if only.endswith(".json"):
             return Path(hf_hub_download(repo, only)).parent
         bar = _bar(progress)
-        return Path(snapshot_download(repo, allow_patterns=_patterns(only), tqdm_class=bar))
+        return Path(snapshot_download(repo, allow_patterns=only or _WANTED_FILES, tqdm_class=bar))
 
 
 @contextmanager
@@ -193,7 +188,6 @@ def _named_errors(repo: str) -> Iterator[None]:
 
 
 def _bar(progress: Callable[[int, int], None]) -> Any:
-    """A tqdm class that reports bytes to `progress` instead of drawing a bar."""
     from tqdm import tqdm
 
     class Bar(tqdm):  # type: ignore[misc]

@@ -6,7 +6,7 @@ size (`cache.recurrent`), or nothing.
 """
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -85,27 +85,16 @@ class HybridLayer(LayerGroup):
 
 def engine_layers(model: Any, carried: Carried | None, shape: "ModelShape") -> list[nn.Module]:
     """The engine's layers, of a language model's own, as far as there are any."""
-    own, modules = architecture(shape.model_type), model.layers
-    if carried is not None:
-        borrowed = own.borrowed(model.config)
-        return [
-            GemmaLayer({number: modules[number] for number in numbers}, carried, borrowed)
-            for numbers in _numbers(shape.layer_groups, len(modules))
-        ]
-    if not own.recurrent:
-        return [*modules[: shape.layers]]
-    made = list[nn.Module]()
-    numbers = _numbers(shape.layer_groups, len(modules))
-    for group, span in zip(shape.layer_groups, numbers, strict=False):
-        layers = {number: modules[number] for number in span}
-        at = span[own.attention_in(group)]
-        made.append(HybridLayer(layers, at, own.attention, own.attention_norm))
-    return made
-
-
-def _numbers(layer_groups: Sequence[Sequence[str]], layers: int) -> Iterator[range]:
-    first = 0
-    for group in layer_groups:
-        if first < layers:
-            yield range(first, first + len(group))
+    own, made, first = architecture(shape.model_type), list[nn.Module](), 0
+    for group in shape.layer_groups:
+        numbers = range(first, min(first + len(group), len(model.layers)))
+        layers = {number: model.layers[number] for number in numbers}
+        if carried is not None and layers:
+            made.append(GemmaLayer(layers, carried, own.borrowed(model.config)))
+        elif own.recurrent and layers:
+            at = first + own.attention_in(group)
+            made.append(HybridLayer(layers, at, own.attention, own.attention_norm))
+        else:
+            made += layers.values()
         first += len(group)
+    return made

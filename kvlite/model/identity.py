@@ -76,7 +76,6 @@ class Identity:
 
 
 def _vocabulary(vocab: dict[str, int]) -> str:
-    """Digest of tokens and ids; fast, as there may be a quarter million."""
     tokens = sorted(vocab, key=vocab.__getitem__)
     digest = hashlib.sha256("\0".join(tokens).encode("utf-8", "surrogatepass"))
     digest.update(array("q", sorted(vocab.values())).tobytes())

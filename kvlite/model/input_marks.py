@@ -110,7 +110,6 @@ class InputMarks:
         return Rendering("".join([*pieces, rendered[at:]]), _joined(spans), frozenset(shown))
 
     def _broken(self, text: str) -> str:
-        """A mark after the first character of each control token, in whatever case it is."""
         if self._first is None:
             return text
         pieces, done = list[str](), 0
@@ -151,7 +150,6 @@ def texts_in(arguments: Any) -> list[str]:
 
 
 def _joined(spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Spans in order, those that overlap as one."""
     made = list[tuple[int, int]]()
     for begin, end in sorted(spans):
         if made and begin < made[-1][1]:

@@ -75,14 +75,12 @@ class LoadedModel:
         self.layers = Layers(engine_layers(self.module.model, self.carried, self.shape))
         if has_triton(self.device):
             take_few_in_place(self.module)
-        if own.latent:
-            for layer in self.layers.modules:
+        for layer in self.layers.modules:
+            if own.latent:
                 keep_latents(layer.self_attn, ATTENTION)
-        if own.chunked:
-            for layer in self.layers.modules:
+            if own.chunked:
                 tell_positions(layer)
-        if own.angles != "halves":
-            for layer in self.layers.modules:
+            if own.angles != "halves":
                 with_own_table = partial(_with_own_table, own.angles)
                 layer.self_attn.register_forward_pre_hook(with_own_table, with_kwargs=True)
 

@@ -14,9 +14,8 @@ from kvlite.errors import ModelError, require_uncancelled
 from kvlite.model.gguf.config import model_type
 from kvlite.model.gguf.folder import outdated_folders
 from kvlite.model.gguf.header import names_model, read_header
-from kvlite.model.ollama import ollama_models
 from kvlite.model.shape import read_config
-from kvlite.model.source import embedded_ggufs, ggufs_within, require_weights
+from kvlite.model.source import embedded_ggufs, ggufs_within, ollama_models, require_weights
 
 # Folders and files of the cache that versions before 0.2 made.
 _CONVERTED = ("models", "configs", "converting.lock")
@@ -45,11 +44,6 @@ class LocalModel:
     max_context: int | None = None
     flaw: str = ""
 
-    @property
-    def is_gguf(self) -> bool:
-        """Whether it is one GGUF file."""
-        return self.path.is_file()
-
 
 def models_here() -> list[LocalModel]:
     """All models on this machine: the embedded one, then place by place, by name."""
@@ -68,7 +62,7 @@ def remove_model(model: LocalModel) -> None:
         owner = "pip" if model.name == EMBEDDED_MODEL else model.place
         raise ModelError(f"{model.name} belongs to {owner}: remove it there")
     try:
-        if model.is_gguf:
+        if model.path.is_file():
             for part in _parts(model.path):
                 part.resolve().unlink()  # a hub's cache has links to what it downloaded
                 part.unlink(missing_ok=True)
@@ -154,7 +148,6 @@ def _in_folder(root: Path, place: str) -> Iterator[LocalModel]:
 
 
 def _short(path: Path) -> str:
-    """A path as `--model` takes it, from the home folder on where it is there."""
     home = Path.home()
     return str(Path("~") / path.relative_to(home)) if path.is_relative_to(home) else str(path)
 
@@ -164,6 +157,7 @@ def _of_folder(name: str, place: str, folder: Path) -> LocalModel:
     try:
         config = read_config(folder)
         context = config.get("max_position_embeddings")
+        context = context if type(context) is int else None
         found = replace(found, architecture=config["model_type"], max_context=context)
         require_weights(folder, name)
         if missing := _missing(folder):

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from kvlite.model.experts import PackedExperts
+from kvlite.ops.blocks import E2M1
 
 SHARED = 32  # numbers with one scale
 # Bytes that are unpacked at once: what stays in a CPU's caches; more is worth a GPU's launches.
@@ -69,8 +70,5 @@ class MXFP4Experts(PackedExperts):
 def _pairs(device: torch.device) -> Tensor:
     """What each byte stands for, `(256, 2)` float32."""
     codes = torch.arange(256, device=device)
-    halves = torch.stack([codes & 15, codes >> 4], 1)
-    exponents, digits = halves >> 1 & 3, halves & 1
-    # Without an exponent the leading digit is 0, and counts as with an exponent of 1.
-    sizes = (digits + 2 * (exponents > 0)) * torch.exp2((exponents.clamp(min=1) - 2).float())
-    return torch.where(halves > 7, -sizes, sizes)
+    levels = torch.tensor(E2M1, dtype=torch.float32, device=device) / 2
+    return levels[torch.stack([codes & 15, codes >> 4], 1)]

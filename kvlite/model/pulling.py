@@ -54,7 +54,8 @@ def download_plan(repo: str, file: str | None = None, cancel: Event | None = Non
     if not is_repo(repo):
         raise ModelError(f"{repo!r} is no Hugging Face id: give one such as Qwen/Qwen3-0.6B")
     chosen = ""
-    if file is not None or not _has_weights(repo, cancel):
+    weights = () if file is not None else download_sizes(repo, cancel)[0]
+    if not any(name.endswith(".safetensors") for name in weights):
         ggufs, _ = download_sizes(repo, cancel, only="*.gguf")
         if not ggufs:
             raise ModelError(f"{repo} has neither .safetensors nor .gguf weights")
@@ -63,8 +64,3 @@ def download_plan(repo: str, file: str | None = None, cancel: Event | None = Non
         find_config(repo, None, cancel)
     sizes, missing = download_sizes(repo, cancel, only=chosen)
     return DownloadPlan(repo, chosen, sum(sizes.values()), missing)
-
-
-def _has_weights(repo: str, cancel: Event | None) -> bool:
-    sizes, _ = download_sizes(repo, cancel)
-    return any(name.endswith(".safetensors") for name in sizes)

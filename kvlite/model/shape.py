@@ -251,6 +251,7 @@ def shape_of(config: Any) -> ModelShape:
     from kvlite.model.making import meta_module
 
     own = architecture(config.model_type)
+    width: int | list[int] = getattr(config, own.width)
     layer_groups, module = own.layer_groups(config), meta_module(config, torch.bfloat16)
     numbers = own.attention_layers(layer_groups)
     rotary = tuple(own.rotates(config, number) for number in numbers)
@@ -260,7 +261,7 @@ def shape_of(config: Any) -> ModelShape:
         layers=len(layer_groups),
         heads=config.num_attention_heads,
         hidden=config.hidden_size,
-        intermediate=_widest(getattr(config, own.width)),
+        intermediate=max(width) if isinstance(width, list) else width,
         vocab=config.vocab_size,
         max_context=_context(config),
         kv_sizes=sizes,
@@ -286,10 +287,6 @@ def _alike(
         sizes = tuple(tuple(weight.shape) for part in weights for weight in part)
         kinds.append((group, turns, sizes))
     return tuple(kinds.index(kind) for kind in kinds)
-
-
-def _widest(width: int | list[int]) -> int:
-    return width if isinstance(width, int) else max(width)
 
 
 def _context(config: Any) -> int:

@@ -10,12 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kvlite.model.packed_token_layer import PackedTokenLayer
-from kvlite.model.token_layer import STRUCTURES, Rotation, Structure, TokenLayer
+from kvlite.model.token_layer import KNOWN, PackedTokenLayer, Rotation, TokenLayer
 from kvlite.ops.softmax import Softmax
 
 StepLayer = Callable[..., Tensor]
-TINY = 1e-3
+# Sizes of what layers are compared with: a usual one, and one so small that the layer's own part
+# shows beside it.
+SIZES = (1.0, 1e-3)
 # How far apart the results may be, of the largest number: products are rounded.
 NEAR = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 
@@ -24,32 +25,37 @@ def step_layers(
     modules: Sequence[Any], rotations: Sequence[Rotation], kv_heads: int
 ) -> list[StepLayer]:
     """Layers for one token a sequence: taken apart where that gives what the module gives, else the
-    modules. One of each class is compared, with the `rotations` of a position for each layer."""
-    given = list(zip(modules, rotations, strict=True))
-    # The last of each class, as it happens.
-    samples = {type(module).__name__: (module, rotation) for module, rotation in given}
-    known = {
-        name: STRUCTURES[name]
-        for name, sample in samples.items()
-        if name in STRUCTURES and _holds(STRUCTURES[name], *sample, kv_heads)
+    modules. The first and the last of each class are compared, with the `rotations` of a position
+    for each layer."""
+    by_class: dict[str, list[tuple[Any, Rotation]]] = {}
+    for module, rotation in zip(modules, rotations, strict=True):
+        by_class.setdefault(type(module).__name__, []).append((module, rotation))
+    taken = {
+        name
+        for name, own in by_class.items()
+        if name in KNOWN and all(_holds(*sample, kv_heads) for sample in (own[0], own[-1]))
     }
     return [
-        _taken_apart(module, known[name], kv_heads)
-        if (name := type(module).__name__) in known
-        else module
+        _taken_apart(module, kv_heads) if type(module).__name__ in taken else module
         for module in modules
     ]
 
 
 @torch.inference_mode()
-def _holds(structure: Structure, module: Any, rotation: Rotation, kv_heads: int) -> bool:
+def _holds(module: Any, rotation: Rotation, kv_heads: int) -> bool:
     try:
-        direct = _taken_apart(module, structure, kv_heads)
+        direct = _taken_apart(module, kv_heads)
     except (AttributeError, KeyError):
         return False
     weight = module.input_layernorm.weight
-    # So small that the layer's own part shows beside it.
-    hidden = torch.linspace(-TINY, TINY, len(weight), dtype=weight.dtype, device=weight.device)
+    like = {"dtype": weight.dtype, "device": weight.device}
+    return all(
+        _alike(module, direct, torch.linspace(-size, size, len(weight), **like), rotation)
+        for size in SIZES
+    )
+
+
+def _alike(module: Any, direct: TokenLayer, hidden: Tensor, rotation: Rotation) -> bool:
     one, other = _Recorder(), _Recorder()
     expected = module(hidden[None, None], position_embeddings=rotation, kvlite=one)
     found = direct(hidden[None, None], position_embeddings=rotation, kvlite=other)
@@ -66,14 +72,12 @@ def _near(expected: Tensor, found: Tensor) -> bool:
     return bool(far <= NEAR[expected.dtype] * expected.float().abs().max())
 
 
-def _taken_apart(module: Any, structure: Structure, kv_heads: int) -> TokenLayer:
-    layer = PackedTokenLayer if PackedTokenLayer.takes(module, structure) else TokenLayer
-    return layer(module, structure, kv_heads)
+def _taken_apart(module: Any, kv_heads: int) -> TokenLayer:
+    layer = PackedTokenLayer if PackedTokenLayer.takes(module) else TokenLayer
+    return layer(module, kv_heads)
 
 
 class _Recorder:
-    """Stands in for attention, and remembers what it was given."""
-
     def __init__(self) -> None:
         self.given: tuple[Tensor, ...] = ()
         self.softmax: Softmax | None = None

@@ -110,7 +110,6 @@ def _separate_thought(message: Message, source: str) -> None:
 
 
 def _with_calls(messages: Messages, change: Callable[[Message, str], Message]) -> Messages:
-    """Messages with each call changed, given a name for its place."""
     return [
         {**each, "tool_calls": [change(call, f"{number} {at}") for at, call in enumerate(calls)]}
         if (calls := each.get("tool_calls"))
@@ -220,12 +219,7 @@ def _results_after_calls(messages: Messages) -> Messages:
     return made
 
 
-def _results_from_user(messages: Messages) -> Messages:
-    return [*map(_from_user, messages)]
-
-
 def _calls_as_text(messages: Messages) -> Messages:
-    """Calls as JSON, a line each, in the text of their message."""
     made = list[Message]()
     for each in messages:
         lines = [
@@ -243,7 +237,6 @@ def _first_systems(messages: Messages) -> int:
 
 
 def _one_system(messages: Messages) -> Messages:
-    """One system message at the beginning; later ones as a part of what was said before."""
     count = _first_systems(messages)
     texts = [each["content"] for each in messages[:count] if each["content"]]
     made = [{**messages[0], "content": BETWEEN.join(texts)}] if count else []
@@ -257,7 +250,6 @@ def _one_system(messages: Messages) -> Messages:
 
 
 def _no_system(messages: Messages) -> Messages:
-    """System messages as the beginning of what the user says."""
     count = _first_systems(messages)
     told = BETWEEN.join(each["content"] for each in messages[:count])
     rest = messages[count:]
@@ -280,7 +272,7 @@ _STEPS: dict[str, Step] = {
     "calls apart from text": _calls_apart,
     "results without a call from the user": _results_after_calls,
     "calls as text": _calls_as_text,
-    "results from the user": _results_from_user,
+    "results from the user": lambda messages: [*map(_from_user, messages)],
     "one system message": _one_system,
     "the system message in the user's": _no_system,
 }

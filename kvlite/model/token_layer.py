@@ -4,11 +4,12 @@ A step through transformers' module spends more time on calls than on products. 
 products are joined by as few calls as can be.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import chain
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -23,82 +24,66 @@ from kvlite.ops.softmax import Softmax
 Rotation = tuple[Tensor, Tensor]
 
 
-@dataclass(frozen=True)
-class Structure:
-    """Where a class of decoder layers has its parts; empty for what it has not.
-
-    Attributes:
-        before, after: the norms of what goes into attention and MLP and of what comes out.
-        qkv: projections to queries, keys and values, or to all three.
-        gate_up: those of the MLP, or both in one.
-        activation: the MLP's.
-        head_norms: of queries and keys, a head at a time.
-        eps: the name of a norm's epsilon.
-        from_one: see `Norm`.
-    """
-
-    before: tuple[str, str] = ("input_layernorm", "post_attention_layernorm")
-    after: tuple[str, str] | None = None
-    qkv: tuple[str, ...] = ("q_proj", "k_proj", "v_proj")
-    gate_up: tuple[str, ...] = ("gate_proj", "up_proj")
-    activation: str = "act_fn"
-    head_norms: tuple[str, str] | None = None
-    eps: str = "variance_epsilon"
-    from_one: bool = False
+# Classes of transformers' whose layers may be taken apart (`step_layers` compares them).
+_NAMES = ("Gemma2", "Gemma3", "Llama", "Mistral", "Phi3", "Qwen2", "Qwen3", "SeedOss", "SmolLM3")
+KNOWN = frozenset(f"{name}DecoderLayer" for name in _NAMES)
 
 
-_HEAD_NORMS = ("q_norm", "k_norm")
-_GEMMA: dict[str, Any] = {
-    "before": ("input_layernorm", "pre_feedforward_layernorm"),
-    "after": ("post_attention_layernorm", "post_feedforward_layernorm"),
-    "eps": "eps",
-    "from_one": True,
-}
-STRUCTURES: Mapping[str, Structure] = {
-    "LlamaDecoderLayer": Structure(),
-    "MistralDecoderLayer": Structure(),
-    "Qwen2DecoderLayer": Structure(),
-    "SeedOssDecoderLayer": Structure(),
-    "SmolLM3DecoderLayer": Structure(),
-    "Qwen3DecoderLayer": Structure(head_norms=_HEAD_NORMS),
-    "Phi3DecoderLayer": Structure(
-        qkv=("qkv_proj",), gate_up=("gate_up_proj",), activation="activation_fn"
-    ),
-    "Gemma2DecoderLayer": Structure(**_GEMMA),
-    "Gemma3DecoderLayer": Structure(head_norms=_HEAD_NORMS, **_GEMMA),
-}
+def _linears_of(module: Any) -> tuple[list[Any], list[Any], list[Any], list[Any]]:
+    """A layer's projections to queries, keys and values, or to all three; attention's output; the
+    MLP's gate and up, or both in one; and down."""
+    attention, mlp = module.self_attn, module.mlp
+    heads = [attention.qkv_proj] if hasattr(attention, "qkv_proj") else None
+    inner = [mlp.gate_up_proj] if hasattr(mlp, "gate_up_proj") else None
+    return (
+        heads or [attention.q_proj, attention.k_proj, attention.v_proj],
+        [attention.o_proj],
+        inner or [mlp.gate_proj, mlp.up_proj],
+        [mlp.down_proj],
+    )
+
+
+def _norms(*modules: Any) -> tuple[Norm, ...]:
+    """Gemma's, which are from one, have their own name of epsilon."""
+    return tuple(
+        Norm(each.weight, each.eps, True)
+        if hasattr(each, "eps")
+        else Norm(each.weight, each.variance_epsilon, False)
+        for each in modules
+    )
 
 
 class TokenLayer:
     """A decoder layer without its modules; called like one, with one token a sequence.
 
     It holds the modules' own weights, and copies none.
+
+    Attributes:
+        before, after: the norms of what goes into attention and MLP and of what comes out.
+        head_norms: of queries and keys, a head at a time.
     """
 
-    def __init__(self, module: Any, structure: Structure, kv_heads: int) -> None:
+    def __init__(self, module: Any, kv_heads: int) -> None:
         """Take a layer apart. Raises AttributeError or KeyError if it is another one."""
         attention, mlp = module.self_attn, module.mlp
-
-        def norm(owner: Any, name: str) -> Norm:
-            part = getattr(owner, name)
-            return Norm(part.weight, getattr(part, structure.eps), structure.from_one)
-
-        self.head_dim = attention.head_dim
-        self.before = tuple(norm(module, name) for name in structure.before)
-        self.after = tuple(norm(module, name) for name in structure.after or ())
-        names = structure.head_norms
-        self.head_norms = None if names is None else tuple(norm(attention, each) for each in names)
-        self.qkv = _Together([getattr(attention, name) for name in structure.qkv])
-        self.out = attention.o_proj.forward
-        self.gate_up = _Together([getattr(mlp, name) for name in structure.gate_up])
-        self.down = mlp.down_proj.forward
-        self.add_down = partial(_added_in_place if _plain(mlp.down_proj) else _added, mlp.down_proj)
-        self.activation = type(getattr(mlp, structure.activation)).__name__
+        into_mlp, self.after = module.post_attention_layernorm, _norms()
+        if hasattr(module, "pre_feedforward_layernorm"):
+            self.after = _norms(into_mlp, module.post_feedforward_layernorm)
+            into_mlp = module.pre_feedforward_layernorm
+        self.before = _norms(module.input_layernorm, into_mlp)
+        has_norms = hasattr(attention, "q_norm")
+        self.head_norms = _norms(attention.q_norm, attention.k_norm) if has_norms else None
+        heads, (out,), inner, (down,) = _linears_of(module)
+        self.qkv, self.gate_up = _Together(heads), _Together(inner)
+        self.out, self.down = out.forward, down.forward
+        self.add_down = partial(_added_in_place if _plain(down) else _added, down)
+        self.activation = _activation_of(mlp)
         ACTIVATIONS[self.activation]
-        cap = getattr(attention, "attn_logit_softcapping", None) if structure.after else None
+        cap = getattr(attention, "attn_logit_softcapping", None) if self.after else None
         self.softmax = Softmax(attention.scaling, cap, None)
+        self.head_dim = attention.head_dim
         every, own = attention.config.num_attention_heads * self.head_dim, kv_heads * self.head_dim
-        self.ops = _ops_for(mlp.down_proj)
+        self.ops = _ops_for(down)
         self.sizes = [every, own, own]
 
     def __call__(
@@ -121,6 +106,56 @@ class TokenLayer:
         return self.add_down(hidden, inner)
 
 
+class PackedTokenLayer(TokenLayer):
+    """As `TokenLayer`, to rounding, of packed weights on a CPU: one compiled call before attention
+    and one after it, as each of torch's functions takes longer than most of what these do."""
+
+    @staticmethod
+    def takes(module: Any) -> bool:
+        """Whether a layer is one for it."""
+        return (
+            all(
+                isinstance(each, PackedLinear) and each.weight.blocks.is_cpu
+                for each in chain(*_linears_of(module))
+            )
+            and {each.dtype for each in module.parameters()} <= {torch.float32, torch.uint8}
+            and _activation_of(module.mlp) == "SiLUActivation"
+            and not hasattr(module, "pre_feedforward_layernorm")
+        )
+
+    def __init__(self, module: Any, kv_heads: int) -> None:
+        from kvlite.ops.numba_layer_ops import LayerWeights, array_norms
+        from kvlite.ops.numba_linear import joined, product
+
+        super().__init__(module, kv_heads)
+        linears, norms = _linears_of(module), (*self.before, *(self.head_norms or ()))
+        parts = [
+            joined(*(product(each.weight.blocks, each.weight.form, each.bias) for each in some))
+            for some in linears
+        ]
+        # Compiled loops are told where these lie, also once a module has been given others.
+        self.held = [norm.weight.detach() for norm in norms]
+        self.held += [part.detach() for each in chain(*linears) for part in each.parameters()]
+        own = array_norms(self.before[0], *(self.head_norms or (None, None)), self.before[1])
+        heads = self.sizes[0] // self.head_dim, kv_heads
+        self.weights = LayerWeights(own, np.stack(parts), heads)
+
+    def __call__(
+        self, hidden: Tensor, *, position_embeddings: Rotation, kvlite: Attender, **_: Any
+    ) -> Tensor:
+        """As the module: hidden states `(batch, 1, hidden size)`."""
+        x, (cos, sin), (every, own) = hidden.numpy()[:, 0], position_embeddings, self.weights.heads
+        made = self.weights.to_heads(x, cos.numpy(), sin.numpy())[:, :, None]
+        parts = made[:, :every], made[:, every : every + own], made[:, every + own :]
+        q, k, v = (torch.from_numpy(part) for part in parts)
+        out = kvlite.attend(q, k, v, self.softmax).numpy().reshape(len(x), -1)
+        return torch.from_numpy(self.weights.to_hidden(x, out)).unsqueeze(1)
+
+
+def _activation_of(mlp: Any) -> str:
+    return type(getattr(mlp, "act_fn", None) or mlp.activation_fn).__name__
+
+
 def _ops_for(product: nn.Module) -> Any:
     if not has_triton(next(product.parameters()).device):
         return layer_ops
@@ -139,7 +174,6 @@ class _Together:
             self.products = [_product_of_all(modules)]
 
     def __call__(self, x: Tensor, sizes: list[int] | None) -> list[Tensor]:
-        """What each gives; what comes as one in parts of these sizes, or in halves."""
         if len(self.products) > 1:
             return [product(x) for product in self.products]
         out = self.products[0](x)
@@ -185,6 +219,5 @@ def _added(linear: Any, total: Tensor, x: Tensor) -> Tensor:
 
 
 def _added_in_place(linear: nn.Linear, total: Tensor, x: Tensor) -> Tensor:
-    """Likewise, in one launch and in the place of `total`."""
     total.view(len(total), -1).addmm_(x.view(len(x), -1), linear.weight.t())
     return total if linear.bias is None else total.add_(linear.bias)

@@ -138,7 +138,6 @@ def choose_weights(setting: str, device: torch.device, folder: Path) -> Weights:
 
 
 def _source(folder: Path) -> Path:
-    """What a user knows a folder by: the GGUF file it belongs to, if any."""
     index = read_index(folder)
     return folder if index is None else index.path
 

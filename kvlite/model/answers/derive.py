@@ -18,7 +18,6 @@ from kvlite.model.answers.form import (
     ID,
     INDEX,
     AnswerForm,
-    Arguments,
     CallForm,
     ReasoningForm,
     Tool,
@@ -52,6 +51,7 @@ _PAIRS = (
     ("<|channel>thought", "<channel|>"),
     ("Here are my reasoning steps:", "[BEGIN FINAL RESPONSE]"),
 )
+_Style = JSONArguments | ParameterArguments
 Calls = Sequence[tuple[str, Mapping[str, Any]]]
 
 
@@ -62,14 +62,18 @@ def _common(one: str, other: str) -> int:
 
 
 class Probe:
-    """What a tokenizer's chat template makes of an answer."""
+    """What a tokenizer's chat template makes of an answer.
+
+    Attributes:
+        control: finds control tokens.
+    """
 
     def __init__(self, tokenizer: Any, controls: Collection[str]) -> None:
         """`controls` are spellings of the control tokens."""
         self._tokenizer = tokenizer
         self.source = source_of(tokenizer, tools=True) or ""
         found = sorted(filter(None, controls), key=len, reverse=True)
-        self._control = re.compile("|".join(map(re.escape, found)) or "$^")
+        self.control = re.compile("|".join(map(re.escape, found)) or "$^")
 
     def answer(self, calls: Calls = (), text: str = "", thought: str = "") -> str | None:
         """A conversation that ends with an answer; None if the template fails."""
@@ -106,22 +110,12 @@ class Probe:
         begin = _common(shown, self.plain)
         tail = _common(shown[begin:][::-1], self.plain[begin:][::-1])
         end = len(shown) - tail
-        for found in self._control.finditer(shown):
+        for found in self.control.finditer(shown):
             if found.start() < begin < found.end():
                 begin = found.start()
             if found.start() < end < found.end():
                 end = found.end()
         return shown[begin:end]
-
-    def first_control(self, text: str) -> str:
-        """The first control token of a text; "" if there is none."""
-        found = self._control.search(text)
-        return found[0] if found else ""
-
-    def last_control(self, text: str) -> str:
-        """The last control token of a text, and what follows it; "" if there is none."""
-        found = [*self._control.finditer(text)]
-        return text[found[-1].start() :] if found else ""
 
 
 def _tool(name: str) -> Tool:
@@ -174,7 +168,7 @@ def derived_calls(
     if one.count(_ONE) != 1 or _TEXT not in one or one.startswith(tuple(ends)):
         return None
     first, _, rest = one.partition(_ONE)
-    found = _object(rest, given) or _parameters(probe, rest)
+    found: tuple[str, _Style, str] | None = _object(rest, given) or _parameters(probe, rest)
     if found is None:
         return None
     middle, style, last = found
@@ -202,7 +196,7 @@ def cleaned(body: str, ends: Collection[str], left_out: ReasoningForm | None) ->
     return re.sub(none, "", body, count=1)
 
 
-def _around(style: Arguments, text: str, given: Mapping[str, Any]) -> tuple[str, str] | None:
+def _around(style: _Style, text: str, given: Mapping[str, Any]) -> tuple[str, str] | None:
     if isinstance(style, JSONArguments):
         found = _object(text, given)
         return None if found is None else (found[0], found[2])
@@ -210,7 +204,7 @@ def _around(style: Arguments, text: str, given: Mapping[str, Any]) -> tuple[str,
     return (before, after) if written else None
 
 
-def _object(text: str, given: Mapping[str, Any]) -> tuple[str, Arguments, str] | None:
+def _object(text: str, given: Mapping[str, Any]) -> tuple[str, JSONArguments, str] | None:
     for brace in re.finditer("{", text):
         try:
             read, size = json.JSONDecoder().raw_decode(text[brace.start() :])
@@ -233,7 +227,7 @@ def _counted(one: str, other: str, *, from_end: bool = True) -> tuple[str, str]:
     return (one[::-1], other[::-1]) if from_end else (one, other)
 
 
-def _parameters(probe: Probe, rest: str) -> tuple[str, Arguments, str] | None:
+def _parameters(probe: Probe, rest: str) -> tuple[str, ParameterArguments, str] | None:
     if not all(each in rest for each in (_KEY, _TEXT, _OTHER_KEY, "31")):
         return None
     before, _, more = rest.partition(_KEY)
@@ -285,9 +279,9 @@ def derived_reasoning(probe: Probe) -> ReasoningForm | None:
     shown = probe.answer(text=_ANSWER, thought=_THOUGHT) or ""
     before, found, after = shown.partition(_THOUGHT)
     if found and _ANSWER in after:
-        begin = probe.last_control(before).strip()
-        end = probe.first_control(after.partition(_ANSWER)[0])
-        if begin and end:
-            return ReasoningForm(begin, end)
+        begins = [*probe.control.finditer(before)]
+        end = probe.control.search(after.partition(_ANSWER)[0])
+        if begins and end:
+            return ReasoningForm(before[begins[-1].start() :].strip(), end[0])
     pairs = (pair for pair in _PAIRS if all(each in probe.source for each in pair))
     return next((ReasoningForm(*pair) for pair in pairs), None)

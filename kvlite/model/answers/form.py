@@ -63,10 +63,6 @@ class Arguments(Protocol):
         """What stands around names and values."""
         ...
 
-    def written(self, arguments: Mapping[str, Any]) -> str:
-        """Arguments as a model writes them."""
-        ...
-
     def rule(self, tool: Tool, rules: "Rules", *, enforced: bool) -> str:
         """A rule, in Lark, of a tool's arguments; `enforced` if they must follow its schema."""
         ...
@@ -99,15 +95,6 @@ class CallForm:
         begin = self.first.strip()
         found = _TRIGGER.match(begin)
         return found[0] if found else ""
-
-    def written(self, calls: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
-        """Calls, each a name and arguments, as a model writes them."""
-        pieces = list[str]()
-        for number, (name, arguments) in enumerate(calls):
-            around = self.between if number else self.first
-            one = f"{around}{name}{self.middle}{self.arguments.written(arguments)}"
-            pieces.append(one.replace(INDEX, str(number)))
-        return "".join([*pieces, self.last])
 
 
 @dataclass(frozen=True)

@@ -30,9 +30,6 @@ class GemmaArguments:
 
     opening, marks = "{", (QUOTE,)
 
-    def written(self, arguments: Mapping[str, Any]) -> str:
-        return _written(arguments)
-
     def rule(self, tool: Tool, rules: Rules, *, enforced: bool) -> str:
         """As of `form.Arguments`. What a schema says of strings and numbers is left to the model,
         but for their choices."""
@@ -103,13 +100,14 @@ class GemmaReader:
         return ", " if first == "," else first
 
 
-def _written(value: Any) -> str:
+def literal(value: Any) -> str:
+    """A value as a model writes it."""
     if isinstance(value, str):
         return f"{QUOTE}{value}{QUOTE}"
     if isinstance(value, Mapping):
-        return "{" + ",".join(f"{key}:{_written(value[key])}" for key in sorted(value)) + "}"
+        return "{" + ",".join(f"{key}:{literal(value[key])}" for key in sorted(value)) + "}"
     if isinstance(value, list | tuple):
-        return "[" + ",".join(map(_written, value)) + "]"
+        return "[" + ",".join(map(literal, value)) + "]"
     return as_json(value)
 
 
@@ -124,7 +122,6 @@ def _any(rules: Rules) -> str:
 
 
 def _object(schema: Mapping[str, Any], root: Mapping[str, Any], rules: Rules, deep: int = 0) -> str:
-    """A rule of an object: its keys in order, each with a comma but the last."""
     schema = referred(schema, root)
     properties = properties_of(schema)
     if not properties:
@@ -149,7 +146,7 @@ def _value(schema: Any, root: Mapping[str, Any], rules: Rules, deep: int) -> str
         return rules.choice(
             f"{text} {rules.said(each)} {text}"
             if isinstance(each, str)
-            else rules.said(_written(each))
+            else rules.said(literal(each))
             for each in choices
         )
     kinds, value = types_of(schema, root), _any(rules)

@@ -1,6 +1,5 @@
 """Arguments as a JSON object."""
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,10 +14,6 @@ class JSONArguments:
     """A JSON object."""
 
     opening, marks = "{", ()
-
-    def written(self, arguments: Mapping[str, Any]) -> str:
-        """As most templates write it."""
-        return json.dumps(arguments, ensure_ascii=False)
 
     def rule(self, tool: Tool, rules: Rules, *, enforced: bool) -> str:
         schema = followed(tool, rules.spelled) if enforced or tool.strict else {"type": "object"}

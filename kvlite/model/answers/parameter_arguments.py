@@ -1,16 +1,13 @@
 """Arguments one after the other, each with its name: strings as they are, other values as JSON."""
 
-import logging
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any, ClassVar
 
-from kvlite.errors import SettingError
 from kvlite.model.answers.form import Tool
 from kvlite.model.answers.rules import Rules
-from kvlite.model.answers.schemas import followed, standing
+from kvlite.model.answers.schemas import followed, leave, standing
 from kvlite.model.answers.values import (
     as_json,
     choices_of,
@@ -24,7 +21,6 @@ from kvlite.model.answers.values import (
 )
 from kvlite.model.grammar import schema_rule
 
-_LOG = logging.getLogger("kvlite.tools")
 # What cannot be held to in a string that is written without quotes.
 _OF_STRINGS = ("pattern", "format", "minLength", "maxLength")
 # The first part of what may follow arguments.
@@ -47,6 +43,7 @@ class ParameterArguments:
     opening: ClassVar[str] = ""
 
     def written(self, arguments: Mapping[str, Any]) -> str:
+        """Arguments as a model writes them."""
         return "".join(
             f"{self.begin}{key}{self.middle}{value}{self.end}"
             if isinstance(value, str)
@@ -90,7 +87,8 @@ class ParameterArguments:
             return f"{rules.text(self.before_json)} {value} {rules.text(self.end)}"
         said = referred(schema, root)
         if hard := next((each for each in _OF_STRINGS if each in said), None):
-            _leave(tool.name, key, hard, strict=tool.strict)
+            why = f"{hard} of a string, which this model writes without quotes"
+            leave(tool.name, f" property {key!r}", why, strict=tool.strict)
         if choices := choices_of(said):
             either = rules.choice(
                 f"{rules.text(self.middle)} {rules.said(each)}"
@@ -100,17 +98,6 @@ class ParameterArguments:
             )
             return f"{either} {rules.text(self.end)}"
         return f"{rules.text(self.middle)} {rules.until(self.end)}"
-
-
-@lru_cache(maxsize=512)
-def _leave(tool: str, key: str, hard: str, *, strict: bool) -> None:
-    """Log once that a part of a schema is left to the model; raises SettingError if strict."""
-    why = f"{hard} of a string, which this model writes without quotes"
-    if strict:
-        raise SettingError(
-            f"tool {tool!r}: property {key!r} cannot be enforced ({why}): leave strict or it out"
-        )
-    _LOG.info("tool %r: property %r is not enforced (%s)", tool, key, why)
 
 
 class ParameterReader:

@@ -35,9 +35,6 @@ class PythonArguments:
 
     opening, marks = "", ()
 
-    def written(self, arguments: Mapping[str, Any]) -> str:
-        return ", ".join(f"{key}={value!r}" for key, value in arguments.items())
-
     def rule(self, tool: Tool, rules: Rules, *, enforced: bool) -> str:
         """As of `form.Arguments`. What a schema says of strings and numbers is left to the model,
         but for their choices."""

@@ -139,7 +139,6 @@ class AnswerReader:
         return _part("reasoning", thought)
 
     def _thought_until(self, call: int, *, waits: bool) -> list[Part]:
-        """Reasoning up to a call, which ends it; `waits` if that may be one or not."""
         thought = self._held[:call].rstrip()
         if waits:
             self._held = self._held[len(thought) :]
@@ -282,7 +281,6 @@ class AnswerReader:
         return []
 
     def _lost(self, opening: str = "") -> list[Part]:
-        """What follows no form is shown."""
         self._go(self._text, self._held)
         self._begun = True
         return _part("text", opening)
@@ -318,7 +316,6 @@ def _part(kind: Kind, text: str) -> list[Part]:
 
 
 def _joined(parts: Sequence[Part]) -> list[Part]:
-    """Parts, those of one kind that follow each other as one; a name begins another call."""
     made = list[Part]()
     for each in parts:
         if made and made[-1].kind == each.kind != "name":

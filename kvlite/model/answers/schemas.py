@@ -11,7 +11,7 @@ from kvlite.config.checked_file import from_json
 from kvlite.errors import SettingError
 from kvlite.model.answers.form import Tool
 from kvlite.model.grammar import in_a_line, schema_rule
-from kvlite.model.grammar_trial import TOO_HARD, TooHard, is_bomb, is_cheap, limits, tried
+from kvlite.model.grammar_trial import TOO_HARD, TooHard, limits, tried
 from kvlite.model.in_thread import with_deep_stack
 
 _LOG = logging.getLogger("kvlite.tools")
@@ -37,20 +37,24 @@ def followed(tool: Tool, controls: frozenset[str] = frozenset()) -> dict[str, An
 @lru_cache(maxsize=512)
 def _followed(name: str, written: str, strict: bool, controls: frozenset[str]) -> Mapping[str, Any]:
     try:
-        if is_bomb(written):
-            raise TooHard
-        look = enforceable if is_cheap(written) else partial(tried, enforceable)
-        schema, where, why = look(written, strict, controls)
+        schema, where, why = tried(enforceable, written, strict, controls)
     except TooHard:
         schema, where, why = {"type": "object"}, "", TOO_HARD
-    if why and strict:
-        raise SettingError(
-            f"tool {name!r}:{where or ' its parameters'} cannot be enforced ({why}): leave strict "
-            "out, or what is named here"
-        )
     if why:
-        _LOG.info("tool %r:%s is not enforced (%s)", name, where or " a part of it", why)
+        leave(name, where or " its parameters", why, strict=strict)
     return schema
+
+
+@lru_cache(maxsize=512)
+def leave(tool: str, where: str, why: str, *, strict: bool) -> None:
+    """Log once that a part of a tool's schema is left to the model; raises SettingError if
+    strict."""
+    if strict:
+        raise SettingError(
+            f"tool {tool!r}:{where} cannot be enforced ({why}): leave strict out, or what is named "
+            "here"
+        )
+    _LOG.info("tool %r:%s is not enforced (%s)", tool, where, why)
 
 
 def enforceable(
@@ -105,7 +109,6 @@ def standing(schema: Mapping[str, Any], root: Mapping[str, Any]) -> dict[str, An
 
 
 def _moved(schema: Any) -> Any:
-    """A schema that refers to what it is a part of under another name."""
     if isinstance(schema, list):
         return [_moved(each) for each in schema]
     if not isinstance(schema, Mapping):
@@ -141,7 +144,6 @@ def _known(kind: Any) -> bool:
 
 
 def _said(schema: Any) -> Iterator[str]:
-    """The names of properties, and the values, that a schema lists."""
     parts = schema if isinstance(schema, list) else ()
     if isinstance(schema, dict):
         yield from (json.dumps(schema[key], ensure_ascii=False) for key in _VALUES if key in schema)

@@ -4,9 +4,8 @@ from typing import Any
 
 from kvlite.errors import ModelError, reason
 from kvlite.model.architectures import architecture
-from kvlite.model.config_check import MOST
+from kvlite.model.config_check import LARGEST
 from kvlite.model.gguf.architectures import ARCHITECTURES, GGUFArchitecture
-from kvlite.model.gguf.families import experts
 from kvlite.model.gguf.header import Header
 from kvlite.model.gguf.metadata import Metadata
 
@@ -60,7 +59,7 @@ def _config(own: GGUFArchitecture, file: Metadata) -> dict[str, Any]:
             f"{file.path} is an embedding model, which answers nothing: name a language model"
         )
     hidden = file.whole("embedding_length")
-    if not 0 < hidden <= MOST["hidden_size"]:
+    if not 0 < hidden <= LARGEST:
         raise file.wrong("embedding_length", "a size is needed")
     heads = file.by_layer("attention.head_count")
     most = max(heads)
@@ -86,16 +85,9 @@ def _config(own: GGUFArchitecture, file: Metadata) -> dict[str, Any]:
             f"{file.path} has {tokens:,} tokens, and embeddings of {config['vocab_size']:,}: get "
             "the file again"
         )
-    groups = file.value("attention.head_count_kv")
-    if not isinstance(groups, tuple):  # else of the architecture
-        config["num_key_value_heads"] = file.whole("attention.head_count_kv", most)
-    elif len({*groups[: file.layers]}) == 1:
-        config["num_key_value_heads"] = groups[0]
-    widths = file.value("feed_forward_length")
-    if isinstance(widths, int):
-        config["intermediate_size"] = widths
-    elif isinstance(widths, tuple) and widths:
-        config["intermediate_size"] = max(widths[: file.layers])
+    config["num_key_value_heads"] = max(file.by_layer("attention.head_count_kv", most))
+    if file.has("feed_forward_length"):
+        config["intermediate_size"] = max(file.by_layer("feed_forward_length"))
     for key in ("layer_norm_rms_epsilon", "layer_norm_epsilon"):
         if file.has(f"attention.{key}"):
             name = "rms_norm_eps" if "rms" in key else "layer_norm_eps"
@@ -104,7 +96,8 @@ def _config(own: GGUFArchitecture, file: Metadata) -> dict[str, Any]:
         raise file.wrong("attention.layer_norm_rms_epsilon", "norms need it")
     known = architecture(config["model_type"])
     if known.experts and file.whole("expert_count", 0):
-        config |= experts(file, known.experts)
+        config |= file.read(f"{known.experts}=expert_count num_experts_per_tok=expert_used_count")
+    config |= file.read(own.keys) | own.fixed
     if own.rope is not None:
         config["rope_parameters"] = own.rope(file, config)
     config |= own.more(file, config)

@@ -7,12 +7,16 @@ store.
 
 from typing import Any
 
+from kvlite.model.gguf.index import Order
 from kvlite.model.gguf.metadata import Metadata
 from kvlite.model.gguf.rope import rope_parameters
 
 FULL, SLIDING, RECURRENT = "full_attention", "sliding_attention", "linear_attention"
 Config = dict[str, Any]
 SHARED_WIDTH = "expert_shared_feed_forward_length"
+# Keys that several have, as of `Metadata.read`.
+WINDOW = "sliding_window=attention.sliding_window"
+EXPERT_WIDTH = "moe_intermediate_size=expert_feed_forward_length"
 
 
 def pattern(file: Metadata, default: int) -> list[str]:
@@ -31,13 +35,6 @@ def _rope_by_kind(file: Metadata, full: Config, sliding_theta: float) -> Config:
     return {FULL: full, SLIDING: {"rope_type": "default", "rope_theta": own}}
 
 
-def experts(file: Metadata, name: str) -> Config:
-    return {
-        name: file.whole("expert_count"),
-        "num_experts_per_tok": file.whole("expert_used_count"),
-    }
-
-
 def mistral_rope(file: Metadata, config: Config) -> Config:
     rope = rope_parameters(file, config)
     if config["model_type"] == "mistral":
@@ -49,76 +46,42 @@ def mistral_rope(file: Metadata, config: Config) -> Config:
     }
 
 
-def qwen3_moe(file: Metadata, config: Config) -> Config:
+def sliding(file: Metadata, config: Config, *, each: int) -> Config:
+    return {"layer_types": pattern(file, each)}
+
+
+def gemma(file: Metadata, config: Config, *, each: int, largest: int) -> Config:
+    """Gemma 2 and 3; that with the `largest` number of layers scales queries by its own size."""
+    size = config["head_dim"]
+    if file.layers == largest:
+        size = config["hidden_size"] // config["num_attention_heads"]
+    caps = "attn_logit_softcapping", "final_logit_softcapping"
     return {
-        "moe_intermediate_size": file.whole("expert_feed_forward_length"),
-        "norm_topk_prob": True,
-        "decoder_sparse_step": 1,
-        "mlp_only_layers": [],
+        "layer_types": pattern(file, each),
+        "query_pre_attn_scalar": size,
+        **{key: file.value(key) or None for key in caps},
     }
-
-
-def gemma2(file: Metadata, config: Config) -> Config:
-    is_27b = file.layers == 46
-    return {
-        "layer_types": [FULL if layer % 2 else SLIDING for layer in range(file.layers)],
-        "sliding_window": file.whole("attention.sliding_window", 4096),
-        "query_pre_attn_scalar": _per_head(config) if is_27b else config["head_dim"],
-        **_softcaps(file),
-    }
-
-
-def _per_head(config: Config) -> int:
-    return int(config["hidden_size"] // config["num_attention_heads"])
-
-
-def _softcaps(file: Metadata) -> Config:
-    caps = {
-        "attn_logit_softcapping": file.value("attn_logit_softcapping"),
-        "final_logit_softcapping": file.value("final_logit_softcapping"),
-    }
-    return {key: cap or None for key, cap in caps.items()}
 
 
 def gemma3_rope(file: Metadata, config: Config) -> Config:
     return _rope_by_kind(file, rope_parameters(file, config, theta=1e6), 1e4)
 
 
-def gemma3(file: Metadata, config: Config) -> Config:
-    is_27b = file.layers == 62
-    return {
-        "layer_types": pattern(file, 6),
-        "sliding_window": file.whole("attention.sliding_window"),
-        "query_pre_attn_scalar": _per_head(config) if is_27b else config["head_dim"],
-        **_softcaps(file),
-    }
-
-
 def gemma3n(file: Metadata, config: Config) -> Config:
     from statistics import NormalDist
 
-    scales = file.by_layer("activation_sparsity_scale", 0.0)
-    rank = file.rows("blk.0.laurel_l.weight")
-    if not 0 <= file.whole("altup.active_idx") < file.whole("altup.num_inputs"):
+    scales, share = file.by_layer("activation_sparsity_scale", 0.0), NormalDist()
+    if not 0 <= config["altup_active_idx"] < config["altup_num_inputs"]:
         raise file.wrong("altup.active_idx", "it must be one of the inputs")
-    share = NormalDist()
-    widths = file.by_layer("feed_forward_length")
     return {
-        "intermediate_size": widths,
+        "intermediate_size": file.by_layer("feed_forward_length"),
         "layer_types": pattern(file, 5),
-        "sliding_window": file.whole("attention.sliding_window"),
-        "altup_num_inputs": file.whole("altup.num_inputs"),
-        "altup_active_idx": file.whole("altup.active_idx"),
-        "altup_coef_clip": 120.0,
-        "laurel_rank": rank,
-        "hidden_size_per_layer_input": file.whole("embedding_length_per_layer_input"),
+        "laurel_rank": file.rows("blk.0.laurel_l.weight"),
         "vocab_size_per_layer_input": file.rows("per_layer_token_embd.weight"),
-        "num_kv_shared_layers": file.whole("attention.shared_kv_layers"),
         # Stored is where the normal distribution has the share, which is -inf for 0.
         "activation_sparsity_pattern": [
             round(share.cdf(scale), 6) if scale > -1e9 and scale else 0.0 for scale in scales
         ],
-        "final_logit_softcapping": float(file.number("final_logit_softcapping", 30.0)),
     }
 
 
@@ -138,32 +101,22 @@ def gemma4(file: Metadata, config: Config) -> Config:
     kinds = pattern(file, 6)
     heads = file.by_layer("attention.head_count_kv")
     widths = file.by_layer("feed_forward_length")
-    shared = file.whole("attention.shared_kv_layers", 0)
     full = kinds.index(FULL)
-    sliding = kinds.index(SLIDING)
     made: Config = {
         "layer_types": kinds,
         "head_dim": file.whole("attention.key_length_swa", config["head_dim"]),
         "global_head_dim": config["head_dim"],
-        "num_key_value_heads": heads[sliding],
+        "num_key_value_heads": heads[kinds.index(SLIDING)],
         "num_global_key_value_heads": heads[full],
         "intermediate_size": widths[0],
         "use_double_wide_mlp": widths[-1] == 2 * widths[0],
-        "num_kv_shared_layers": shared,
-        "hidden_size_per_layer_input": file.whole("embedding_length_per_layer_input", 0),
-        "sliding_window": file.whole("attention.sliding_window"),
         "attention_k_eq_v": f"blk.{full}.attn_v.weight" not in file.tensors,
-        "final_logit_softcapping": float(file.number("final_logit_softcapping", 30.0)),
-        "enable_moe_block": False,
+        "enable_moe_block": file.has("expert_count"),
     }
     if "per_layer_token_embd.weight" in file.tensors:
         made["vocab_size_per_layer_input"] = file.rows("per_layer_token_embd.weight")
     if file.has("expert_count"):
-        made |= {
-            "enable_moe_block": True,
-            "top_k_experts": file.whole("expert_used_count"),
-            "moe_intermediate_size": file.whole("expert_feed_forward_length"),
-        }
+        made |= file.read(f"top_k_experts=expert_used_count {EXPERT_WIDTH}")
     return made
 
 
@@ -180,39 +133,22 @@ def gpt_oss_rope(file: Metadata, config: Config) -> Config:
     return {**rope_parameters(file, config), "truncate": False}
 
 
-def gpt_oss(file: Metadata, config: Config) -> Config:
-    return {
-        "intermediate_size": file.whole("expert_feed_forward_length"),
-        "sliding_window": file.whole("attention.sliding_window"),
-        "layer_types": [FULL if layer % 2 else SLIDING for layer in range(file.layers)],
-        "attention_bias": True,
-    }
-
-
-def glm4_moe(file: Metadata, config: Config) -> Config:
-    return {
-        **routed_experts(file, gating=2),
-        "use_qk_norm": "blk.0.attn_q_norm.weight" in file.tensors,
-        "num_nextn_predict_layers": 0,
-    }
-
-
 def routed_experts(file: Metadata, *, gating: int, groups: tuple[int, int] = (1, 1)) -> Config:
     """Experts of DeepSeek's kind; `gating` is llama.cpp's number of what makes scores, where the
     file does not say it."""
     found = file.whole("expert_gating_func", 0) or gating
     if found not in (1, 2):
         raise file.wrong("expert_gating_func", "kvlite knows 1 and 2 here")
-    made = {
-        "n_shared_experts": file.whole("expert_shared_count", 0),
-        "moe_intermediate_size": file.whole("expert_feed_forward_length"),
-        "first_k_dense_replace": file.whole("leading_dense_block_count", 0),
+    return {
+        **file.read(
+            f"{EXPERT_WIDTH} n_shared_experts=expert_shared_count:0 "
+            f"first_k_dense_replace=leading_dense_block_count:0 "
+            f"n_group=expert_group_count:{groups[0]} topk_group=expert_group_used_count:{groups[1]}"
+        ),
         "routed_scaling_factor": float(file.number("expert_weights_scale", 1.0)) or 1.0,
         "norm_topk_prob": bool(file.number("expert_weights_norm", False)),
-        "n_group": file.whole("expert_group_count", groups[0]),
-        "topk_group": file.whole("expert_group_used_count", groups[1]),
+        "scoring_func": "sigmoid" if found == 2 else "softmax",
     }
-    return made | {"scoring_func": "sigmoid" if found == 2 else "softmax"}
 
 
 def deepseek_type(file: Metadata) -> str:
@@ -243,12 +179,10 @@ def deepseek(file: Metadata, config: Config) -> Config:
     made = {
         "num_key_value_heads": heads,
         "q_lora_rank": file.whole("attention.q_lora_rank", 0) or None,
-        "kv_lora_rank": file.whole("attention.kv_lora_rank"),
         "qk_rope_head_dim": turned,
         "qk_nope_head_dim": keys - turned,
         "v_head_dim": values,
         "head_dim": turned,
-        "rope_interleave": True,
         **routed,
     }
     if kind == "deepseek_v2":
@@ -260,20 +194,10 @@ def deepseek(file: Metadata, config: Config) -> Config:
     return made
 
 
-def granite(file: Metadata, config: Config) -> Config:
-    """Multipliers of 1 are not stored."""
-    return {
-        "attention_multiplier": float(file.number("attention.scale", 1.0)),
-        "embedding_multiplier": float(file.number("embedding_scale", 1.0)),
-        "residual_multiplier": float(file.number("residual_scale", 1.0)),
-        "logits_scaling": float(file.number("logit_scale", 1.0)),
-    }
-
-
 def granite_moe(file: Metadata, config: Config) -> Config:
     if file.has(SHARED_WIDTH):
         raise file.wrong(SHARED_WIDTH, "kvlite does not run Granite's experts beside a shared MLP")
-    return {**granite(file, config), **experts(file, "num_local_experts")}
+    return {}
 
 
 def olmo_rope(file: Metadata, config: Config) -> Config:
@@ -285,15 +209,15 @@ def olmo_rope(file: Metadata, config: Config) -> Config:
 def olmo(file: Metadata, config: Config) -> Config:
     if config["model_type"] == "olmo2":
         return {}
+    return {**file.read(WINDOW), "layer_types": pattern(file, 4)}
+
+
+def fourth_still(file: Metadata, config: Config) -> Config:
+    """Each fourth layer does not rotate."""
     return {
-        "sliding_window": file.whole("attention.sliding_window"),
-        "layer_types": pattern(file, 4),
+        "no_rope_layers": [int((layer + 1) % 4 > 0) for layer in range(file.layers)],
+        "no_rope_layer_interval": 4,
     }
-
-
-def smollm3(file: Metadata, config: Config) -> Config:
-    turns = [int((layer + 1) % 4 > 0) for layer in range(file.layers)]
-    return {"no_rope_layers": turns, "no_rope_layer_interval": 4, "use_sliding_window": False}
 
 
 def exaone4(file: Metadata, config: Config) -> Config:
@@ -303,26 +227,92 @@ def exaone4(file: Metadata, config: Config) -> Config:
     return {"sliding_window": window or None, "layer_types": kinds, "sliding_window_pattern": 4}
 
 
-def cohere2(file: Metadata, config: Config) -> Config:
-    return {
-        "logit_scale": file.number("logit_scale"),
-        "sliding_window": file.whole("attention.sliding_window"),
-        "layer_types": pattern(file, 4),
-    }
-
-
 def llama4(file: Metadata, config: Config) -> Config:
-    count = file.whole("expert_count")
-    interval = file.whole("interleave_moe_layer_step", 1)
-    return {
-        "intermediate_size_mlp": file.whole("feed_forward_length"),
-        "intermediate_size": file.whole("expert_feed_forward_length"),
-        "interleave_moe_layer_step": interval,
-        "attention_chunk_size": 8192,
-        "no_rope_layers": [int((layer + 1) % 4 > 0) for layer in range(file.layers)],
-        "no_rope_layer_interval": 4,
-        "attn_temperature_tuning": True,
-        "floor_scale": 8192,
-        "attn_scale": 0.1,
-        "use_qk_norm": count != 128,
+    return {**fourth_still(file, config), "use_qk_norm": file.whole("expert_count") != 128}
+
+
+def state_heads(file: Metadata) -> int:
+    """The size of a head of states."""
+    return file.whole("ssm.inner_size") // file.size("ssm.time_step_rank")
+
+
+def delta_net(file: Metadata, config: Config) -> Config:
+    """Qwen's hybrids: each fourth layer has attention."""
+    interval = file.size("full_attention_interval", 4)
+    kinds = (
+        FULL if (layer + 1) % interval == 0 else RECURRENT
+        for layer in range(config["num_hidden_layers"])
+    )
+    made = {"layer_types": [*kinds], "linear_value_head_dim": state_heads(file)}
+    if file.predicted:
+        made["mtp_num_hidden_layers"] = file.predicted
+    return made
+
+
+def grouped(config: Config, *, first: int = 0, dim: int | None = None) -> Order | None:
+    """The order of value heads, from row `first` on. Those that are as many as key heads are where
+    they belong."""
+    keys, values = config["linear_num_key_heads"], config["linear_num_value_heads"]
+    if keys == values:
+        return None
+    return "grouped", (first, keys, values // keys, dim or config["linear_value_head_dim"])
+
+
+def grouped_values(config: Config) -> Order | None:
+    """The order of value heads behind queries and keys."""
+    first = 2 * config["linear_num_key_heads"] * config["linear_key_head_dim"]
+    return grouped(config, first=first)
+
+
+def by_key_head(config: Config) -> Order:
+    keys, values = config["linear_num_key_heads"], config["linear_num_value_heads"]
+    own = values // keys * config["linear_value_head_dim"]
+    return "by_key_head", (keys, config["linear_key_head_dim"], own)
+
+
+def granite_alone(file: Metadata, config: Config) -> Config:
+    """The MLP of a hybrid all of whose layers have attention is what others share."""
+    return {"intermediate_size": file.whole(SHARED_WIDTH, config["intermediate_size"])}
+
+
+def granite_hybrid(file: Metadata, config: Config) -> Config:
+    heads = file.by_layer("attention.head_count_kv")
+    made = {
+        "layer_types": [FULL if each else RECURRENT for each in heads],
+        "position_embedding_type": "rope" if file.value("rope.scaling.finetuned") else "nope",
+        "shared_intermediate_size": file.whole(SHARED_WIDTH, config["intermediate_size"]),
+        "mamba_d_head": state_heads(file),
+        "mamba_expand": file.whole("ssm.inner_size") // config["hidden_size"],
     }
+    if not file.whole("expert_count", 0):
+        made |= {"num_local_experts": 0, "num_experts_per_tok": 0}
+    return made
+
+
+def lfm2(file: Metadata, config: Config) -> Config:
+    heads = file.by_layer("attention.head_count_kv")
+    return {"layer_types": [FULL if each else "conv" for each in heads]}
+
+
+def nemotron(file: Metadata, config: Config) -> Config:
+    heads = file.by_layer("attention.head_count_kv")
+    widths = file.by_layer("feed_forward_length")
+    has_experts = bool(file.whole("expert_count", 0))
+    mlp = "moe" if has_experts else "mlp"
+    kinds = [
+        "attention" if own else mlp if width else "mamba"
+        for own, width in zip(heads, widths, strict=True)
+    ]
+    made = {
+        "layers_block_type": kinds,
+        "layer_norm_epsilon": config.get("rms_norm_eps", config.get("layer_norm_eps")),
+        "mamba_head_dim": state_heads(file),
+    }
+    if has_experts:
+        shared = file.whole(SHARED_WIDTH)
+        routed = routed_experts(file, gating=2)
+        for unknown in ("first_k_dense_replace", "scoring_func"):
+            routed.pop(unknown)
+        made |= routed | {"moe_shared_expert_intermediate_size": shared}
+        made["moe_latent_size"] = file.whole("moe_latent_size", 0) or None
+    return made

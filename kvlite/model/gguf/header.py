@@ -75,15 +75,7 @@ class Header:
         if not isinstance(found, Later):
             return None
         with self.paths[0].open("rb") as file:
-            reading = _Reading(file, self.paths[0], found.begin)
-            try:
-                return reading.values(found.kind, found.count)
-            except (_Damaged, UnicodeDecodeError) as error:
-                raise _damaged(self.paths[0], error) from None
-
-
-class _Damaged(Exception):
-    """The header contradicts the format, or itself."""
+            return _Reading(file, self.paths[0], found.begin).values(found.kind, found.count)
 
 
 def read_header(path: Path) -> Header:
@@ -96,39 +88,20 @@ def read_header(path: Path) -> Header:
     for part in _further_parts(first, fields):
         own, more, sum_ = _read_part(part)
         if own.get("split.no") != len(paths):
-            raise _damaged(part, _Damaged(f"it is part {own.get('split.no')}, not {len(paths)}"))
+            raise _damaged(part, f"it is part {own.get('split.no')}, not {len(paths)}")
         if double := tensors.keys() & more.keys():
-            raise _damaged(part, _Damaged(f"{min(double)!r} is in another part, too"))
+            raise _damaged(part, f"{min(double)!r} is in another part, too")
         tensors |= more
         digest += sum_
         paths.append(part)
     architecture = fields.get("general.architecture")
     if not isinstance(architecture, str):
-        raise _damaged(first, _Damaged("general.architecture is no text"))
+        raise _damaged(first, "general.architecture is no text")
     wanted = fields.get("split.tensors.count", len(tensors))
     if wanted != len(tensors):
-        raise _damaged(first, _Damaged(f"{wanted} tensors were written, {len(tensors)} are here"))
+        raise _damaged(first, f"{wanted} tensors were written, {len(tensors)} are here")
     whole = digest if len(paths) == 1 else hashlib.sha256(digest.encode()).hexdigest()[:16]
     return Header(tuple(paths), architecture, fields, tensors, whole)
-
-
-def require_magic(file: IO[bytes], path: Path) -> None:
-    """Raises ModelError unless a file begins like a GGUF file."""
-    if file.read(4) != b"GGUF":
-        raise ModelError(f"{path} is not a GGUF file: its first bytes are not 'GGUF'")
-
-
-def _require_filled(tensors: dict[str, Stored], alignment: int, size: int) -> None:
-    """Raises _Damaged unless tensors fill a file's `size` bytes of data, each of them from where
-    the one before it ends, as ggml writes and demands: else one has another type or place."""
-    before, at = "the header", 0
-    for name, each in sorted(tensors.items(), key=lambda item: item[1].begin):
-        if each.begin != at:
-            fault = "overlaps" if each.begin < at else "does not follow"
-            raise _Damaged(f"{name!r} of type {each.kind} {fault} {before}, which ends at {at:,}")
-        before, at = repr(name), -(-each.end // alignment) * alignment
-    if tensors and size >= at + alignment:
-        raise _Damaged(f"{size - at:,} bytes follow {before}, the last tensor")
 
 
 def names_model(path: Path) -> bool:
@@ -139,17 +112,15 @@ def names_model(path: Path) -> bool:
     return not is_later and "mmproj" not in path.name.lower()
 
 
-def _damaged(path: Path, why: Exception) -> ModelError:
+def _damaged(path: Path, why: str) -> ModelError:
     return ModelError(f"{path} is truncated or damaged ({why}): download it again")
 
 
 def _read_part(path: Path) -> tuple[dict[str, Any], dict[str, Stored], str]:
     with path.open("rb") as file:
-        require_magic(file, path)
-        try:
-            return _Reading(file, path, 4).part()
-        except (_Damaged, UnicodeDecodeError) as error:
-            raise _damaged(path, error) from None
+        if file.read(4) != b"GGUF":
+            raise ModelError(f"{path} is not a GGUF file: its first bytes are not 'GGUF'")
+        return _Reading(file, path, 4).part()
 
 
 def _first_part(path: Path) -> Path:
@@ -165,7 +136,7 @@ def _first_part(path: Path) -> Path:
 def _further_parts(first: Path, fields: dict[str, Any]) -> list[Path]:
     count = fields.get("split.count", 0)
     if type(count) is not int or not 0 <= count <= _MOST_PARTS:
-        raise _damaged(first, _Damaged(f"split.count is {count!r}"))
+        raise _damaged(first, f"split.count is {count!r}")
     if count < 2:
         return []
     named = _PART.fullmatch(first.name)
@@ -186,8 +157,6 @@ def _further_parts(first: Path, fields: dict[str, Any]) -> list[Path]:
 
 
 class _Reading:
-    """Reads values one after the other, in blocks of the file."""
-
     BLOCK = 1 << 20
 
     def __init__(self, file: IO[bytes], path: Path, begin: int) -> None:
@@ -206,15 +175,15 @@ class _Reading:
                 "usual little-endian file"
             )
         if version not in VERSIONS:
-            raise _Damaged(f"version {version} of the format, not {VERSIONS[0]} or {VERSIONS[1]}")
+            raise self._wrong(f"version {version} of the format, not 2 or 3")
         tensors, fields = self._numbers("QQ")
         if tensors > _MOST_TENSORS or fields > _MOST_FIELDS:
-            raise _Damaged(f"{tensors:,} tensors and {fields:,} fields")
+            raise self._wrong(f"{tensors:,} tensors and {fields:,} fields")
         about: dict[str, Any] = {}
         for _ in range(fields):
             key = self._text()
             if key in about:
-                raise _Damaged(f"{key!r} is there twice")
+                raise self._wrong(f"{key!r} is there twice")
             about[key] = self._value(*self._numbers("I"))
         is_ollamas = about.get("general.architecture") == "gptoss"
         found = self._tensors(tensors, about.get("general.alignment", 32), is_ollamas)
@@ -240,15 +209,15 @@ class _Reading:
         if is_ollamas:
             kinds[_OLLAMAS_MXFP4] = kinds[int(GGMLQuantizationType.MXFP4)]
         if type(alignment) is not int or alignment < 1 or alignment & (alignment - 1):
-            raise _Damaged(f"general.alignment is {alignment!r}")
+            raise self._wrong(f"general.alignment is {alignment!r}")
         found: dict[str, Stored] = {}
         for _ in range(count):
             name = self._text()
             if name in found:
-                raise _Damaged(f"{name!r} is there twice")
+                raise self._wrong(f"{name!r} is there twice")
             (dimensions,) = self._numbers("I")
             if not 0 < dimensions <= _MOST_DIMENSIONS:
-                raise _Damaged(f"{name!r} has {dimensions:,} dimensions")
+                raise self._wrong(f"{name!r} has {dimensions:,} dimensions")
             sizes = self._numbers(f"{dimensions}Q")
             kind, begin = self._numbers("IQ")
             if kind not in kinds:
@@ -259,18 +228,32 @@ class _Reading:
                 )
             called, block, nbytes = kinds[kind]
             if not prod(sizes) or sizes[0] % block or begin % alignment:
-                raise _Damaged(f"{name!r} has sizes {sizes} at {begin}")
+                raise self._wrong(f"{name!r} has sizes {sizes} at {begin}")
             end = begin + prod(sizes) // block * nbytes
             found[name] = Stored(self.path, called, sizes[::-1], begin, end)
         data = -(-(self.end - len(self.block) + self.at) // alignment) * alignment
         last = data + max((tensor.end for tensor in found.values()), default=-data)
         if last > self.size:
-            raise _Damaged(f"{last:,} bytes were written, {self.size:,} are here")
-        _require_filled(found, alignment, self.size - data)
+            raise self._wrong(f"{last:,} bytes were written, {self.size:,} are here")
+        self._require_filled(found, alignment, self.size - data)
         return {
             name: replace(each, begin=data + each.begin, end=data + each.end)
             for name, each in found.items()
         }
+
+    def _require_filled(self, tensors: dict[str, Stored], alignment: int, size: int) -> None:
+        """Tensors fill a file's `size` bytes of data, each of them from where the one before it
+        ends, as ggml writes and demands: else one has another type or place."""
+        before, at = "the header", 0
+        for name, each in sorted(tensors.items(), key=lambda item: item[1].begin):
+            if each.begin != at:
+                fault = "overlaps" if each.begin < at else "does not follow"
+                raise self._wrong(
+                    f"{name!r} of type {each.kind} {fault} {before}, which ends at {at:,}"
+                )
+            before, at = repr(name), -(-each.end // alignment) * alignment
+        if tensors and size >= at + alignment:
+            raise self._wrong(f"{size - at:,} bytes follow {before}, the last tensor")
 
     def _value(self, kind: int) -> Any:
         if kind in _SCALARS:
@@ -278,13 +261,13 @@ class _Reading:
         if kind == _TEXT:
             return self._text()
         if kind != _ARRAY:
-            raise _Damaged(f"a value of type {kind}")
+            raise self._wrong(f"a value of type {kind}")
         inner, count = self._numbers("IQ")
         self.count += count
         if self.count > _MOST_VALUES:
-            raise _Damaged(f"a list of {count:,} values")
+            raise self._wrong(f"a list of {count:,} values")
         if inner not in _SCALARS and inner != _TEXT:
-            raise _Damaged(f"a list of type {inner}")
+            raise self._wrong(f"a list of type {inner}")
         if count <= _SHORT:
             return tuple(self.values(inner, count))
         later = Later(inner, count, self.end - len(self.block) + self.at)
@@ -310,8 +293,14 @@ class _Reading:
     def _text(self) -> str:
         (length,) = self._numbers("Q")
         if length > _LONGEST_TEXT:
-            raise _Damaged(f"a text of {length:,} bytes")
-        return self._bytes(length).decode()
+            raise self._wrong(f"a text of {length:,} bytes")
+        try:
+            return self._bytes(length).decode()
+        except UnicodeDecodeError as error:
+            raise self._wrong(str(error)) from None
+
+    def _wrong(self, why: str) -> ModelError:
+        return _damaged(self.path, why)
 
     def _numbers(self, kinds: str) -> tuple[Any, ...]:
         kinds = "<" + kinds
@@ -322,12 +311,11 @@ class _Reading:
             self._fill(count)
         found = self.block[self.at : self.at + count]
         if len(found) != count:
-            raise _Damaged("it ends in the middle of its header")
+            raise self._wrong("it ends in the middle of its header")
         self.at += count
         return found
 
     def _fill(self, count: int) -> None:
-        """Have a block that begins here and has `count` bytes, if the file does."""
         self.digest.update(self.block[: self.at])
         rest = self.block[self.at :]
         wanted = max(0, min(max(count, self.BLOCK), self.size) - len(rest))

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from kvlite.config.atomic_file import replaced
-from kvlite.config.checked_file import Damaged, from_json, sound
+from kvlite.config.checked_file import Damaged, from_json, sound, tuples
 from kvlite.errors import ModelError
 from kvlite.model.files import GGUF_INDEX, Stored
 from kvlite.model.shape import GROUPS, group_of
@@ -264,16 +264,9 @@ def read_index(folder: Path) -> GGUFIndex | None:
         return None
 
 
-def _read(stored: dict[str, Any], files: tuple[tuple[Path, int, int], ...]) -> GGUFTensor:
-    pieces = tuple(
-        Stored(files[file][0], kind, tuple(shape), begin, end)
-        for file, kind, shape, begin, end in stored.pop("pieces")
-    )
-    shape = tuple(stored.pop("shape"))
-    for key in {"rows", "columns"} & stored.keys():
-        name, given = stored[key]
-        stored[key] = name, tuple(given)
-    return GGUFTensor(pieces, shape, **stored)
+def _read(stored: Any, files: tuple[tuple[Path, int, int], ...]) -> GGUFTensor:
+    pieces, *others = tuples(stored)
+    return GGUFTensor(tuple(Stored(files[file][0], *rest) for file, *rest in pieces), *others)
 
 
 def gguf_alone(folder: Path) -> GGUFIndex | None:
@@ -286,20 +279,11 @@ def write_index(
 ) -> None:
     """Write an index beside a model's config.json, with the digest of its files. Raises OSError if
     it cannot be written."""
-    numbers: dict[Path, int] = {path: number for number, path in enumerate(paths)}
-    made: dict[str, Any] = {}
-    for name, tensor in tensors.items():
-        about: dict[str, Any] = {
-            "pieces": [
-                (numbers[each.path], each.kind, each.shape, each.begin, each.end)
-                for each in tensor.pieces
-            ],
-            "shape": tensor.shape,
-        }
-        for key in ("rows", "columns", "transposed", "numbers"):
-            if value := getattr(tensor, key):
-                about[key] = value
-        made[name] = about
+    numbers = {path: number for number, path in enumerate(paths)}
+    made = {}
+    for name, each in tensors.items():
+        pieces = [(numbers[at.path], at.kind, at.shape, at.begin, at.end) for at in each.pieces]
+        made[name] = pieces, each.shape, each.rows, each.columns, each.transposed, each.numbers
     files = [(str(path.absolute()), size, changed) for path, size, changed in map(_stated, paths)]
     with replaced(folder / GGUF_INDEX) as written:
         written.write(json.dumps({"digest": digest, "files": files, "tensors": made}).encode())

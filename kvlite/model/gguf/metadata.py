@@ -4,6 +4,7 @@ What nobody asked for is known at the end: a file that says more of its model th
 would be answered wrongly.
 """
 
+import re
 import struct
 from math import isfinite
 from pathlib import Path
@@ -82,6 +83,21 @@ class Metadata:
         if found < 1:
             raise self.wrong(key, "it must be 1 or more")
         return found
+
+    def read(self, table: str) -> dict[str, Any]:
+        """What a config says as the file says it, by a table: `name=key` is a whole number,
+        `name~key` any, both perhaps with a default behind a colon; `name?ending` is whether there
+        is a tensor whose name ends so. Raises as `number`."""
+        made: dict[str, Any] = {}
+        for name, kind, key in re.findall(r"(\w+)([=~?])(\S+)", table):
+            key, _, default = key.partition(":")
+            if kind == "?":
+                made[name] = any(each.endswith(key) for each in self.tensors)
+            elif kind == "~":
+                made[name] = float(self.number(key, float(default) if default else None))
+            else:
+                made[name] = self.whole(key, int(default) if default else None)
+        return made
 
     def by_layer(self, key: str, default: Any = None) -> list[Any]:
         """A value for each block; one that is given once is that of all."""

@@ -82,8 +82,6 @@ def _is_unused(name: str, file: Metadata, plain: dict[str, Any], *, has_head: bo
 
 @dataclass(frozen=True)
 class _Placing:
-    """Finds parameters in a file; `plain` is the config that was made of its header."""
-
     file: Metadata
     plain: dict[str, Any]
     own: GGUFArchitecture

@@ -16,14 +16,12 @@ from kvlite.config.checked_file import from_json
 from kvlite.errors import ModelError
 from kvlite.model.gguf.header import Header
 from kvlite.model.gguf.pre_tokenizers import BYTE_CHARACTERS, DEFAULT, PRE_TOKENIZERS, PreTokenizer
-from kvlite.model.gguf.stop_tokens import stop_ids
-from kvlite.model.gguf.vocabulary import Kind, Vocabulary, flag_of, text_of, unreadable
+from kvlite.model.gguf.vocabulary import PREFIX, Kind, Vocabulary, flag_of, text_of, unreadable
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-_MODEL, _PRE, _TEMPLATE = "tokenizer.ggml.model", "tokenizer.ggml.pre", "tokenizer.chat_template"
-_MERGES, _SCORES = "tokenizer.ggml.merges", "tokenizer.ggml.scores"
+_PRE, _MERGES, _TEMPLATE = f"{PREFIX}pre", f"{PREFIX}merges", "tokenizer.chat_template"
 _SPACE = "\u2581"
 # Pieces that are looked at in all their halves: real ones have 16 characters, or 64 spaces.
 _LONGEST_PIECE, _MOST_CHARACTERS = 1 << 10, 1 << 24
@@ -46,14 +44,14 @@ def write_tokenizer(header: Header, folder: Path) -> None:
     ModelError if the tokenizer is damaged, or of a kind that is not read here; OSError if the file
     cannot be read, or the folder not written."""
     vocabulary = Vocabulary.read(header)
-    pre = _pre_tokenizer(header, vocabulary)
+    added = _added_tokens(vocabulary)
     # The config comes last: it says that the others are there.
-    added = _added_tokens(header, vocabulary)
-    files = {"tokenizer.json": _tokenizer_json(header, vocabulary, pre, added)}
-    files |= _templates(header)
-    files["generation_config.json"] = json.dumps(_generation(vocabulary), indent=1)
-    config = _config(vocabulary, added)
-    files["tokenizer_config.json"] = json.dumps(config, indent=1)
+    files = {
+        "tokenizer.json": _tokenizer_json(vocabulary, _pre_tokenizer(vocabulary), added),
+        **_templates(header),
+        "generation_config.json": json.dumps(_generation(vocabulary), indent=1),
+        "tokenizer_config.json": json.dumps(_config(vocabulary, added), indent=1),
+    }
     for name, text in files.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -61,30 +59,29 @@ def write_tokenizer(header: Header, folder: Path) -> None:
             file.write(text.encode())
 
 
-def _pre_tokenizer(header: Header, vocabulary: Vocabulary) -> PreTokenizer | None:
-    """How texts are cut before BPE; None for SentencePiece, which does not cut them."""
+def _pre_tokenizer(vocabulary: Vocabulary) -> PreTokenizer | None:
     if vocabulary.model == "llama":
         return None
     if vocabulary.model == "gemma4":
         return PRE_TOKENIZERS["gemma4"]
-    name = text_of(header, _PRE) or DEFAULT
+    name = text_of(vocabulary.header, _PRE) or DEFAULT
     if name not in PRE_TOKENIZERS:
         raise ModelError(
-            f"{header.paths[0]} has a tokenizer that cuts text by rules called {name[:40]!r} "
-            f"({_PRE}), which kvlite does not know: use a newer kvlite, or another model"
+            f"{vocabulary.header.paths[0]} has a tokenizer that cuts text by rules called "
+            f"{name[:40]!r} ({_PRE}), which kvlite does not know: use a newer kvlite, or another "
+            "model"
         )
     return PRE_TOKENIZERS[name]
 
 
 def _tokenizer_json(
-    header: Header, vocabulary: Vocabulary, pre: PreTokenizer | None, added: list[dict[str, Any]]
+    vocabulary: Vocabulary, pre: PreTokenizer | None, added: list[dict[str, Any]]
 ) -> str:
-    """The file tokenizer.json; tokens and merges, most of it, are written out by parts."""
     from tokenizers import Tokenizer
     from tokenizers.models import BPE
 
     quoted = {token: encode_basestring(token) for token in vocabulary.tokens}
-    merges = (_pairs_of_pieces if pre is None else _stored_merges)(header, vocabulary, quoted)
+    merges = (_pairs_of_pieces if pre is None else _stored_merges)(vocabulary, quoted)
     raw, unknown = pre is None or pre.raw, vocabulary.role("unknown")
     bytes_ = all(f"<0x{byte:02X}>" in quoted for byte in range(256))
     made = Tokenizer(
@@ -96,10 +93,10 @@ def _tokenizer_json(
         )
     )
     if pre is None or pre.raw:
-        _set_raw(made, pre, flag_of(header, "add_space_prefix", True))
+        _set_raw(made, pre, flag_of(vocabulary.header, "add_space_prefix", True))
     else:
         _set_byte_level(made, pre, vocabulary)
-    _set_ends(made, header, vocabulary, pre)
+    _set_ends(made, vocabulary, pre)
     frame = from_json(made.to_str()) | {"added_tokens": added}
     model = frame.pop("model")
     del model["vocab"], model["merges"]
@@ -133,8 +130,10 @@ def _set_byte_level(made: "Tokenizer", pre: PreTokenizer, vocabulary: Vocabulary
     # The decoder would take a user's token such as \u00fc for the byte that is written so.
     texts = [
         token
-        for token in vocabulary.of_kind(Kind.USER_DEFINED)
-        if not token.isascii() and all(character in BYTE_CHARACTERS for character in token)
+        for token, kind in zip(vocabulary.tokens, vocabulary.kinds, strict=True)
+        if kind == Kind.USER_DEFINED
+        and not token.isascii()
+        and all(character in BYTE_CHARACTERS for character in token)
     ]
     escaped = [
         decoders.Replace(
@@ -146,16 +145,14 @@ def _set_byte_level(made: "Tokenizer", pre: PreTokenizer, vocabulary: Vocabulary
     made.decoder = decoders.Sequence([*escaped, decoders.ByteLevel()])
 
 
-def _set_ends(
-    made: "Tokenizer", header: Header, vocabulary: Vocabulary, pre: PreTokenizer | None
-) -> None:
+def _set_ends(made: "Tokenizer", vocabulary: Vocabulary, pre: PreTokenizer | None) -> None:
     """What a text begins and ends with. (transformers forgets flags that say so.)"""
     from tokenizers.processors import TemplateProcessing
 
     adds = {
-        "bos": flag_of(header, "add_bos_token", True if pre is None else pre.add_bos)
+        "bos": flag_of(vocabulary.header, "add_bos_token", True if pre is None else pre.add_bos)
         or vocabulary.model == "gemma4",
-        "eos": flag_of(header, "add_eos_token", False),
+        "eos": flag_of(vocabulary.header, "add_eos_token", False),
     }
     ids = {role: vocabulary.role(role) for role, added in adds.items() if added}
     begin, end = ([role] if ids.get(role) is not None else [] for role in ("bos", "eos"))
@@ -177,10 +174,10 @@ def _splits(pre: PreTokenizer) -> list[Any]:
     return [Split(Regex(pattern), "isolated") for pattern in pre.patterns]
 
 
-def _pairs_of_pieces(header: Header, vocabulary: Vocabulary, quoted: dict[str, str]) -> list[str]:
+def _pairs_of_pieces(vocabulary: Vocabulary, quoted: dict[str, str]) -> list[str]:
     """All pairs of pieces that are a piece together, those of the best piece first; as JSON."""
     if vocabulary.scores is None:
-        raise unreadable(header, _SCORES, "is missing")
+        raise unreadable(vocabulary.header, f"{PREFIX}scores", "is missing")
     ids = {
         token: number
         for number, token in enumerate(vocabulary.tokens)
@@ -188,7 +185,8 @@ def _pairs_of_pieces(header: Header, vocabulary: Vocabulary, quoted: dict[str, s
     }
     longest = max(map(len, ids), default=0)
     if longest > _LONGEST_PIECE or sum(map(len, ids)) > _MOST_CHARACTERS:
-        raise unreadable(header, "tokenizer.ggml.tokens", "has pieces of more than a word")
+        why = "has pieces of more than a word"
+        raise unreadable(vocabulary.header, f"{PREFIX}tokens", why)
     pairs, begins = dict[int, str](), list[str]()
     for piece in sorted(ids):
         while begins and not piece.startswith(begins[-1]):
@@ -205,10 +203,9 @@ def _pairs_of_pieces(header: Header, vocabulary: Vocabulary, quoted: dict[str, s
     return [pairs[number] for number in best if number in pairs]
 
 
-def _stored_merges(header: Header, vocabulary: Vocabulary, quoted: dict[str, str]) -> list[str]:
-    """The merges in the header, those of tokens that became added ones left out; as JSON."""
+def _stored_merges(vocabulary: Vocabulary, quoted: dict[str, str]) -> list[str]:
     if vocabulary.merges is None:
-        raise unreadable(header, _MERGES, "is missing")
+        raise unreadable(vocabulary.header, _MERGES, "is missing")
     made = dict[str, None]()
     for merge in vocabulary.merges:
         at = merge.find(" ", 1)
@@ -219,12 +216,13 @@ def _stored_merges(header: Header, vocabulary: Vocabulary, quoted: dict[str, str
             each in quoted or each.translate(_AS_TEXT) in quoted
             for each in (left, right, left + right)
         ):
-            raise unreadable(header, _MERGES, f"has {merge[:40]!r}, which are no two tokens")
+            why = f"has {merge[:40]!r}, which are no two tokens"
+            raise unreadable(vocabulary.header, _MERGES, why)
     return [*made]
 
 
-def _added_tokens(header: Header, vocabulary: Vocabulary) -> list[dict[str, Any]]:
-    name = (text_of(header, "general.name") or "").lower()
+def _added_tokens(vocabulary: Vocabulary) -> list[dict[str, Any]]:
+    name = (text_of(vocabulary.header, "general.name") or "").lower()
     is_phi3 = any(each in name for each in _PHI3)
     return [
         {
@@ -271,8 +269,7 @@ def _config(vocabulary: Vocabulary, added: list[dict[str, Any]]) -> dict[str, An
 
 
 def _generation(vocabulary: Vocabulary) -> dict[str, Any]:
-    ends = stop_ids(vocabulary)
-    made: dict[str, Any] = {"eos_token_id": ends} if ends else {}
+    made: dict[str, Any] = {"eos_token_id": vocabulary.ends} if vocabulary.ends else {}
     for role, key in (("bos", "bos_token_id"), ("padding", "pad_token_id")):
         if (number := vocabulary.role(role)) is not None:
             made[key] = number

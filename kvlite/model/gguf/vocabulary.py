@@ -1,19 +1,22 @@
-"""The vocabulary in a GGUF file's header, checked before anything is made of it."""
+"""The vocabulary in a GGUF file's header, checked before anything is made of it.
+
+Source: llama.cpp's llama-vocab.cpp, for what roles mean and which tokens end an answer.
+"""
 
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import cached_property
 from math import isnan
-from pathlib import Path
 from typing import Any
 
 from kvlite.errors import ModelError
 from kvlite.model.gguf.header import Header
 
 MODELS = ("llama", "gpt2", "gemma4")
-_PREFIX = "tokenizer.ggml."
+PREFIX = "tokenizer.ggml."
 # Roles that decide what is read or where an answer ends; llama.cpp goes on without the others.
-_ANSWERED = ("bos", "eos", "eot", "eom", "unknown")
+_ENDING = ("eos", "eot", "eom")
+_ANSWERED = ("bos", "unknown", *_ENDING)
 # Ids that stand for "none" in files.
 _NONE = (-1, 0xFFFFFFFF)
 
@@ -47,12 +50,21 @@ _DEFAULTS = {
 }
 
 
+# Tokens that fill up or separate files in code, and are never part of an answer, by their roles.
+_BETWEEN_FILES = {
+    "fim_pad": ("<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]"),
+    "fim_rep": ("<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>"),
+    "fim_sep": ("<|file_sep|>",),
+}
+_HARMONY = ({"<|return|>", "<|call|>"}, {"<|calls|>", "<|flush|>"})
+
+
 @dataclass(frozen=True)
 class Vocabulary:
     """The tokens and what a file says of them.
 
     Attributes:
-        path: the file, for errors.
+        header: of the file.
         model: llama, gpt2 or gemma4.
         tokens: by id; each once.
         kinds: of each token.
@@ -62,7 +74,7 @@ class Vocabulary:
         more_ends: ids that end an answer, by the header.
     """
 
-    path: Path
+    header: Header
     model: str
     tokens: list[str]
     kinds: list[int]
@@ -75,28 +87,30 @@ class Vocabulary:
     def read(cls, header: Header) -> "Vocabulary":
         """The vocabulary of a file. Raises ModelError if it is missing, contradicts itself or is of
         a kind that is not read here; OSError if the file cannot be read."""
-        model = text_of(header, f"{_PREFIX}model")
+        model, merges = text_of(header, f"{PREFIX}model"), _list(header, "merges", str)
         if model is None:
-            raise unreadable(header, f"{_PREFIX}model", "is missing")
-        if model == "llama" and header.architecture == "gemma4" and _has(header, "merges"):
+            raise unreadable(header, f"{PREFIX}model", "is missing")
+        if model == "llama" and header.architecture == "gemma4" and merges is not None:
             model = "gemma4"  # as Ollama writes it
         if model not in MODELS:
             raise ModelError(
                 f"{header.paths[0]} has a tokenizer of the kind {model[:40]!r} "
-                f"({_PREFIX}model), which kvlite does not have: take a model with one of the kinds "
+                f"({PREFIX}model), which kvlite does not have: take a model with one of the kinds "
                 f"{', '.join(MODELS)}"
             )
         tokens = _tokens(header)
-        return cls(
-            header.paths[0],
-            model,
-            tokens,
-            _kinds(header, len(tokens)),
-            _scores(header, len(tokens)),
-            _list(header, "merges", str),
-            _roles(header, len(tokens)),
-            _more_ends(header, len(tokens)),
-        )
+        count = len(tokens)
+        kinds = _list(header, "token_type", int, count=count) or [Kind.NORMAL] * count
+        if strange := {*kinds} - {*Kind}:
+            raise unreadable(header, f"{PREFIX}token_type", f"has the unknown type {min(strange)}")
+        scores = _list(header, "scores", float, int, count=count)
+        if any(map(isnan, scores or ())):
+            raise unreadable(header, f"{PREFIX}scores", "has a value that is not a number")
+        ends = _list(header, "eos_token_ids", int) or ()  # as Ollama writes it
+        if beyond := [number for number in ends if not 0 <= number < count]:
+            why = f"has {beyond[0]:,}, and there are {count:,} tokens"
+            raise unreadable(header, f"{PREFIX}eos_token_ids", why)
+        return cls(header, model, tokens, kinds, scores, merges, _roles(header, count), (*ends,))
 
     def role(self, name: str) -> int | None:
         """The id of a role, such as bos. One that the file does not name is llama.cpp's default if
@@ -107,11 +121,6 @@ class Vocabulary:
         default = _DEFAULTS[self.model].get(name)
         return default if default in self.controls else None
 
-    def of_kind(self, kind: Kind) -> list[str]:
-        """The tokens of a type."""
-        pairs = zip(self.tokens, self.kinds, strict=True)
-        return [token for token, own in pairs if own == kind]
-
     @cached_property
     def controls(self) -> frozenset[int]:
         """The tokens that mark structure, and are no text."""
@@ -120,6 +129,24 @@ class Vocabulary:
         return frozenset(marks).union(
             number for number, (token, kind) in pairs if kind in _MARKS or token in ENDS
         )
+
+    @property
+    def ends(self) -> list[int]:
+        """The tokens that end an answer, in order, as llama.cpp finds them: by what they are called
+        where the header is silent or names one of several."""
+        ids = {token: number for number, token in enumerate(self.tokens)}
+        found = {ids[token] for token in ENDS if token in ids} | {*self.more_ends}
+        for role, names in _BETWEEN_FILES.items():
+            named = (ids[name] for name in names if name in ids)
+            found.add(self.roles.get(role, next(named, -1)))
+        found |= {number for role in _ENDING if (number := self.role(role)) is not None}
+        # gpt-oss and Solar end each part of an answer so, and the answer with another token.
+        if any(all(each in ids for each in pair) for pair in _HARMONY):
+            found.discard(ids.get("<|end|>", -1))
+        # Gemma 4 has it as a word.
+        if "<|tool_response>" in ids:
+            found.discard(ids.get("</s>", -1))
+        return sorted(found - {-1})
 
 
 def unreadable(header: Header, key: str, why: str) -> ModelError:
@@ -140,77 +167,48 @@ def text_of(header: Header, key: str) -> str | None:
 
 def flag_of(header: Header, key: str, default: bool) -> bool:
     """A yes or no of the metadata. Raises ModelError if it is neither."""
-    found = header.fields.get(f"{_PREFIX}{key}", default)
+    found = header.fields.get(f"{PREFIX}{key}", default)
     if not isinstance(found, bool):
-        raise unreadable(header, f"{_PREFIX}{key}", "is neither true nor false")
+        raise unreadable(header, f"{PREFIX}{key}", "is neither true nor false")
     return found
 
 
-def _has(header: Header, key: str) -> bool:
-    return f"{_PREFIX}{key}" in header.fields
-
-
-def _list(header: Header, key: str, *kinds: type, count: int | None = None) -> list[Any] | None:
-    """A list of `count` values of these types; None if it is missing."""
-    if not _has(header, key):
+def _list(header: Header, name: str, *kinds: type, count: int | None = None) -> list[Any] | None:
+    key = f"{PREFIX}{name}"
+    if key not in header.fields:
         return None
-    values = header.values(f"{_PREFIX}{key}")
+    values = header.values(key)
     if values is None or not {*map(type, values)} <= {*kinds}:
         names = {str: "texts", int: "whole numbers", float: "numbers"}
-        raise unreadable(header, f"{_PREFIX}{key}", f"is no list of {names[kinds[0]]}")
+        raise unreadable(header, key, f"is no list of {names[kinds[0]]}")
     if count not in (None, len(values)):
-        many = f"has {len(values):,} values, and there are {count:,} tokens"
-        raise unreadable(header, f"{_PREFIX}{key}", many)
+        raise unreadable(header, key, f"has {len(values):,} values, and there are {count:,} tokens")
     return values
 
 
 def _tokens(header: Header) -> list[str]:
     tokens = _list(header, "tokens", str)
     if not tokens:
-        raise unreadable(header, f"{_PREFIX}tokens", "is empty" if tokens == [] else "is missing")
+        raise unreadable(header, f"{PREFIX}tokens", "is empty" if tokens == [] else "is missing")
     tokens = [token or f"[EMPTY_{number}]" for number, token in enumerate(tokens)]
     ids = {token: number for number, token in enumerate(tokens)}
     if len(ids) != len(tokens):
         token, first = next((each, at) for at, each in enumerate(tokens) if ids[each] != at)
         twice = f"has {token[:40]!r} twice, as {first:,} and {ids[token]:,}"
-        raise unreadable(header, f"{_PREFIX}tokens", twice)
+        raise unreadable(header, f"{PREFIX}tokens", twice)
     return tokens
-
-
-def _kinds(header: Header, count: int) -> list[int]:
-    kinds = _list(header, "token_type", int, count=count)
-    if strange := {*(kinds or ())} - {*Kind}:
-        raise unreadable(header, f"{_PREFIX}token_type", f"has the unknown type {min(strange)}")
-    return [Kind.NORMAL] * count if kinds is None else kinds
-
-
-def _scores(header: Header, count: int) -> list[float] | None:
-    scores = _list(header, "scores", float, int, count=count)
-    if any(map(isnan, scores or ())):
-        raise unreadable(header, f"{_PREFIX}scores", "has a value that is not a number")
-    return scores
 
 
 def _roles(header: Header, count: int) -> dict[str, int]:
     found = dict[str, int]()
     for key, number in header.fields.items():
-        if not key.startswith(_PREFIX) or not key.endswith("_token_id"):
+        if not key.startswith(PREFIX) or not key.endswith("_token_id"):
             continue
         if type(number) is not int:
             raise unreadable(header, key, "is no whole number")
-        role = key.removeprefix(_PREFIX).removesuffix("_token_id")
+        role = key.removeprefix(PREFIX).removesuffix("_token_id")
         if 0 <= number < count:
             found[role] = number
         elif role in _ANSWERED and number not in _NONE:
             raise unreadable(header, key, f"is {number:,}, and there are {count:,} tokens")
     return found
-
-
-def _more_ends(header: Header, count: int) -> tuple[int, ...]:
-    """A list of ids that end an answer, as Ollama writes it."""
-    ids = _list(header, "eos_token_ids", int) or ()
-    if beyond := [number for number in ids if not 0 <= number < count]:
-        raise unreadable(
-            header, f"{_PREFIX}eos_token_ids", f"has {beyond[0]:,}, and there are {count:,} tokens"
-        )
-    return (*ids,)
