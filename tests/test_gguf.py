@@ -12,12 +12,13 @@ import transformers
 
 import kvlite
 from kvlite.errors import ModelError, SettingError
+from kvlite.model.embedded import embedded_ggufs
 from kvlite.model.gguf.config import config_of
 from kvlite.model.gguf.folder import gguf_folder
 from kvlite.model.gguf.header import read_header
 from kvlite.model.gguf.undo import ORDERS
 from kvlite.model.local_models import leftovers, remove_leftovers
-from kvlite.model.source import embedded_ggufs, find_config, find_model
+from kvlite.model.source import find_config, find_model
 from kvlite.model.weights import held_tensors
 from tests.gguf_files import write_gguf
 

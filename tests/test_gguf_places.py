@@ -8,9 +8,9 @@ import gguf
 import pytest
 
 from kvlite.errors import ModelError
+from kvlite.model.embedded import embedded_ggufs
 from kvlite.model.gguf.header import read_header
 from kvlite.model.gguf.vocabulary import Vocabulary
-from kvlite.model.source import embedded_ggufs
 from tests.gguf_files import write_gguf
 
 Bend = Callable[[bytearray, dict[str, int]], str]

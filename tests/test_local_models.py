@@ -10,9 +10,9 @@ import pytest
 import kvlite
 from kvlite.config.settings import EMBEDDED_MODEL
 from kvlite.errors import ModelError
+from kvlite.model.embedded import embedded_ggufs
 from kvlite.model.local_models import LocalModel, models_here, remove_model
 from kvlite.model.source import (
-    embedded_ggufs,
     find_config,
     find_model,
     folder_here,

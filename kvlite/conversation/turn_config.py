@@ -200,7 +200,7 @@ def _slow(bits: KVBits, model: LoadedModel, policies: list[LayerPolicy]) -> Iter
     if model.device.type == "cpu" and not has_compiled(model.device):
         yield (
             "numba is not installed, so an answer from quantized entries takes longer than from "
-            'exact ones: pip install "kvlite[cpu]"'
+            "exact ones: pip install numba"
         )
     if model.device.type != "cuda":
         return

@@ -46,12 +46,12 @@ def embedded_folder() -> Path:
     return cache_folder() / EMBEDDED_MODEL
 
 
-def embedded_file() -> Path | None:
-    """The model's file, if it is on this machine."""
+def embedded_ggufs() -> list[Path]:
+    """The model's file, if it is on this machine: of a package, or fetched."""
     package = find_spec(_MODULE)
     folders = package.submodule_search_locations if package else None
     files = (folder / _FILE for folder in (*map(Path, folders or ()), embedded_folder()))
-    return next((file for file in files if file.is_file()), None)
+    return [file for file in files if file.is_file()][:1]
 
 
 def fetch_embedded(

@@ -11,11 +11,12 @@ from kvlite.config.checked_file import Damaged, from_json, sound
 from kvlite.config.paths import cache_folder, models_folder
 from kvlite.config.settings import EMBEDDED_MODEL
 from kvlite.errors import ModelError, require_uncancelled
+from kvlite.model.embedded import embedded_folder, embedded_ggufs
 from kvlite.model.gguf.config import model_type
 from kvlite.model.gguf.folder import outdated_folders
 from kvlite.model.gguf.header import names_model, read_header
 from kvlite.model.shape import read_config
-from kvlite.model.source import embedded_ggufs, ggufs_within, ollama_models, require_weights
+from kvlite.model.source import ggufs_within, ollama_models, require_weights
 
 # Folders and files of the cache that versions before 0.2 made.
 _CONVERTED = ("models", "configs", "converting.lock")
@@ -56,9 +57,9 @@ def models_here() -> list[LocalModel]:
 
 
 def remove_model(model: LocalModel) -> None:
-    """Delete a model's files, if they are in Hugging Face's cache or the models folder. Raises
-    ModelError if they belong to another program, or cannot be deleted."""
-    if model.place not in (HUB, FOLDER):
+    """Delete a model's files, if they were fetched, or are in Hugging Face's cache or the models
+    folder. Raises ModelError if they belong to another program, or cannot be deleted."""
+    if model.place not in (HUB, FOLDER) and model.path.parent != embedded_folder():
         owner = "pip" if model.name == EMBEDDED_MODEL else model.place
         raise ModelError(f"{model.name} belongs to {owner}: remove it there")
     try:

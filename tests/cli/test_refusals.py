@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from kvlite.model.source import embedded_ggufs
+from kvlite.model.embedded import embedded_ggufs
 from tests.cli.conftest import LIMIT, Refused, Run, one_sentence, tokens
 from tests.configs import PUBLISHED
 from tests.documents.files import encrypted, pdf
