@@ -179,7 +179,13 @@ def test_entries_are_rounded_where_others_were(
     mean = torch.randn(2, 4, dim, generator=random)
     positions = torch.arange(9, dtype=torch.int32, device=DEVICE).expand(2, 4, -1).clone()
     bits = KVBits(key_bits, value_bits, group, sinks=3)
-    segment = Packed(keys, values, positions, mean.to(DEVICE), bits)
+    # In storage with room for more.
+    segment = Packed(keys, values, positions, mean.to(DEVICE), bits).with_room(5)
+    storage, keys, values = segment.storage, segment.keys, segment.values
+    positions = segment.positions
+    assert isinstance(keys, Quantized) and isinstance(values, Quantized) and storage is not None
+    storage.clear(slice(9, None))
+    storage.positions[:, :, 9:] = 0
     before = [each.clone() for each in (*keys.tensors, *values.tensors)]
     source = [torch.randn(2, 2, 40, dim, generator=random) for _ in range(2)]
     # The last of each line are exact slots, or do not count.
@@ -195,6 +201,8 @@ def test_entries_are_rounded_where_others_were(
         if 3 <= leaving[line, i] < 12
     }
     assert len(went) == 7
+    beyond = [storage.positions, *storage.keys.tensors[1:], *storage.values.tensors[1:]]
+    assert not any(each[..., 9:].any() for each in beyond)
     for at in np.ndindex(2, 4, 9):
         batch, head, place = at
         came = went.get(at)
