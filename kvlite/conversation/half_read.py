@@ -23,17 +23,20 @@ class HalfRead:
 
     slices: Slices[None]
 
-    def __init__(self, turn: Turn, start: Checkpoint | None, asked: Any) -> None:
+    def __init__(
+        self, turn: Turn, start: Checkpoint | None, asked: Any, callbacks: Callbacks
+    ) -> None:
         self.turn, self.start, self.asked = turn, start, asked
-        self._follower = Callbacks()
+        self._follower = callbacks
         self._left: float | None = None
         self._begun = False
 
     @property
     def callbacks(self) -> Callbacks:
-        """They pass on what they are told to whoever follows the reading."""
-        told = self._progress, self._notify, cast(Event, self), self._reading, self._planned
-        return Callbacks(*told)
+        """They pass on what they are told to whoever follows the reading; what is planned is told
+        once, to the first."""
+        told = self._progress, self._notify, cast(Event, self), self._reading
+        return Callbacks(*told, self._follower.planned)
 
     def go_on(self, callbacks: Callbacks, missed: float | None) -> bool:
         """Read another slice; False once all is read.
@@ -71,7 +74,3 @@ class HalfRead:
     def _reading(self, held: ReadingBytes) -> None:
         if self._follower.reading is not None:
             self._follower.reading(held)
-
-    def _planned(self, nbytes: int) -> None:
-        if self._follower.planned is not None:
-            self._follower.planned(nbytes)

@@ -203,10 +203,9 @@ class History:
     def next_turn(self, ids: list[int], config: EngineConfig, *, answers: bool = True) -> Turn:
         """A turn that reads `ids`; the one that is half read, if it is the same. The cache is
         compacted first if it must and may be. Errors are those of `Turn`."""
-        self._asked = ids, config.settings, answers
-        if self.half_read is not None and self.half_read.asked == self._asked:
+        if self.half_read is not None and self.goes_on(ids, config, answers=answers):
             return self.half_read.turn
-        self.give_up_reading()
+        self._asked = [*ids], config.settings, answers
         grown = self.context.outgrows(len(ids), config, answers=answers)
         if grown and config.settings.beyond_context == "compact":
             Turn(Context(self.context.model), ids, config, answers=answers)  # or it is refused
@@ -228,7 +227,7 @@ class History:
             return
         half, self.half_read = self.half_read, None
         if half is None:
-            half = HalfRead(turn, start, self._asked)
+            half = HalfRead(turn, start, self._asked, callbacks)
             half.slices = self._read(turn, half.callbacks, start)
         missed: float | None = None
         while half.go_on(callbacks, missed):
@@ -242,6 +241,15 @@ class History:
                     half.slices.close()
                 raise
             self.half_read = None
+
+    def goes_on(self, ids: list[int], config: EngineConfig, *, answers: bool = True) -> bool:
+        """Whether a turn that reads `ids` is the one that is half read; one that is not is given
+        up."""
+        half = self.half_read
+        if half is not None and half.asked == (ids, config.settings, answers):
+            return True
+        self.give_up_reading()
+        return False
 
     def give_up_reading(self) -> None:
         """Be as before what is half read."""

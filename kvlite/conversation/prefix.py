@@ -50,10 +50,11 @@ def answer_prompt(
         None between two slices of the reading, then pieces.
     """
     chosen = talk.config.after_load(settings)
-    talk.context.end_step(chosen)
-    _go_back(talk, token_ids, chosen, callbacks)
-    start = talk.context.checkpoint(chosen)
-    new = [*token_ids[len(talk.token_ids) :]]
+    new, start = [*token_ids[len(talk.token_ids) :]], None
+    if not talk.history.goes_on(new, chosen):
+        talk.context.end_step(chosen)
+        _go_back(talk, token_ids, chosen, callbacks)
+        start, new = talk.context.checkpoint(chosen), [*token_ids[len(talk.token_ids) :]]
     try:
         turn = talk.history.next_turn(new, chosen)
     except BaseException:

@@ -18,7 +18,7 @@ from kvlite.config.paths import SUFFIX
 from kvlite.config.settings import Settings
 from kvlite.conversation.conversation import Conversation
 from kvlite.conversation.metrics import Piece
-from kvlite.conversation.prefix import common, known_ids
+from kvlite.conversation.prefix import answer_prompt, common, known_ids
 from kvlite.conversation.runner import Runner
 from kvlite.conversation.snapshot import Snapshot
 from kvlite.engine.callbacks import Callbacks
@@ -27,8 +27,7 @@ from kvlite.errors import ContextError, KvliteError, OutOfMemory, SettingError, 
 from kvlite.memory.device_budget import spare_bytes
 from kvlite.memory.free import release_memory
 from kvlite.memory.oom import alone
-from kvlite.server.half_read import Prompt
-from kvlite.server.kept import Kept, held_bytes
+from kvlite.server.kept import Asked, Kept, held_bytes
 
 _LOG = logging.getLogger("kvlite.server")
 # How many short conversations are kept.
@@ -80,35 +79,36 @@ class Conversations:
         `callbacks.planned` is told what memory lacks once nothing else can go."""
         chosen = self.runner.settings.after_load(settings)
         lasting, given = self._lasting(chosen), {**settings, "ignore_eos": ignore_eos}
-        now = self._left(ids, given) or self._found(ids, lasting) or Kept([], lasting)
+        asked = [*ids], given
+        now = self._left(asked) or self._found(ids, lasting) or Kept([], lasting)
         if now not in self.kept:
             self.kept.append(now)
         self._used += 1
         before, now.ids, now.used, now.busy, now.changed = now.ids, [*ids], self._used, True, True
         now.prompt, broken = len(ids), True
-        prompt, now.half_read = now.half_read, None
+        now.half_read = None
         try:
             self._make_room(now)
             have = partial(self.have, now=now, more=callbacks.planned)
-            prompt = prompt or Prompt(self._opened(now, have), ids, given)
-            policy = prompt.talk.context.oom_policy
+            talk = self._opened(now, have)
+            talk.history.keeps_half_read = self.runner.plans_for_others
+            policy = talk.context.oom_policy
             policy.waits = partial(self._has_others, now)
-            with closing(prompt.pieces(replace(callbacks, planned=have))) as pieces:
+            told = replace(callbacks, planned=have)
+            with closing(answer_prompt(talk, ids, callbacks=told, **given)) as pieces:
                 for piece in pieces:
                     if piece is not None:
                         policy.waits = alone
-                    yield piece, prompt.talk
+                    yield piece, talk
             broken = False
         except (*_HARMLESS, GeneratorExit):
             broken = False
             raise
         finally:
             now.busy = False
-            if prompt is not None and prompt.is_half_read and self.runner.plans_for_others:
-                now.half_read = prompt
+            if now.talk is not None and now.talk.history.half_read is not None:
+                now.half_read = asked
             else:
-                if prompt is not None:
-                    prompt.give_up()
                 self._settle(now, before, broken=broken)
             self._make_room(now)
 
@@ -141,19 +141,19 @@ class Conversations:
         if broken or not kept.ids:
             self._drop(kept)
 
-    def _left(self, ids: Sequence[int], settings: Mapping[str, Any]) -> Kept | None:
+    def _left(self, asked: Asked) -> Kept | None:
         """The conversation where this prompt was left half read. Any other prompt that was is given
         up, as it takes memory."""
         for each in [*self.kept]:
-            if each.half_read is not None and each.half_read.is_asked(ids, settings):
+            if each.half_read == asked:
                 return each
             self._give_up(each)
         return None
 
     def _give_up(self, kept: Kept) -> None:
         """Leave a conversation as it was before the prompt that is half read."""
-        if kept.half_read is not None:
-            kept.half_read.give_up()
+        if kept.half_read is not None and kept.talk is not None:
+            kept.talk.history.give_up_reading()
             kept.half_read = None
             self._settle(kept)
 

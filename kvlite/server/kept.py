@@ -3,16 +3,19 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from kvlite.config.settings import Settings
 from kvlite.conversation.conversation import Conversation
 from kvlite.conversation.prefix import common
-from kvlite.server.half_read import Prompt
 
 # Tokens up to which a conversation is short.
 SHORT = 1024
 # Tokens in common from which a conversation is gone on with.
 _FEW = 8
+
+Asked = tuple[list[int], dict[str, Any]]
+"""A prompt, and the settings that it is answered with."""
 
 
 @dataclass(eq=False)
@@ -29,7 +32,7 @@ class Kept:
         used: when, as a number that grows.
         busy: whether an answer is coming in it.
         lent: whether its file is the library's.
-        half_read: a prompt that is, since nobody waits for its answer any more.
+        half_read: what is, since nobody waits for its answer any more.
         device_bytes, host_bytes: of memory that it takes; 0 while it is on disk alone.
         file_bytes: of its file.
     """
@@ -43,7 +46,7 @@ class Kept:
     used: int = 0
     busy: bool = False
     lent: bool = False
-    half_read: Prompt | None = None
+    half_read: Asked | None = None
     device_bytes: int = 0
     host_bytes: int = 0
     file_bytes: int = 0

@@ -16,7 +16,7 @@ from kvlite.conversation.runner import Runner
 from kvlite.engine.callbacks import NO_CALLBACKS
 from kvlite.engine.layer_prefill import LayerPrefill
 from kvlite.errors import ContextError, OutOfMemory, SettingError
-from kvlite.server import conversations, half_read, kept
+from kvlite.server import conversations, kept
 from kvlite.server.conversations import Conversations
 from tests.conftest import Tiny
 
@@ -122,7 +122,7 @@ def test_after_an_error_it_goes_on(pool: Conversations, monkeypatch: pytest.Monk
         raise ValueError("a bug")
 
     with monkeypatch.context() as patch:
-        patch.setattr(half_read, "answer_prompt", broken)
+        patch.setattr(conversations, "answer_prompt", broken)
         with pytest.raises(ValueError, match="a bug"):
             Asked(pool, [*first.ids, *ids_of(80, 2)])
     assert not pool.kept  # nobody knows how it is

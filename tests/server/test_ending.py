@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from kvlite.config.settings import Settings
-from kvlite.server import answering, half_read, serve
+from kvlite.server import answering, conversations, serve
 from kvlite.server.config import ServerConfig
 from tests.server.conftest import Server, said, serving
 from tests.server.test_refusing import require_error, tuple_of
@@ -27,14 +27,14 @@ STREAMED = {**LONG, "stream": True}
 def slow(monkeypatch: pytest.MonkeyPatch) -> None:
     """Answers that take half a minute, one at a time."""
     monkeypatch.setattr(answering, "MOST", 1)
-    answer = half_read.answer_prompt
+    answer = conversations.answer_prompt
 
     def slowly(*args: Any, **given: Any) -> Iterator[Any]:
         for piece in answer(*args, **{**given, "ignore_eos": True}):
             time.sleep(0.05)
             yield piece
 
-    monkeypatch.setattr(half_read, "answer_prompt", slowly)
+    monkeypatch.setattr(conversations, "answer_prompt", slowly)
 
 
 def until(server: Server, waiting: int, generated: int = 1) -> None:

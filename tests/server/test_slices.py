@@ -12,11 +12,10 @@ import pytest
 import torch
 
 from kvlite.config.settings import Settings
-from kvlite.conversation import run_stats
+from kvlite.conversation import half_read, run_stats
 from kvlite.conversation.prefix import known_ids
 from kvlite.conversation.run_stats import RunStats
 from kvlite.engine.layer_prefill import LayerPrefill
-from kvlite.server import half_read
 from kvlite.server.config import ServerConfig
 from tests.cli.conftest import model_of
 from tests.server.conftest import Server, said, serving

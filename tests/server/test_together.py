@@ -10,7 +10,7 @@ import openai
 import pytest
 
 from kvlite.errors import OutOfMemory
-from kvlite.server import answering, conversations, half_read, kept
+from kvlite.server import answering, conversations, kept
 from tests.server.conftest import Server, said
 from tests.server.test_chat import expected, reference
 
@@ -98,7 +98,7 @@ def test_two_questions_about_one_document_wait_for_each_other_and_others_do_not(
 def test_one_joins_one_leaves_and_one_for_which_memory_is_short_waits(
     server: Server, reference: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    answer, refused = half_read.answer_prompt, list[int]()
+    answer, refused = conversations.answer_prompt, list[int]()
 
     def short(talk: Any, ids: list[int], **given: Any) -> Any:
         if len(server.model.answering.going) > 1:
@@ -119,7 +119,7 @@ def test_one_joins_one_leaves_and_one_for_which_memory_is_short_waits(
             assert joined["usage"]["kvlite"]["together"] == 2
             with pytest.raises(httpx.TimeoutException):
                 server.http.post(CHAT, json={**body, "stream": False}, timeout=0.3)
-            monkeypatch.setattr(half_read, "answer_prompt", short)
+            monkeypatch.setattr(conversations, "answer_prompt", short)
             waits = clients.submit(server.http.post, CHAT, json={**ask, "messages": said("Wait.")})
             while not (refused and server.model.answering.waiting):
                 next(lines)
@@ -135,7 +135,7 @@ def test_a_choice_that_memory_is_short_for_begins_again_and_none_comes_twice(
     draws: dict[str, Any] = {"messages": said("Draw."), "temperature": 0.9, "seed": 3}
     draws |= {"max_tokens": 6, "n": 3}
     alone = server.client.chat.completions.create(model="tiny", **draws)
-    answer, begun = half_read.answer_prompt, list[int]()
+    answer, begun = conversations.answer_prompt, list[int]()
 
     def short(talk: Any, ids: list[int], **given: Any) -> Any:
         if (seed := given.get("seed")) is not None:
@@ -144,7 +144,7 @@ def test_a_choice_that_memory_is_short_for_begins_again_and_none_comes_twice(
                 raise OutOfMemory("there is no room")
         return answer(talk, ids, **given)
 
-    monkeypatch.setattr(half_read, "answer_prompt", short)
+    monkeypatch.setattr(conversations, "answer_prompt", short)
     other: dict[str, Any] = {"messages": said("Go on."), "max_tokens": 40}
     over = held(server)
     made = asyncio.run(at_once(server, [other, draws], over))
@@ -178,14 +178,14 @@ def test_who_else_waits_for_the_engine_comes_between_answers(
     """However many requests there are."""
     monkeypatch.setattr(answering, "MOST", 1)
     bodies: list[Any] = [{"messages": said(f"n {at}"), "max_tokens": 5} for at in range(4)]
-    answer, before, seen = half_read.answer_prompt, server.state.counters.answered, list[int]()
+    answer, before, seen = conversations.answer_prompt, server.state.counters.answered, list[int]()
 
     def first_is_begun(*args: Any, **given: Any) -> Any:
-        monkeypatch.setattr(half_read, "answer_prompt", answer)
+        monkeypatch.setattr(conversations, "answer_prompt", answer)
         server.state.engine.submit(lambda work: seen.append(server.state.counters.answered), "")
         return answer(*args, **given)
 
-    monkeypatch.setattr(half_read, "answer_prompt", first_is_begun)
+    monkeypatch.setattr(conversations, "answer_prompt", first_is_begun)
     made = asyncio.run(at_once(server, bodies, held(server)))
     assert len(made) == 4 and seen == [before + 1]
 
