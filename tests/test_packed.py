@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from kvlite.cache import KVBits, KVCache, KVHeadGroup, KVSize, LayerCache, parse_kv_bits
+from kvlite.cache.copying import copied
 from kvlite.cache.packed import Packed
 from kvlite.cache.selection import Selection
 from kvlite.config.settings import Settings
@@ -501,6 +502,50 @@ def test_notes_name_what_they_are_about() -> None:
     merged = Conversation(model, Settings(method="minicache", kv_bits="8"))
     (note,) = merged.generate([5] * 9, max_new_tokens=1).metrics.notes
     assert note.startswith("minicache leaves entries exact")
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        "h2o",
+        "tova",
+        "kvx",
+        "simlayerkv+kvx",
+        "uncomp",
+        "streaming",
+        "lminfinite",
+        "h2o:per_head=true",
+    ],
+)
+@pytest.mark.cases(3)
+def test_a_budget_that_is_reached_while_answering(llama: Tiny, method: str) -> None:
+    """Between two times that entries are quantized: what is free behind the last is nothing."""
+    given = Settings(method=method, budget="200", kv_bits="4", recall="off", chunk=64)
+    talk = Conversation(llama.model, given)
+    talk.generate(random_ids(100)[0].tolist(), ignore_eos=True, max_new_tokens=220)
+    for layer in talk.cache.layers:
+        for group in layer.head_groups:
+            held = group.positions[:, :, : group.used]
+            assert group.positions.shape[2] == group.keys.shape[2] == group.capacity
+            for head in held.flatten(0, 1).tolist():
+                assert len({*head}) == group.used and max(head) == talk.cache.seen - 1
+            if method in ("streaming", "lminfinite"):
+                last = range(talk.cache.seen - 190, talk.cache.seen)
+                assert all({*last} <= {*head} for head in held.flatten(0, 1).tolist())
+
+
+def test_a_copy_has_its_own_storage(llama: Tiny) -> None:
+    model, cache = llama.model, empty(llama.model)
+    with TensorMeter(model.module.parameters()) as meter:
+        read(model, cache, random_ids(150), "full", FOUR)
+        before = meter.live
+        (copy, *_) = copies = copied(cache.layers, [torch.device("cpu")] * len(cache.layers))
+        held = sum(layer.nbytes for layer in copies)
+        assert meter.live - before == pytest.approx(held, rel=0.02)
+    segment = copy.head_groups[0].segment
+    assert isinstance(segment, Packed) and segment.storage is not None
+    for mine, whole in zip(segment.tensors, segment.storage.tensors, strict=True):
+        assert mine.data_ptr() == whole.data_ptr()
 
 
 def test_a_note_tells_how_to_answer_faster_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -239,6 +239,15 @@ def test_quantized_entries(
     assert graphs.reason == ""
 
 
+@pytest.mark.cases(2)
+@pytest.mark.parametrize("method", ["lminfinite", "h2o", "streaming", "kvx", "tova"])
+def test_a_budget_that_is_reached_while_answering(
+    llama: Tiny, plain_torch: None, method: str
+) -> None:
+    graphs = compare(llama, method, bits="4", budget=200, prompt=100, steps=220)
+    assert graphs.steps > 100
+
+
 @pytest.mark.cases(4)
 @pytest.mark.parametrize("name", sorted(ARCHITECTURES))
 def test_every_architecture(name: str) -> None:

@@ -124,10 +124,10 @@ class KVHeadGroup:
         if self.segment is None:
             return self.residual_positions
         before, after = self.residual_positions.tensor_split([self.segment.start], 2)
-        return torch.cat([before, self.segment.positions, after], 2)
+        return torch.cat([before, self.segment.positions, after], 2)[:, :, : self.capacity]
 
     def _whole(self, own: Tensor, write: Callable[[Tensor], None]) -> Tensor:
-        whole = own.new_empty(*own.shape[:2], self.slots, own.shape[3])
+        whole = own.new_empty(*own.shape[:2], min(self.slots, self.capacity), own.shape[3])
         self._write(own, write, whole)
         return whole
 

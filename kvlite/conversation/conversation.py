@@ -119,7 +119,7 @@ class Conversation:
         else:
             ids = token_list(content)
         if ids:
-            self.context.end_step(self.config)
+            self.history.end_step(self.config)
             ids = [*self.context.pending_ids, *ids]
             self.history.read(self.history.next_turn(ids, self.config, answers=False), callbacks)
 
@@ -135,7 +135,7 @@ class Conversation:
         require_text(text)
         if self._branch.prefilled_ids:
             raise SettingError("something was read ahead already: say what goes on from it")
-        self.context.end_step(self.config)
+        self.history.end_step(self.config)
         ahead = certain(lambda some: self._said(self.settings, some, callbacks.cancel), text)
         if not ahead:
             return False
@@ -197,7 +197,7 @@ class Conversation:
         ids = token_list(token_ids)
         if not ids:
             raise SettingError("there is nothing to answer: give at least one token")
-        self.context.end_step(chosen)
+        self.history.end_step(chosen)
         turn = self.history.next_turn([*self.context.pending_ids, *ids], chosen)
         self.history.read(turn, callbacks)
         yield from self.context.answer(turn, ignore_eos=ignore_eos, cancel=callbacks.cancel)
@@ -217,7 +217,6 @@ class Conversation:
     ) -> Iterator[tuple[int, Piece | KvliteError]]:
         """What `stream` would answer to each of these messages alone, as far as memory allows in
         the same decode steps. The conversation stays as it is. See `together.ask_each`."""
-        self.history.give_up_reading()
         return ask_each(self, texts, callbacks, settings)
 
     @alone_by_steps
@@ -253,7 +252,6 @@ class Conversation:
         """Answer the last message again from a cache that drops nothing. The conversation does not
         change. Args and errors are those of `verify.checked`."""
         require_callbacks(callbacks)
-        self.history.give_up_reading()
         return by_steps(self, checked(self, callbacks, **settings))
 
     @alone_by_steps
@@ -335,7 +333,7 @@ class Conversation:
 
     def _stream(self, text: str, callbacks: Callbacks, chosen: EngineConfig) -> Iterator[Piece]:
         require_text(text)
-        self.context.end_step(chosen)
+        self.history.end_step(chosen)
         ids = self.message_ids(text, chosen.settings, callbacks.cancel)
         turn = self.history.next_turn(ids, chosen)
         if self.history.half_read is None:

@@ -30,13 +30,13 @@ class HalfRead:
         self._follower = callbacks
         self._left: float | None = None
         self._begun = False
+        self._wanted = self._held = 0
 
     @property
     def callbacks(self) -> Callbacks:
-        """They pass on what they are told to whoever follows the reading; what is planned is told
-        once, to the first."""
+        """They pass on what they are told to whoever follows the reading."""
         told = self._progress, self._notify, cast(Event, self), self._reading
-        return Callbacks(*told, self._follower.planned)
+        return Callbacks(*told, None if self._follower.planned is None else self._planned)
 
     def go_on(self, callbacks: Callbacks, missed: float | None) -> bool:
         """Read another slice; False once all is read.
@@ -47,6 +47,8 @@ class HalfRead:
         self._follower = callbacks
         if self._left is not None:
             missed = perf_counter() - self._left
+            if callbacks.planned is not None and self._wanted > self._held:
+                callbacks.planned(self._wanted - self._held)
         self._left = None
         try:
             self.slices.send(missed)
@@ -58,6 +60,11 @@ class HalfRead:
     def leave(self) -> None:
         """Let it wait for somebody who wants it."""
         self._follower, self._left = Callbacks(), perf_counter()
+
+    def end(self) -> None:
+        """Be as before, unless all was read; hold nothing any more."""
+        self.slices.close()
+        self.turn.say = self._follower.say  # not this, which holds the turn
 
     def is_set(self) -> bool:
         """Whether reading ends at once, and all that was read is lost: in the first slice, which
@@ -71,6 +78,12 @@ class HalfRead:
     def _notify(self, note: str) -> None:
         self._follower.say(note)
 
+    def _planned(self, nbytes: int) -> None:
+        self._wanted = nbytes
+        if self._follower.planned is not None:
+            self._follower.planned(nbytes)
+
     def _reading(self, held: ReadingBytes) -> None:
+        self._held = held.hidden + held.layer + held.kept
         if self._follower.reading is not None:
             self._follower.reading(held)

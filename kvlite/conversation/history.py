@@ -222,7 +222,7 @@ class History:
     ) -> Slices[None]:
         """Read a turn, which begins at `start` if it can be gone back to. Errors are those of
         `Turn.read`; where `keeps_half_read` a reading that was stopped waits."""
-        if not self.keeps_half_read:
+        if not self.keeps_half_read or (self.half_read is None and start is None):
             yield from self._read(turn, callbacks, start)
             return
         half, self.half_read = self.half_read, None
@@ -230,17 +230,23 @@ class History:
             half = HalfRead(turn, start, self._asked, callbacks)
             half.slices = self._read(turn, half.callbacks, start)
         missed: float | None = None
-        while half.go_on(callbacks, missed):
-            self.half_read = half if half.asked is not None else None
-            try:
+        try:
+            while half.go_on(callbacks, missed):
+                self.half_read = None if half.asked is None else half
                 require_uncancelled(callbacks.cancel)
                 missed = yield
-            except BaseException:
+                self.half_read = None
+        finally:
+            if self.half_read is None:
+                half.end()
+            else:
                 half.leave()
-                if self.half_read is None:
-                    half.slices.close()
-                raise
-            self.half_read = None
+
+    def end_step(self, config: EngineConfig) -> None:
+        """As of the context, before another turn; before one that is half read it has been done."""
+        if self.half_read is None or self.half_read.asked[1] != config.settings:
+            self.give_up_reading()
+            self.context.end_step(config)
 
     def goes_on(self, ids: list[int], config: EngineConfig, *, answers: bool = True) -> bool:
         """Whether a turn that reads `ids` is the one that is half read; one that is not is given
@@ -255,7 +261,7 @@ class History:
         """Be as before what is half read."""
         half, self.half_read = self.half_read, None
         if half is not None:
-            half.slices.close()
+            half.end()
 
     def _read(self, turn: Turn, callbacks: Callbacks, start: Checkpoint | None) -> Slices[None]:
         before = len(self.context.token_ids)

@@ -88,6 +88,8 @@ class Session:
     def resume(self, talk: Conversation) -> None:
         """Go on with another conversation, maybe a saved one: what was typed, and what waits, is
         found by its documents."""
+        if (former := vars(self).get("talk")) is not None:
+            former.history.give_up_reading()  # which it would hold until garbage is looked for
         self.talk, talk.history.keeps_half_read = talk, True
         self.last: GenerationMetrics | None = None
         self.sources: tuple[Source, ...] = ()

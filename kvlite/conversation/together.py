@@ -66,6 +66,8 @@ def ask_each(
         SettingError: a setting is unknown or out of range.
     """
     config, questions = talk.config.after_load(settings), [(text, settings) for text in texts]
+    with at_work(talk):
+        talk.history.give_up_reading()
     if len(questions) < 2:
         yield from _one_after_another(talk, questions, 0, callbacks)
     else:

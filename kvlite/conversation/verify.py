@@ -50,6 +50,7 @@ def checked(
         OutOfMemory: it takes more memory than there is.
         Stopped: it was cancelled while reading.
     """
+    talk.history.give_up_reading()
     context, branch, turn = talk.context, talk.history.branch, talk.context.turn
     branch.require(len(branch.nodes))
     assert branch.tip is not None

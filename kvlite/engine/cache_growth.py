@@ -3,9 +3,10 @@
 from collections.abc import Sequence
 from functools import partial
 
-from kvlite.cache import KVCache, KVHeadGroup, LayerCache, Selection
+from kvlite.cache import KVCache, LayerCache, Selection
 from kvlite.cache.layer import Mark
 from kvlite.cache.packed import Packed
+from kvlite.cache.segment import Write
 from kvlite.memory.free import is_oom
 from kvlite.memory.oom import Safely, at_once
 from kvlite.methods.layer_policy import LEAST_ROOM, ROOM, LayerPolicy
@@ -29,9 +30,8 @@ def reserve(
     for index in range(len(policies)):
         if any(head_group.room < count for head_group in cache.layers[index].head_groups):
             _grow_safely(cache, policies, index, safely)
-        for head_group in cache.layers[index].head_groups:
-            if head_group.free < min(count, head_group.room):
-                _pack(cache, head_group, safely)
+        for number in range(len(cache.layers[index].head_groups)):
+            _pack(cache, index, number, count, safely)
         if recall is not None:
             safely(partial(recall.store.make_room, index, count))
 
@@ -59,13 +59,21 @@ def _grow(cache: KVCache, policies: Sequence[LayerPolicy], index: int, room: int
         cache.layers[index] = layer.resized(sizes, rows, bits)
 
 
-def _pack(cache: KVCache, head_group: KVHeadGroup, safely: Safely) -> None:
-    """Quantize what is no longer recent, in place."""
-    write = safely(head_group.packing)
-    # Entries move over others: an interrupt in between would spoil them.
-    cache.writing = True
-    write()
-    cache.writing = False
+def _pack(cache: KVCache, index: int, number: int, count: int, safely: Safely) -> None:
+    """Quantize what is no longer recent in a head group, in place, if `count` tokens find no slots
+    otherwise."""
+
+    def packing() -> Write | None:
+        # Looked up again each time: giving something up for memory puts another layer there.
+        head_group = cache.layers[index].head_groups[number]
+        return None if head_group.free >= min(count, head_group.room) else head_group.packing()
+
+    write = safely(packing)
+    if write is not None:
+        # Entries move over others: an interrupt in between would spoil them.
+        cache.writing = True
+        write()
+        cache.writing = False
 
 
 def grows(policy: LayerPolicy, layer: LayerCache, new: int) -> bool:

