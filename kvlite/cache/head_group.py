@@ -63,7 +63,8 @@ class KVHeadGroup:
         packed_before: the quantized source of entries that were restored, kept until a cut
             quantizes them again.
         used: slots filled, the segment's included, the same for every head and sequence.
-        capacity: entries per head that there is storage for, once older ones are quantized.
+        capacity: entries per head that there is storage for, once older ones are quantized; its
+            slots, unless given.
         history_index: which of the R rows was written last.
         head_alias: KV heads of the layer that hold nothing, each with the head of this group whose
             attention output it takes.
@@ -81,6 +82,9 @@ class KVHeadGroup:
     capacity: int = 0
     history_index: int = field(default=-1)
     head_alias: Mapping[int, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.capacity = self.capacity or self.slots
 
     @property
     def residuals(self) -> tuple[Tensor, Tensor, Tensor]:

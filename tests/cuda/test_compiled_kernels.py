@@ -136,7 +136,7 @@ def recalled(
         )
         mean = torch.zeros(1, KV_HEADS, dim, device=DEVICE)
         group.segment = Packed(*sides, packed.clone(), mean, form)
-        segment = group.segment, rotation(dim, DEVICE)
+        segment, group.capacity = (group.segment, rotation(dim, DEVICE)), group.slots
     seen = 4 * ENTRIES - 5
     bring_back(
         group,
