@@ -6,6 +6,7 @@ now. So answers are those that each question alone would get, to rounding (`engi
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -24,7 +25,7 @@ from kvlite.conversation.steps_together import StepsTogether
 from kvlite.conversation.turn import Turn
 from kvlite.engine.callbacks import Callbacks
 from kvlite.engine.slices import Slices
-from kvlite.errors import KvliteError, OutOfMemory, Stopped
+from kvlite.errors import KvliteError, OutOfMemory, SettingError, Stopped
 from kvlite.memory.device_budget import ram_limit, spare_bytes
 from kvlite.memory.oom import alone
 from kvlite.methods.engine_config import EngineConfig
@@ -66,7 +67,7 @@ def ask_each(
         SettingError: a setting is unknown or out of range.
     """
     config, questions = talk.config.after_load(settings), [(text, settings) for text in texts]
-    with at_work(talk):
+    with suppress(SettingError), at_work(talk):  # or each question is refused
         talk.history.give_up_reading()
     if len(questions) < 2:
         yield from _one_after_another(talk, questions, 0, callbacks)
