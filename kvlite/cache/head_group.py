@@ -194,33 +194,35 @@ class KVHeadGroup:
         return min(self.room, self.slots - self.used)
 
     @property
+    def storage(self) -> Packed | None:
+        """What its segment is the beginning of, where more can be quantized in place."""
+        return self.segment.storage if isinstance(self.segment, Packed) else None
+
+    @property
     def spare(self) -> int:
         """Entries per head that can still be quantized in place."""
-        segment = self.segment
-        return segment.capacity - segment.count if isinstance(segment, Packed) else 0
+        return 0 if self.storage is None else self.storage.count - self.segment_len
 
     def clear_spare(self) -> None:
         """Let what it has storage for beyond its quantized entries be finite numbers."""
-        segment = self.segment
-        assert isinstance(segment, Packed) and segment.storage is not None
-        segment.storage.clear(slice(segment.count, None))
+        assert self.storage is not None
+        self.storage.clear(slice(self.segment_len, None))
 
     def fill(self, used: int) -> None:
         """Let so many entries count, quantized as far as they would be, without any numbers: to
         plan."""
-        self.used, segment = used, self.segment
-        if isinstance(segment, Packed) and segment.storage is not None:
-            count = max(segment.count, min(segment.bits.packed(used), segment.capacity))
-            self.segment = segment.storage.first(count)
+        self.used, storage = used, self.storage
+        if storage is not None:
+            count = max(self.segment_len, min(storage.bits.packed(used), storage.count))
+            self.segment = storage.first(count)
 
     def packing(self) -> Write:
         """Quantize what is no longer recent, in the storage that the segment is the beginning of.
         Entries come in order of their positions then."""
-        segment, used = self.segment, self.used
-        assert isinstance(segment, Packed) and segment.storage is not None
-        before = segment.count
-        count = min(segment.bits.packed(used), segment.capacity)
-        first, new = segment.start, count - before
+        storage, used, before = self.storage, self.used, self.segment_len
+        assert storage is not None
+        count = min(storage.bits.packed(used), storage.count)
+        first, new = storage.start, count - before
         order = self.residual_positions[:, :, first : self.residual_len].argsort(-1) + first
         keys, values, positions = (
             each.gather(2, order if each.dim() == 3 else wide(order, each))
@@ -233,8 +235,8 @@ class KVHeadGroup:
             rows = rows.gather(3, index)
         # It does not count there yet.
         leaving = (each[:, :, :new] for each in (keys, values, positions))
-        segment.storage.write(slice(before, count), *leaving)
-        longer = segment.storage.first(count)
+        storage.write(slice(before, count), *leaving)
+        longer = storage.first(count)
 
         def write() -> None:
             for own, each in zip(self.residuals, (keys, values, positions), strict=True):

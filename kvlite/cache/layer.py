@@ -10,7 +10,6 @@ from torch import Tensor
 from kvlite.cache.bits import KVBits
 from kvlite.cache.head_group import KVHeadGroup
 from kvlite.cache.kv_size import KVSize
-from kvlite.cache.packed import Packed
 from kvlite.cache.segment import CompressedSegment, bytes_held
 from kvlite.cache.selection import GroupLength, Selection
 from kvlite.ops.device import has_triton
@@ -125,10 +124,8 @@ class LayerCache:
         """What its head groups see of the flat buffers, and the storage that segments are the
         beginning of."""
         seen = [view for head_group in self.head_groups for view in head_group.residuals]
-        for head_group in self.head_groups:
-            segment = head_group.segment
-            if isinstance(segment, Packed) and segment.storage is not None:
-                seen += segment.storage.tensors
+        for storage in (head_group.storage for head_group in self.head_groups):
+            seen += () if storage is None else storage.tensors
         return seen
 
     @property

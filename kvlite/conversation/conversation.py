@@ -10,10 +10,11 @@ from kvlite.cache import KVCache
 from kvlite.config.arguments import path_of, require_callable, require_text, token_list
 from kvlite.config.settings import Settings
 from kvlite.conversation import snapshot
+from kvlite.conversation.branch import Branch, BranchView, Message, Node
 from kvlite.conversation.checkpoint import Checkpoint
 from kvlite.conversation.context import Context
 from kvlite.conversation.exclusive import alone, alone_by_steps, at_step, by_steps
-from kvlite.conversation.history import Branch, BranchView, History, Message, Node
+from kvlite.conversation.history import History
 from kvlite.conversation.metrics import Answer, Piece
 from kvlite.conversation.reasoning import reasoning_notes
 from kvlite.conversation.sources import watched, with_sources

@@ -7,8 +7,8 @@ tokens are read again. The names in the file are those of version 0.1.0.
 from typing import Any
 
 from kvlite.cache.layer import Mark
+from kvlite.conversation.branch import Branch, Node
 from kvlite.conversation.checkpoint import Checkpoint, LayerState
-from kvlite.conversation.history import Branch, Node
 from kvlite.offload import HostKVStore
 from kvlite.offload.kv.checkpoint import HostKVCheckpoint
 

@@ -12,9 +12,9 @@ from kvlite.config.atomic_file import replaced
 from kvlite.config.paths import SUFFIX
 from kvlite.config.settings import Settings
 from kvlite.conversation import library
+from kvlite.conversation.branch import Branch
 from kvlite.conversation.conversation import Conversation
 from kvlite.conversation.file_info import About, about
-from kvlite.conversation.history import Branch
 from kvlite.conversation.message import Message, numbered
 from kvlite.conversation.metrics import GenerationMetrics, Piece
 from kvlite.conversation.runner import Runner
@@ -73,7 +73,8 @@ class Session:
         self.runner = runner
         self.given = given
         self.changed: dict[str, Any] = {}
-        self.begin()
+        self.talk = runner.conversation()
+        self.resume(self.talk)
 
     def begin(self, **changed: Any) -> None:
         """Begin a new conversation, with some settings changed from now on.
@@ -88,8 +89,7 @@ class Session:
     def resume(self, talk: Conversation) -> None:
         """Go on with another conversation, maybe a saved one: what was typed, and what waits, is
         found by its documents."""
-        if (former := vars(self).get("talk")) is not None:
-            former.history.give_up_reading()  # which it would hold until garbage is looked for
+        self.talk.history.give_up_reading()  # which it would hold until garbage is looked for
         self.talk, talk.history.keeps_half_read = talk, True
         self.last: GenerationMetrics | None = None
         self.sources: tuple[Source, ...] = ()

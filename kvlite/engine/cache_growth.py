@@ -31,7 +31,8 @@ def reserve(
         if any(head_group.room < count for head_group in cache.layers[index].head_groups):
             _grow_safely(cache, policies, index, safely)
         for number in range(len(cache.layers[index].head_groups)):
-            _pack(cache, index, number, count, safely)
+            if _lacks_slots(cache, index, number, count):
+                _pack(cache, index, number, count, safely)
         if recall is not None:
             safely(partial(recall.store.make_room, index, count))
 
@@ -59,14 +60,20 @@ def _grow(cache: KVCache, policies: Sequence[LayerPolicy], index: int, room: int
         cache.layers[index] = layer.resized(sizes, rows, bits)
 
 
+def _lacks_slots(cache: KVCache, index: int, number: int, count: int) -> bool:
+    """Whether `count` tokens find slots in a head group only once some of it is quantized."""
+    head_group = cache.layers[index].head_groups[number]
+    return head_group.free < min(count, head_group.room)
+
+
 def _pack(cache: KVCache, index: int, number: int, count: int, safely: Safely) -> None:
-    """Quantize what is no longer recent in a head group, in place, if `count` tokens find no slots
-    otherwise."""
+    """Quantize what is no longer recent in a head group, in place."""
 
     def packing() -> Write | None:
         # Looked up again each time: giving something up for memory puts another layer there.
-        head_group = cache.layers[index].head_groups[number]
-        return None if head_group.free >= min(count, head_group.room) else head_group.packing()
+        if _lacks_slots(cache, index, number, count):
+            return cache.layers[index].head_groups[number].packing()
+        return None
 
     write = safely(packing)
     if write is not None:

@@ -113,16 +113,14 @@ class LayerProgram:
         """Tokens that can still go through; None if any number can."""
         groups, trims = self.layer.head_groups, self.policy.method.decoding.trim is not None
         rooms = [group.room for group, evicts in self._groups if not evicts]
+        if trims:
+            rooms += [self.policy.budget - group.used for group in groups]
         if self.recall is not None:  # it was recorded with slots as they were
-            rooms += [
+            rooms += [self.recall.room] + [
                 group.free if group.segment_len == packed else 0
                 for (group, evicts), packed in zip(self._groups, self._packed, strict=True)
                 if not evicts
             ]
-        if trims:
-            rooms += [self.policy.budget - group.used for group in groups]
-        if self.recall is not None:
-            rooms.append(self.recall.room)
         return min(rooms, default=None)
 
     @property

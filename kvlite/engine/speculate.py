@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from kvlite.cache import KVCache, LayerCache
-from kvlite.engine.cuda_graph import graph_decoder
+from kvlite.engine.cuda_graph import GraphDecoder, graph_decoder
 from kvlite.engine.runs_with import reason_against
 from kvlite.engine.step import StepRows, step
 from kvlite.memory.free import is_oom, release_memory
@@ -226,8 +226,10 @@ class Speculation:
 
     def _pass(self, token_ids: list[int]) -> Tensor:
         """Put the next token through with those proposed."""
-        rows, logits = self._replayed(token_ids)
-        if logits is None:
+        replayed = None if self.graphs is None else self._replayed(self.graphs, token_ids)
+        if replayed is not None:
+            rows, logits = replayed
+        else:
             rows = self._rows(token_ids)
             (made,) = step(self.model, [rows])
             assert isinstance(made, Tensor), "without an OOM policy errors are raised"
@@ -235,15 +237,16 @@ class Speculation:
         self._ahead, self.proposed = rows, self.proposed + len(token_ids) - 1
         return logits
 
-    def _replayed(self, token_ids: list[int]) -> tuple[StepRows, Tensor | None]:
+    def _replayed(
+        self, graphs: GraphDecoder, token_ids: list[int]
+    ) -> tuple[StepRows, Tensor] | None:
         """By a graph, of which every pass is as wide: behind what is proposed the last token comes
-        again, and is not asked for."""
+        again, and is not asked for. None if a plain step has to do it."""
+        if room_ahead(self.cache, self.policies, self.recall) < WIDEST:
+            return None
         rows = self._rows(token_ids + token_ids[-1:] * (WIDEST - len(token_ids)))
-        given = self.cache, self.policies, self.recall
-        if self.graphs is None or room_ahead(*given) < WIDEST:
-            return rows, None
-        logits = self.graphs.step([rows])
-        return rows, None if logits is None else logits[:1]
+        logits = graphs.step([rows])
+        return None if logits is None else (rows, logits[:1])
 
     def _rows(self, token_ids: list[int]) -> StepRows:
         given = self.cache, torch.tensor([token_ids]), self.policies, self.recall

@@ -16,7 +16,7 @@ from kvlite.planner.usage import Place, holding, places
 from kvlite.printable import harmless
 
 if TYPE_CHECKING:
-    from kvlite.conversation.history import BranchView
+    from kvlite.conversation.branch import BranchView
     from kvlite.conversation.session import Session
     from kvlite.conversation.verify import Run
     from kvlite.planner.plan import Plan
