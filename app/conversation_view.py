@@ -6,13 +6,13 @@ from typing import Any
 
 import gradio as gr
 
+from kvlite.conversation.library import Library
+from kvlite.conversation.record import Record
 from kvlite.web.work import Work
 
 from .engine.service import Service
 from .layout import Parts
 from .sidebar_events import listing_of
-from .storage.record import Record
-from .storage.store import ConversationStore
 from .tabs import owner_of
 from .views.answer import answer_html, difference_html
 from .views.history import History, history, start_of
@@ -51,7 +51,7 @@ class ConversationView:
         self.id, self.start, self.query = id, start, query
 
     @property
-    def store(self) -> ConversationStore:
+    def store(self) -> Library:
         """The user's conversations."""
         return self.service.store(self.owner)
 

@@ -61,9 +61,10 @@ def serve(
             filter(None, [others, "localhost", "127.0.0.1", server_config.host])
         )
     with _alone(data_folder()):
+        from kvlite.conversation.library import drop_deleted
+
         from .engine.server_conversation import ServerHost
         from .engine.service import Service
-        from .storage.store import drop_deleted
 
         if upstream is None:
             service = Service(settings, reads_ahead=server_config.read_ahead)

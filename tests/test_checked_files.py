@@ -13,9 +13,11 @@ import pytest
 
 from kvlite.config.checked_file import Damaged, from_json, from_toml, sound
 from kvlite.config.settings import Settings
-from kvlite.conversation import library
 from kvlite.conversation import tensor_file as tensorfile
+from kvlite.conversation.convert import open_library
+from kvlite.conversation.entries import entries
 from kvlite.conversation.file_info import about
+from kvlite.conversation.library import Library
 from kvlite.documents import Document
 from kvlite.errors import KvliteError, SnapshotError
 from kvlite.jobs.output import Written
@@ -25,7 +27,6 @@ from kvlite.model.local_models import _missing
 from kvlite.model.text_limit import text_limit_of
 from kvlite.server.files import Files
 from kvlite.server.refusals import Refusal
-from kvlite_app.storage.store import ConversationStore
 
 ROOT = Path(__file__).parents[1]
 # Where text that is no file of kvlite's is parsed: what clients send; a program beside; the reader.
@@ -130,19 +131,21 @@ def _kv() -> dict[str, Any]:
 
 def test_descriptions_of_conversations(home: Path) -> None:
     """A library with a bad file lists it, and what is beside it."""
-    path = library.library_folder() / "bad.kv"
-    path.parent.mkdir()
-    tensorfile.write_tensors(path.with_name("good.kv"), _kv(), {})
-    assert about(path.with_name("good.kv")).tokens == 3
+    library = open_library()
+    good = library.new()
+    good.name = "good"
+    library.save(good)
+    tensorfile.write_tensors(library.whole(good.id), _kv(), {})
+    assert about(library.whole(good.id)).tokens == 3
+    path = library.folder / "bad.kv"
     refused = 0
     for text in spoiled(_kv()):
         path.write_bytes(_with_header({"__metadata__": {"crc32": "0" * 8}}, text))
-        found = {each.name: each for each in library.entries()}
+        found = {each.name: each for each in entries(library)}
         assert found["good"].about is not None
         bad = found["bad"]
-        assert (bad.about is None) == bool(bad.flaw) and "\n" not in bad.flaw
-        assert not bad.flaw or str(path) in bad.flaw
-        refused += bad.about is None
+        assert bad.about is None and "\n" not in bad.flaw and str(path) in bad.flaw
+        refused += "damaged" in bad.flaw
         _listed()
     assert refused > 100
     for header in (DEEP, "9" * 5000, "[]", '{"__metadata__":' * 9):
@@ -154,7 +157,7 @@ def test_descriptions_of_conversations(home: Path) -> None:
 def _listed() -> None:
     from kvlite.cli.library import _plain, _table
 
-    found = library.entries()
+    found = entries(open_library())
     _table(found)
     json.dumps([_plain(each) for each in found])
 
@@ -229,7 +232,7 @@ def _calibrated() -> None:
 
 def test_records_of_the_app(home: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A bad one is named once, and the others are listed."""
-    store = ConversationStore("", home)
+    store = Library("", home)
     good, bad = store.new(), store.new()
     for each in (good, bad):
         each.draft = "Hello"

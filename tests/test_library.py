@@ -3,7 +3,6 @@
 import os
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,18 +10,30 @@ import pytest
 import torch
 
 from kvlite.config.settings import Settings
-from kvlite.conversation import library
+from kvlite.conversation import entries
 from kvlite.conversation.conversation import Conversation
+from kvlite.conversation.convert import open_library
+from kvlite.conversation.entries import (
+    Added,
+    add_conversation,
+    add_document,
+    entry_named,
+    limit,
+    matching,
+    remove,
+    set_limit,
+)
+from kvlite.conversation.library import Library
+from kvlite.conversation.message import as_typed
 from kvlite.conversation.snapshot import Snapshot
 from kvlite.documents import Document
 from kvlite.errors import SettingError, SnapshotError
-from kvlite.model.chat_template import all_of
+from kvlite.model.chat_template import all_of, question_about
 from kvlite.model.load import LoadedModel
 from tests.conftest import make_tiny
 
 TEXT = "7 8 9 10 " * 30
 REPORT = Document("report.pdf", TEXT, (0, 4))
-SIZE = Callable[[], int]
 
 
 @pytest.fixture(scope="module")
@@ -32,9 +43,9 @@ def model() -> LoadedModel:
 
 
 @pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Library:
     monkeypatch.setenv("KVLITE_DATA", str(tmp_path / "data"))
-    return tmp_path / "data" / "library"
+    return Library()
 
 
 def settings(**given: Any) -> Settings:
@@ -49,20 +60,41 @@ def read(model: LoadedModel, *documents: Document, **given: Any) -> Conversation
     return talk
 
 
-def names() -> list[str]:
-    return sorted(each.name for each in library.entries())
+def asked(model: LoadedModel) -> Conversation:
+    talk = read(model)
+    list(talk.stream(question_about([REPORT], "11 12")))
+    return talk
 
 
-def test_what_was_read_is_found_again(model: LoadedModel, folder: Path) -> None:
-    assert library.entries() == [] and library.matching(model, [REPORT], settings()) is None
-    added = library.add(read(model))
-    assert (added.name, added.path) == ("report.pdf", folder / "report.pdf.kv")
-    assert added.nbytes == added.path.stat().st_size and added.removed == []
-    (entry,) = library.entries()
+def keep(library: Library, talk: Conversation, name: str) -> Added:
+    """A conversation under a name, as the terminal's chat does."""
+    record = library.new()
+    record.name = name
+
+    def typed(messages: Any) -> Any:
+        asked = [each["content"] for each in messages if each["role"] == "user"]
+        return [as_typed(each, talk.documents) for each in asked]
+
+    return add_conversation(library, record, talk, typed, ())
+
+
+def names(library: Library) -> list[str]:
+    return sorted(each.name for each in entries.entries(library))
+
+
+def test_what_was_read_is_found_again(model: LoadedModel, library: Library) -> None:
+    assert entries.entries(library) == []
+    assert matching(library, model, [REPORT], settings()) is None
+    added = add_document(library, read(model))
+    assert added.name == "report.pdf" and added.path.parent == library.folder
+    assert added.removed == []
+    (entry,) = entries.entries(library)
+    assert added.nbytes == entry.nbytes > (added.path / "whole.kv").stat().st_size
     assert entry.about is not None and entry.about.documents == ("report.pdf",)
+    assert entry.record is not None and entry.record.waiting == ["report.pdf"]
+    assert not entry.is_conversation and entry.path == added.path
     assert entry.about.tokens > 100 and abs(entry.used - time.time()) < 60
-    found = library.matching(model, [REPORT], settings())
-    assert found == entry
+    assert matching(library, model, [REPORT], settings()) == entry
 
 
 @pytest.mark.cases(11)
@@ -92,15 +124,20 @@ def test_what_was_read_is_found_again(model: LoadedModel, folder: Path) -> None:
     ],
 )
 def test_it_opens_where_reading_anew_would_give_the_same(
-    model: LoadedModel, read_with: dict[str, Any], asked_with: dict[str, Any], opens: bool
+    model: LoadedModel,
+    library: Library,
+    read_with: dict[str, Any],
+    asked_with: dict[str, Any],
+    opens: bool,
 ) -> None:
-    library.add(read(model, **read_with))
+    add_document(library, read(model, **read_with))
     own = settings(**asked_with)
-    found = library.matching(model, [REPORT], own)
+    found = matching(library, model, [REPORT], own)
     assert (found is not None) == opens
     if found is None:
         return
-    with Snapshot(found.path) as saved:
+    assert found.about is not None
+    with Snapshot(found.about.path) as saved:
         talk = Conversation(model, own)
         saved.restore(talk)
     anew = Conversation(model, own)
@@ -114,169 +151,240 @@ def test_it_opens_where_reading_anew_would_give_the_same(
     assert said[0] == said[1]
 
 
-def test_other_documents_and_other_models_do_not_match(model: LoadedModel) -> None:
-    library.add(read(model))
+def test_other_documents_and_other_models_do_not_match(
+    model: LoadedModel, library: Library
+) -> None:
+    add_document(library, read(model))
     other = make_tiny("llama-rope-linear", num_hidden_layers=2, hidden_size=32).model
     for documents in (
         [Document("report.pdf", TEXT + "11", (0, 4))],
         [Document("other.pdf", TEXT, (0, 4))],
         [REPORT, REPORT],
     ):
-        assert library.matching(model, documents, settings()) is None
-    assert library.matching(other, [REPORT], settings()) is None
-    talk = read(model)
-    list(talk.stream(f"{all_of([REPORT])} 11 12"))
-    library.add(talk, "report.pdf")  # in its place
-    assert names() == ["report.pdf"]
-    assert library.matching(model, [REPORT], settings()) is None
+        assert matching(library, model, documents, settings()) is None
+    assert matching(library, other, [REPORT], settings()) is None
+    keep(library, asked(model), "about the report")
+    remove(library, "report.pdf")
+    assert names(library) == ["about the report"]
+    assert matching(library, model, [REPORT], settings()) is None
 
 
-def test_names(model: LoadedModel, folder: Path) -> None:
+def test_names(model: LoadedModel, library: Library) -> None:
     changed = Document("report.pdf", TEXT + "11", ())
-    assert library.add(read(model)).name == "report.pdf"
-    assert library.add(read(model, recall_bits="8")).name == "report.pdf"
-    assert library.add(read(model, changed)).name == "report.pdf (2)"
-    assert library.add(read(model, REPORT, changed)).name == "report.pdf and 1 more"
-    odd = Document('../..a/b:"c".txt', TEXT, ())
-    assert library.add(read(model, odd)).path == folder / "_..a_b__c_.txt.kv"
-    bytes_in_it = Document(" a\udcff.txt ", TEXT, ())
-    assert library.add(read(model, bytes_in_it)).path == folder / "a_.txt.kv"
-    spaced = Document("\u3000. x.txt", TEXT, ())
-    assert library.add(read(model, spaced)).path == folder / "x.txt.kv"
-    for number in ("", " (2)"):
-        pictured = Document("😀" * 60, TEXT + number, ())
-        assert library.add(read(model, pictured)).name.endswith(f"😀{number}")
-    long = Document("ä b " * 80 + ".txt", TEXT, ())
-    assert library.add(read(model, long)).path.is_file()
-    talk = Conversation(model, settings())
-    talk.generate([5, 6, 7])
-    assert [library.add(talk).name for _ in range(2)] == ["conversation", "conversation (2)"]
-    assert library.add(talk, "mine").name == "mine"
-    assert {path.parent for path in folder.iterdir()} == {folder}
+
+    def added(*documents: Document, **given: Any) -> str:
+        return add_document(library, read(model, *documents, **given)).name
+
+    assert added() == "report.pdf" == added(recall_bits="8")
+    assert added(changed) == "report.pdf (2)"
+    assert added(REPORT, changed) == "report.pdf and 1 more"
+    assert added(Document('../..a/b:"c".txt', TEXT, ())) == '../..a/b:"c".txt'
+    assert added(Document(" a\n\u3000b.txt ", TEXT, ())) == "a b.txt"
+    assert added(Document("ä b " * 80 + ".txt", TEXT, ())).startswith("ä b ä b")
+    assert added(Document("a\udcff.txt", TEXT, ()))
+    assert add_document(library, read(model), "mine").name == "mine"
+    assert add_document(library, read(model), " my\n own ").name == "my own"
+    assert len({each.id for each in entries.entries(library)}) == len(names(library)) == 9
+    assert {path.parent for path in library.folder.glob("*/whole.kv")} == {
+        each.path for each in entries.entries(library)
+    }
 
 
-@pytest.mark.parametrize(
-    "name",
-    [".", "..", ".x", "a/b", "a\\b", "a\0", "a:b", "x" * 201, "a\n", " ", " a", "a ", "\udcff"],
-)
-def test_names_that_are_none(model: LoadedModel, name: str, folder: Path) -> None:
-    for does in (
-        lambda: library.add(read(model), name),
-        lambda: library.remove(name),
-        lambda: library.path_of(name),
-    ):
-        with pytest.raises(SettingError, match="is not a valid name"):
-            does()
-    assert not folder.exists()
+def test_one_of_several_of_a_name_is_named_by_its_id(model: LoadedModel, library: Library) -> None:
+    talk = asked(model)
+    keep(library, talk, "trip")
+    keep(library, talk, "trip")
+    one, two = entries.entries(library)
+    with pytest.raises(SettingError, match="has 2 of the name 'trip': say which") as refused:
+        entry_named(library, "trip")
+    assert one.id[:8] in str(refused.value) and two.id[:8] in str(refused.value)
+    assert entry_named(library, two.id[:8]) == two
 
 
-def test_removing(model: LoadedModel) -> None:
+@pytest.mark.parametrize("name", ["\n", " ", "\u3000"])
+def test_names_that_are_none(model: LoadedModel, library: Library, name: str) -> None:
+    with pytest.raises(SettingError, match="needs a name"):
+        add_document(library, read(model), name)
+    assert not library.folder.exists()
+
+
+def test_a_document_takes_no_conversations_name(model: LoadedModel, library: Library) -> None:
+    keep(library, asked(model), "trip")
+    with pytest.raises(SettingError, match="trip is a conversation"):
+        add_document(library, read(model), "trip")
+
+
+def test_removing(model: LoadedModel, library: Library) -> None:
     with pytest.raises(SettingError, match=r"no 'report.pdf': it is empty; `kvlite read FILE`"):
-        library.remove("report.pdf")
-    added = library.add(read(model))
+        remove(library, "report.pdf")
+    added = add_document(library, read(model))
     with pytest.raises(SettingError, match=r"no 'other': there is report\.pdf"):
-        library.remove("other")
-    assert library.remove("report.pdf") == added.nbytes
-    assert names() == []
+        remove(library, "other")
+    assert remove(library, "report.pdf") == added.nbytes
+    assert names(library) == [] and not added.path.exists()
 
 
-def three(model: LoadedModel) -> int:
-    """Entries a, b and c, used in this order; the size of each."""
-    talk = read(model)
-    for at, name in enumerate("abc"):
-        added = library.add(talk, name)
-        os.utime(added.path, (1_000_000 + at, 1_000_000 + at))
+def aged(added: Added, seconds: float) -> int:
+    os.utime(added.path / "record.json", (seconds, seconds))
     return added.nbytes
 
 
-def test_a_limit_takes_what_was_not_used_for_longest(model: LoadedModel) -> None:
-    size = three(model)
-    assert library.limit() is None
-    library.used(library.path_of("a"))
-    assert library.set_limit(f"{3 * size + 9}B") == []
-    assert library.add(read(model), "d").removed == ["b"]
-    assert names() == ["a", "c", "d"] and library.limit() == 3 * size + 9
-    assert library.add(read(model), "d").removed == []
-    assert library.set_limit(f"{2 * size + 9}B") == ["c"]
-    assert library.set_limit("none") == [] and library.limit() is None
-    assert library.add(read(model), "e").removed == [] and names() == ["a", "d", "e"]
-
-
-def test_a_limit_takes_no_conversation(model: LoadedModel) -> None:
-    size = three(model)
+def three(library: Library, model: LoadedModel) -> int:
+    """Entries a, b and c, used in this order; the most that one takes."""
     talk = read(model)
-    list(talk.stream(f"{all_of([REPORT])} 11 12"))
-    path = library.add(talk, "trip").path
-    os.utime(path, (1, 1))  # used before all others
-    assert library.set_limit(f"{path.stat().st_size + size}B") == ["a", "b"]
-    assert library.set_limit("1KiB") == ["c"]
-    assert names() == ["trip"]
+    return max(
+        aged(add_document(library, talk, name), 1_000_000 + at) for at, name in enumerate("abc")
+    )
 
 
-def test_what_was_just_saved_stays_even_where_clocks_disagree(model: LoadedModel) -> None:
-    size = three(model)
+def test_a_limit_takes_what_was_not_used_for_longest(model: LoadedModel, library: Library) -> None:
+    size = three(library, model)
+    assert limit(library) is None
+    entries.used(entry_named(library, "a"))
+    assert set_limit(library, f"{3 * size + 99}B") == []
+    assert add_document(library, read(model), "d").removed == ["b"]
+    assert names(library) == ["a", "c", "d"] and limit(library) == 3 * size + 99
+    assert add_document(library, read(model), "d").removed == []
+    assert set_limit(library, f"{2 * size + 99}B") == ["c"]
+    assert set_limit(library, "none") == [] and limit(library) is None
+    assert add_document(library, read(model), "e").removed == []
+    assert names(library) == ["a", "d", "e"]
+
+
+def test_a_limit_takes_of_a_conversation_only_what_can_be_read_again(
+    model: LoadedModel, library: Library
+) -> None:
+    size = three(library, model)
+    talk = asked(model)
+    added = keep(library, talk, "trip")
+    aged(added, 1)  # used before all others
+    assert set_limit(library, f"{3 * size + 9_999}B") == []
+    assert not (added.path / "whole.kv").exists()
+    assert names(library) == ["a", "b", "c", "trip"]
+    assert set_limit(library, "1KiB") == ["a", "b", "c"]
+    (entry,) = entries.entries(library)
+    assert entry.about is not None and entry.about.light and entry.about.messages == 2
+    again = Conversation(model, settings())
+    with Snapshot(entry.about.path) as saved:
+        saved.restore(again)
+    assert again.messages == talk.messages and again.token_ids == talk.token_ids
+
+
+def test_what_another_program_writes_is_not_removed(
+    model: LoadedModel, library: Library, tmp_path: Path
+) -> None:
+    size = three(library, model)
+    elsewhere = Library(root=tmp_path / "data")
+    with elsewhere.hold(entry_named(library, "a").id):
+        with pytest.raises(SettingError, match='"a" is open in another kvlite'):
+            remove(library, "a")
+        assert set_limit(library, f"{2 * size}B") == ["b"]
+    assert names(library) == ["a", "c"]
+    remove(library, "a")
+
+
+def test_what_was_just_saved_stays_even_where_clocks_disagree(
+    model: LoadedModel, library: Library
+) -> None:
+    size = three(library, model)
     later = time.time() + 9999
-    for entry in library.entries():
-        os.utime(entry.path, (later, later))
-    library.set_limit(f"{3 * size + 9}B")
-    assert len(library.add(read(model), "d").removed) == 1 and "d" in names()
+    for entry in entries.entries(library):
+        os.utime(entry.path / "record.json", (later, later))
+    set_limit(library, f"{3 * size + 99}B")
+    assert len(add_document(library, read(model), "d").removed) == 1 and "d" in names(library)
 
 
-def test_what_is_larger_than_the_limit_is_not_saved(model: LoadedModel) -> None:
-    size = three(model)
-    library.set_limit(f"{size + 9}B")
-    assert names() == ["c"]
+def test_what_is_larger_than_the_limit_is_not_saved(model: LoadedModel, library: Library) -> None:
+    size = three(library, model)
+    set_limit(library, f"{size + 99}B")
+    assert names(library) == ["c"]
     with pytest.raises(SnapshotError, match=r"would take .*, and the limit is .*: raise it"):
-        library.add(read(model, Document("long.txt", TEXT * 2, ())))
-    assert names() == ["c"]
+        add_document(library, read(model, Document("long.txt", TEXT * 2, ())))
+    assert names(library) == ["c"] and len([*library.folder.glob("*/whole.kv")]) == 1
 
 
 @pytest.mark.parametrize("size", ["", "lots", "-3GiB", "3", "NONE"])
-def test_limits_that_are_none(size: str, folder: Path) -> None:
+def test_limits_that_are_none(size: str, library: Library) -> None:
     with pytest.raises(SettingError, match="is not a size: give 50GiB, 800MB or none"):
-        library.set_limit(size)
-    assert not folder.exists()
+        set_limit(library, size)
+    assert not library.folder.exists()
 
 
-def test_a_limit_that_was_damaged(folder: Path) -> None:
-    folder.mkdir(parents=True)
+def test_a_limit_that_was_damaged(library: Library) -> None:
+    library.folder.mkdir(parents=True)
     for text in (b"\xff\xfe", b"many", b""):
-        (folder / "limit").write_bytes(text)
+        (library.folder / "limit").write_bytes(text)
         with pytest.raises(SettingError, match="kvlite library limit SIZE"):
-            library.limit()
+            limit(library)
 
 
-def test_damaged_entries_are_listed_and_can_be_removed(model: LoadedModel, folder: Path) -> None:
-    added = library.add(read(model))
-    (folder / "half.kv").write_bytes(added.path.read_bytes()[:500])
-    (folder / "notes.txt").write_text("mine")
-    entries = {each.name: each for each in library.entries()}
-    assert set(entries) == {"report.pdf", "half"}
-    assert entries["half"].about is None and "damaged or cut short" in entries["half"].flaw
-    assert library.matching(model, [REPORT], settings()) == entries["report.pdf"]
-    library.remove("half")
-    added.path.write_bytes(b"")
-    assert library.add(read(model)).name == "report.pdf"  # nobody misses what cannot be opened
-    assert names() == ["report.pdf"]
+def test_damaged_entries_are_listed_and_can_be_removed(
+    model: LoadedModel, library: Library
+) -> None:
+    added = add_document(library, read(model))
+    whole = added.path / "whole.kv"
+    (library.folder / "half.kv").write_bytes(whole.read_bytes()[:500])
+    (library.folder / "notes.txt").write_text("mine")
+    found = {each.name: each for each in entries.entries(library)}
+    assert set(found) == {"report.pdf", "half"}
+    assert found["half"].about is None and "damaged or cut short" in found["half"].flaw
+    assert matching(library, model, [REPORT], settings()) == found["report.pdf"]
+    remove(library, "half")
+    whole.write_bytes(b"")
+    assert add_document(library, read(model)).name == "report.pdf"  # nobody misses the other
+    assert names(library) == ["report.pdf"]
+    (added.path / "record.json").write_text("{")
+    (entry,) = entries.entries(library)
+    assert "record.json cannot be read" in entry.flaw
+    remove(library, entry.name)
+    assert names(library) == []
 
 
-def test_listing_while_others_save_and_remove(model: LoadedModel) -> None:
+def test_listing_while_others_save_and_remove(model: LoadedModel, library: Library) -> None:
     talk, done = read(model), threading.Event()
-    library.add(talk, "stays")
+    add_document(library, talk, "stays")
 
     def busy() -> None:
+        own = Library()
         for turn in range(15):
-            library.add(talk, f"{turn % 3}")
-            library.remove(f"{turn % 3}")
+            add_document(own, talk, f"{turn % 3}")
+            remove(own, f"{turn % 3}")
         done.set()
 
     thread = threading.Thread(target=busy)
     thread.start()
     while not done.is_set():
-        found = library.entries()
+        found = entries.entries(library)
         assert "stays" in {each.name for each in found} and not any(each.flaw for each in found)
     thread.join()
-    assert names() == ["stays"]
+    assert names(library) == ["stays"]
+
+
+def test_what_010_kept_is_moved_into_folders(model: LoadedModel, library: Library) -> None:
+    """Saved conversations and documents were files, and the app's conversations elsewhere."""
+    library.folder.mkdir(parents=True)
+    read(model).save(library.folder / "report.pdf.kv")
+    asked(model).save(library.folder / "trip.kv")
+    os.utime(library.folder / "trip.kv", (1_000_000, 1_000_000))
+    apps = Library(root=library.root / "as it was")
+    record = apps.new()
+    record.name = "on the page"
+    apps.save(record)
+    (library.root / "app").mkdir()
+    apps.folder.rename(library.root / "app" / "everyone")
+    library = open_library()
+    found = {each.name: each for each in entries.entries(library)}
+    assert set(found) == {"report.pdf", "trip", "on the page"}
+    assert not [*library.folder.glob("*.kv")]
+    document, trip = found["report.pdf"], found["trip"]
+    assert document.record is not None and trip.record is not None
+    assert document.record.is_document and document.record.waiting == ["report.pdf"]
+    assert matching(library, model, [REPORT], settings()) == document
+    question = trip.record.said[0]
+    assert (question.text, question.documents) == ("11 12", ("report.pdf",))
+    assert trip.used == 1_000_000 and trip.is_conversation and trip.record.waiting == []
+    assert found["on the page"].id == record.id
+    assert entries.entries(library) == entries.entries(library)
 
 
 def test_how_long_ago() -> None:
@@ -288,4 +396,4 @@ def test_how_long_ago() -> None:
         (7201, "2 hours ago"),
         (86_401 * 3, "3 days ago"),
     ):
-        assert library.ago(now - seconds) == said
+        assert entries.ago(now - seconds) == said

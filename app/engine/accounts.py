@@ -8,11 +8,11 @@ from typing import Any
 from kvlite.config.units import readable
 from kvlite.conversation.endings import Remedies
 from kvlite.conversation.metrics import GenerationMetrics, brief, told
+from kvlite.conversation.record import first_words
 from kvlite.conversation.session import Session
 from kvlite.conversation.sources import Source
 from kvlite.memory.free import is_oom
 
-from ..storage.record import first_words
 from .kept import Look, kept_map, look
 
 # Where what was dropped is.

@@ -1,10 +1,14 @@
 """The conversation in memory: what is done with it, and what is kept of it on disk."""
 
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
 from kvlite.conversation.conversation import Conversation
+from kvlite.conversation.library import Library
+from kvlite.conversation.record import Record, StoredMessage, keys_of, stored
 from kvlite.conversation.runner import Runner
 from kvlite.conversation.session import Session
 from kvlite.engine.callbacks import ReadingBytes
@@ -13,8 +17,6 @@ from kvlite.model.layers import Layers
 from kvlite.planner.usage import Holding, Part, holding, weights_of
 from kvlite.web.work import Shown, Work
 
-from ..storage.record import Record, StoredMessage, keys_of, said_in
-from ..storage.store import ConversationStore
 from .accounts import account_of, look_at
 from .open_conversation import Begin, OpenConversation
 
@@ -61,11 +63,16 @@ class ActiveConversation(OpenConversation[Session]):
         "with its next message once there is room"
     )
 
-    def __init__(self, store: ConversationStore, record: Record, session: Session) -> None:
+    def __init__(self, store: Library, record: Record, session: Session) -> None:
         super().__init__(store, record, session)
         self.figures: Figures | None = None
         self.reading_s = self._looked = 0.0
         self._weights: tuple[Layers, Part] | None = None
+        self._writer = store.hold(record.id, record.title)
+
+    def release(self) -> None:
+        """Let other programs write it."""
+        self._writer.release()
 
     @property
     def talk(self) -> Conversation:
@@ -112,14 +119,17 @@ class ActiveConversation(OpenConversation[Session]):
         if last is None:
             return
         record = self.record
-        record.said = said_in(self.session, self.talk.messages)
+        record.said = [*record.said[: record.earlier], *self._stored(self.talk.messages)]
         with suppress(OSError):  # the user learns of a full disk when the conversation is kept
             account = account_of(last, before, self.session, reading_s)
             self.store.keep_account(record.id, keys_of(record.said)[-1], account)
 
     def _said(self) -> tuple[list[list[StoredMessage]], int]:
-        said = [said_in(self.session, each.messages) for each in self.talk.branches]
+        said = [self._stored(each.messages) for each in self.talk.branches]
         return said, self.talk.history.current
+
+    def _stored(self, messages: Sequence[dict[str, Any]]) -> list[StoredMessage]:
+        return stored(messages, self.session.typed(messages))
 
     def _write(self) -> None:
         self.store.whole(self.record.id).unlink(missing_ok=True)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from kvlite.config.settings import Settings
 from kvlite.config.units import readable
+from kvlite.conversation.library import Library
 from kvlite.conversation.runner import Runner, open_runner, prepare
 from kvlite.conversation.session import Session
 from kvlite.errors import ContextError, SettingError
@@ -21,7 +22,6 @@ from kvlite.model.text_limit import require_fits
 from kvlite.planner.usage import Holding, holding
 from kvlite.web.work import PAUSE, Work, without_traceback
 
-from ..storage.store import ConversationStore
 from .active_conversation import ActiveConversation
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ class ModelHost:
         others = 0 if programs is None else programs.held_bytes
         return others + sum(part.nbytes for part in held.device)
 
-    def holds(self, store: ConversationStore, id: str) -> ActiveConversation | None:
+    def holds(self, store: Library, id: str) -> ActiveConversation | None:
         """A conversation, if it is the one in memory."""
         now = self.active
         return now if now is not None and now.store is store and now.record.id == id else None
@@ -145,9 +145,7 @@ class ModelHost:
             return without_traceback(error)
         return None
 
-    def _return_to(
-        self, settings: Settings, was: tuple[ConversationStore, str] | None, work: Work
-    ) -> None:
+    def _return_to(self, settings: Settings, was: tuple[Library, str] | None, work: Work) -> None:
         name = Path(settings.model).name
         try:
             self._expect(settings, work)
@@ -173,10 +171,12 @@ class ModelHost:
 
     def drop(self) -> None:
         """Free the memory of the conversation in memory."""
+        if self.active is not None:
+            self.active.release()
         self.active = None
         gc.collect()
 
-    def opened(self, store: ConversationStore, id: str, work: Work) -> ActiveConversation:
+    def opened(self, store: Library, id: str, work: Work) -> ActiveConversation:
         """The conversation, in memory."""
         if self.runner is None:
             self.load(self.settings, work)
@@ -188,6 +188,9 @@ class ModelHost:
         if self.lent is not None and (whole := store.whole(id)).is_file():
             self.lent.make_room(whole.stat().st_size)
         record = store.record_or_new(id)
+        if record.is_document:
+            record.name = ""
+            record.name_after(record.draft)
         session = Session(self.runner, self.settings)
         if record.changed:
             try:
@@ -199,6 +202,6 @@ class ModelHost:
         try:
             now.resume(self.runner, work)
         except BaseException:
-            self.active = None
+            self.drop()
             raise
         return now

@@ -1,20 +1,17 @@
 """An open conversation, answered by the model here or by a server."""
 
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any, ClassVar, Generic, Self, TypeVar
 
-from kvlite.config.settings import LOADING
+from kvlite.conversation.library import Library
+from kvlite.conversation.record import Record, StoredMessage
 from kvlite.conversation.session import Session
 from kvlite.engine.callbacks import Callbacks
 from kvlite.errors import KvliteError, SnapshotError
 from kvlite.web.server_talk import ServerTalk
 from kvlite.web.work import Shown, Work
-
-from ..storage.record import Record, StoredMessage, branches_of
-from ..storage.store import ConversationStore
 
 Begin = Callable[[Callbacks], Iterator[Any]]
 """Starts an answer, which comes in pieces."""
@@ -33,7 +30,7 @@ class OpenConversation(ABC, Generic[Talk]):
     # What becomes of it where it cannot be written: `name` and `error` are filled in.
     unwritten: ClassVar[str]
 
-    def __init__(self, store: ConversationStore, record: Record, session: Talk) -> None:
+    def __init__(self, store: Library, record: Record, session: Talk) -> None:
         self.store, self.record = store, record
         self.session: Talk = session
         self.kept = True
@@ -58,6 +55,7 @@ class OpenConversation(ABC, Generic[Talk]):
         self.record.draft = work.request.text or self.record.draft
         work.on_show = self.glance
         work.begin(title)
+        writer = self.store.hold(self.record.id, self.record.title)
         try:
             task(self, work)
         except BaseException:
@@ -69,6 +67,7 @@ class OpenConversation(ABC, Generic[Talk]):
             self.keep()
         finally:
             work.on_show = None
+            writer.release()
             self.look()
         return self.record
 
@@ -82,7 +81,9 @@ class OpenConversation(ABC, Generic[Talk]):
         self._update(record)
         try:
             with store.changing(record.id) as kept:  # in which nobody deletes it
-                store.place(record.id).mkdir(parents=True, exist_ok=True)
+                store.place(record.id).mkdir(parents=True, exist_ok=True, mode=0o700)
+                if kept.is_document:
+                    store.begin_beside(kept)
                 self._write()
                 kept.name = kept.name or record.name  # it may have been renamed
                 self._update(kept)
@@ -93,11 +94,7 @@ class OpenConversation(ABC, Generic[Talk]):
         self.record, self.kept = kept, True
 
     def _update(self, record: Record) -> None:
-        (said, current), given = self._said(), self.session.given
+        (said, current), session = self._said(), self.session
         record.draft, record.changed = self.record.draft, dict(self.record.changed)
-        record.began = record.began or {
-            name: value for name, value in vars(given).items() if name not in LOADING
-        }
-        record.said, record.used, record.model = said[current], time.time(), given.model
-        record.waiting = [document.name for document in self.session.waiting]
-        record.branches, record.elsewhere = branches_of(said, current)
+        record.made_by = ""
+        record.update(said, current, session.given, [each.name for each in session.waiting])

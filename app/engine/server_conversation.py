@@ -10,13 +10,13 @@ from pydantic import TypeAdapter
 from kvlite.config.atomic_file import replaced
 from kvlite.config.checked_file import Damaged, sound
 from kvlite.config.settings import Settings
+from kvlite.conversation.library import Library
+from kvlite.conversation.record import Record, StoredMessage, first_words, keys_of
 from kvlite.errors import SettingError, SnapshotError
 from kvlite.web.openai_client import ServerAnswer, Upstream
 from kvlite.web.server_talk import Said, ServerTalk, Turn
 from kvlite.web.work import PAUSE, Work
 
-from ..storage.record import Record, StoredMessage, first_words, keys_of
-from ..storage.store import ConversationStore
 from .open_conversation import Begin, OpenConversation
 
 # What the page always shows, so that answers are by it whatever a server does otherwise.
@@ -38,7 +38,7 @@ class ServerHost:
         self.settings = settings
         return ""
 
-    def opened(self, store: ConversationStore, id: str, work: Work) -> "ServerConversation":
+    def opened(self, store: Library, id: str, work: Work) -> "ServerConversation":
         """The conversation, with what was said in it."""
         record = store.record_or_new(id)
         return ServerConversation(store, record, self.settings, self._upstream)
@@ -51,9 +51,7 @@ class ServerConversation(OpenConversation[ServerTalk]):
         "{name} cannot be written, and what was said last is lost: {error}; make room on the disk"
     )
 
-    def __init__(
-        self, store: ConversationStore, record: Record, usual: Settings, upstream: Upstream
-    ) -> None:
+    def __init__(self, store: Library, record: Record, usual: Settings, upstream: Upstream) -> None:
         try:
             settings = usual.replace({**record.began, **record.changed})
         except SettingError:  # they are another version's
@@ -85,7 +83,7 @@ class ServerConversation(OpenConversation[ServerTalk]):
             file.write(_SAID.dump_json(self.session.said))
 
 
-def _said_before(store: ConversationStore, record: Record) -> Said:
+def _said_before(store: Library, record: Record) -> Said:
     path = store.served(record.id)
     if path.is_file():
         try:

@@ -13,13 +13,14 @@ from typing import Any
 from kvlite.config.paths import data_folder
 from kvlite.config.settings import Settings
 from kvlite.conversation.conversation import Conversation
+from kvlite.conversation.convert import open_library
+from kvlite.conversation.library import Library
+from kvlite.conversation.record import Record
 from kvlite.documents import Document
 from kvlite.errors import SettingError, SnapshotError, Stopped
 from kvlite.web.engine_thread import Engine
 from kvlite.web.work import NOTHING, Task, Work, WorkRequest
 
-from ..storage.record import Record
-from ..storage.store import ConversationStore
 from .active_conversation import ActiveConversation
 from .model_host import ModelHost
 from .read_ahead import known, wait_for
@@ -61,7 +62,7 @@ class Service:
         self.uploads = Uploads((root or data_folder()) / "app" / "uploads")
         self.reads_ahead = reads_ahead
         self._root = root
-        self._stores: dict[str, ConversationStore] = {}
+        self._stores: dict[str, Library] = {}
         self._lock = threading.Lock()
         self._works: dict[tuple[str, str], Work] = {}
         self.ahead: dict[tuple[str, str], Work] = {}
@@ -71,9 +72,11 @@ class Service:
         """The model's name, without the path to it."""
         return Path(self.host.settings.model).name
 
-    def store(self, owner: str) -> ConversationStore:
+    def store(self, owner: str) -> Library:
         """The conversations of a user; "" where nobody logs in."""
-        return self._stores.setdefault(owner, ConversationStore(owner, self._root))
+        if owner not in self._stores:
+            self._stores[owner] = open_library(owner, self._root)
+        return self._stores[owner]
 
     def work_for(self, owner: str, id: str) -> Work | None:
         """What is being done for a conversation, or was done last."""
@@ -362,7 +365,7 @@ class Service:
 
     def _submit(
         self,
-        store: ConversationStore,
+        store: Library,
         id: str,
         title: str,
         whole: Task,

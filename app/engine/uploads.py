@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from kvlite.config.settings import Settings
+from kvlite.conversation.library import folder_of
 from kvlite.documents import Document, read_document
 from kvlite.errors import DocumentError, KvliteError, Stopped, require_uncancelled
 from kvlite.web.work import Work
 
-from ..storage.store import folder_of
 from .model_host import ModelHost
 
 # Bytes of all files together, of one user's, and the least that one counts as, so that there cannot

@@ -4,11 +4,11 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from kvlite.conversation.library import Library
 from kvlite.conversation.message import counted_tokens, thought_for
+from kvlite.conversation.record import Record, StoredMessage, keys_of
 from kvlite.web.work import Shown
 
-from ..storage.record import Record, StoredMessage, keys_of
-from ..storage.store import ConversationStore
 from .markdown import formulas, sanitized
 
 Message = dict[str, Any]
@@ -44,18 +44,19 @@ class History:
 
 
 def history(
-    record: Record, store: ConversationStore, start: int = 0, reading: Collection[str] = ()
+    record: Record, store: Library, start: int = 0, reading: Collection[str] = ()
 ) -> History:
     """What was said, each answer with its account below it, without the first `start` messages. Of
     the documents that wait for a message those in `reading` are not read yet."""
-    number = before = sum(each.role == "user" for each in record.said[:start])
+    before = sum(each.role == "user" for each in record.said[:start])
+    number = before - sum(each.role == "user" for each in record.said[: record.earlier])
     shown, keys = History([], [], [], before), keys_of(record.said)
     for said, key in zip(record.said[start:], keys[start:], strict=True):
         if said.role == "user":
             number += 1
-            shown.add(_question(said.text, said.documents), number)
+            shown.add(_question(said.text, said.documents), max(0, number))
         else:
-            shown.add(_answer(said, store.account(record.id, key)), number, key)
+            shown.add(_answer(said, store.account(record.id, key)), max(0, number), key)
     if record.draft:
         shown.add(_question(record.draft, record.waiting), number + 1)
         return shown

@@ -5,8 +5,8 @@ from datetime import date, timedelta
 from html import escape
 from itertools import groupby
 
-from ..storage.record import Record
-from ..storage.store import Deleted
+from kvlite.conversation.library import Deleted
+from kvlite.conversation.record import SERVER, Record
 
 # What may be done with a conversation: the name of its hidden button, and in words.
 ACTIONS = {
@@ -28,6 +28,9 @@ MENU_HTML = (
     '<p><button type="button">Cancel</button>'
     '<button value="rename" class="main">Rename</button></p></form></dialog>'
 )
+
+# What is no conversation that somebody typed here.
+_KINDS = {"document": "<small>document</small>", SERVER: "<small>program</small>", "": ""}
 
 
 def listing_html(
@@ -69,10 +72,11 @@ def _group(day: str, records: Iterable[Record], busy: Collection[str]) -> str:
 def _rows(records: Iterable[Record], busy: Collection[str]) -> Iterator[str]:
     for each in records:
         title = escape(each.title)
+        kind = _KINDS["document" if each.is_document else each.made_by]
         sign = '<i class="busy" role="img" aria-label="being answered"></i>'
         yield (
             f'<li data-id="{each.id}"><button type="button" class="open" title="{title}">'
-            f"<span>{title}</span>{sign if each.id in busy else ''}</button>"
+            f"<span>{title}</span>{kind}{sign if each.id in busy else ''}</button>"
             '<button type="button" class="more" aria-haspopup="menu" '
             f'aria-label="Rename, export or delete {title}">\u22ef</button></li>'
         )

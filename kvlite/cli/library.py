@@ -13,7 +13,7 @@ from kvlite.config.settings import Settings
 from kvlite.config.units import readable
 
 if TYPE_CHECKING:
-    from kvlite.conversation.library import Entry
+    from kvlite.conversation.entries import Entry
 
 app = typer.Typer(
     add_completion=False,
@@ -41,13 +41,15 @@ def listing(context: typer.Context, as_json: AsJson = False) -> None:
 @app.command("list")
 def list_entries(as_json: AsJson = False) -> None:
     """List the entries, the last used first: size, tokens, model, method, last use."""
-    from kvlite.conversation.library import entries, library_folder, limit
+    from kvlite.conversation.convert import open_library
+    from kvlite.conversation.entries import entries, limit
 
-    found, most = entries(), limit()
+    library = open_library()
+    found, most = entries(library), limit(library)
     total = sum(each.nbytes for each in found)
     if as_json:
         rows = [_plain(each) for each in found]
-        folder = str(library_folder())
+        folder = str(library.folder)
         print_json({"folder": folder, "bytes": total, "limit": most, "entries": rows})
         return
     out = output()
@@ -59,7 +61,7 @@ def list_entries(as_json: AsJson = False) -> None:
         if each.flaw:
             out.print(f"{each.flaw}.", soft_wrap=True, markup=False)
     of = "" if most is None else f" of {readable(most)}"
-    out.print(f"{readable(total)}{of} in {library_folder()}", soft_wrap=True)
+    out.print(f"{readable(total)}{of} in {library.folder}", soft_wrap=True)
 
 
 @app.command()
@@ -68,11 +70,14 @@ def remove(
     as_json: AsJson = False,
 ) -> None:
     """Remove entries; none of them if one does not exist."""
-    from kvlite.conversation import library
+    from kvlite.conversation.convert import open_library
+    from kvlite.conversation.entries import entry_named
+    from kvlite.conversation.entries import remove as remove_entry
 
+    library = open_library()
     for name in names:
-        library.entry_path(name)
-    freed = sum(map(library.remove, dict.fromkeys(names)))
+        entry_named(library, name)
+    freed = sum(remove_entry(library, name) for name in dict.fromkeys(names))
     if as_json:
         print_json({"removed": names, "bytes": freed})
         return
@@ -88,10 +93,12 @@ def limit(
 ) -> None:
     """Limit how much all entries may take, or show the limit. The documents that were not used
     for longest are removed first; conversations stay until you remove them."""
-    from kvlite.conversation import library
+    from kvlite.conversation import entries
+    from kvlite.conversation.convert import open_library
 
-    removed = library.set_limit(size) if size else []
-    most = library.limit()
+    library = open_library()
+    removed = entries.set_limit(library, size) if size else []
+    most = entries.limit(library)
     if as_json:
         print_json({"limit": most, "removed": removed})
         return
@@ -99,7 +106,7 @@ def limit(
     screen.print("There is no limit." if most is None else f"The limit is {readable(most)}.")
     for name in removed:
         screen.print(f"Removed {name}, to keep to it.")
-    total = sum(each.nbytes for each in library.entries())
+    total = sum(each.nbytes for each in entries.entries(library))
     if most is not None and total > most:
         screen.print(
             f"Conversations take {readable(total)}, and stay: `kvlite library remove NAME`.",
@@ -108,6 +115,7 @@ def limit(
 
 def _plain(entry: "Entry") -> dict[str, object]:
     plain: dict[str, object] = {
+        "id": entry.id,
         "name": entry.name,
         "path": str(entry.path),
         "bytes": entry.nbytes,
@@ -133,13 +141,14 @@ def _stamp(seconds: float) -> str:
 
 
 def _table(found: "list[Entry]") -> Table:
-    from kvlite.conversation.library import ago
+    from kvlite.conversation.entries import ago
 
     table = Table(Column("name", overflow="fold"), "size", "tokens", "model", "method", "last used")
     for each in found:
         about, size, when = each.about, readable(each.nbytes), ago(each.used)
         if about is None:
-            table.add_row(each.name, size, "damaged", "", "", when)
+            what = "damaged" if each.flaw else "a server's"
+            table.add_row(each.name, size, what, "", "", when)
             continue
         method = str(about.settings.get("method"))
         shown = "the default" if method == Settings.method else method

@@ -175,23 +175,25 @@ def _open_saved(
 def _from_library(
     runner: "Runner", documents: Sequence[Document], screen: Console
 ) -> "Conversation | None":
-    from kvlite.conversation import library
+    from kvlite.conversation import entries
+    from kvlite.conversation.convert import open_library
     from kvlite.conversation.snapshot import Snapshot
 
-    entry = library.matching(
-        runner.model, documents, runner.settings, lambda flaw: screen.print(f"kvlite: {flaw}")
-    )
+    def notify(flaw: str) -> None:
+        screen.print(f"kvlite: {flaw}")
+
+    entry = entries.matching(open_library(), runner.model, documents, runner.settings, notify)
     if entry is None or entry.about is None:
         return None
     try:
-        with Snapshot(entry.path) as saved:
+        with Snapshot(entry.about.path) as saved:
             talk = _opened(runner, saved, runner.settings, screen)
     except SnapshotError as error:
         screen.print(f"kvlite: {error}")
         return None
-    library.used(entry.path)
+    entries.used(entry)
     screen.print(
-        f"Opened {entry.name}, read {library.ago(entry.about.created)} "
+        f"Opened {entry.name}, read {entries.ago(entry.about.created)} "
         f"({entry.about.tokens:,} tokens, {readable(entry.nbytes)}); --no-library reads it anew.",
         style="dim",
     )

@@ -52,9 +52,10 @@ def read(
 
       kvlite ask report.kv "What does it conclude?"
     """
-    from kvlite.conversation import library
+    from kvlite.conversation import entries
+    from kvlite.conversation.convert import open_library
 
-    target = _target(out, name)
+    library, target = open_library(), _target(out, name)
     if any(file.lower().endswith(SUFFIX) for file in files):
         raise SettingError(
             "what is in a .kv file was read already: ask about it with `kvlite ask FILE.kv`"
@@ -63,9 +64,9 @@ def read(
     if target is not None:
         _require_replaceable(target, out, [Path(file).name for file in files])
     elif name:
-        _require_replaceable(library.path_of(name), name)
-    require_writable(library.library_folder() if target is None else target.resolve().parent)
-    library.limit()
+        entries.document_named(library, name)
+    require_writable(library.folder if target is None else target.resolve().parent)
+    entries.limit(library)
     screen = console(quiet)
     documents = documents_of(files, settings, screen)
     said = all_of(documents)
@@ -77,9 +78,9 @@ def read(
     with reading_bar(screen, "Saving") as bar:
         begun = perf_counter()
         if target is None:
-            added = library.add(talk, name, bar.update)
+            added = entries.add_document(library, talk, name, bar.update)
         else:
-            added = library.Added(out, target, talk.save(target, progress=bar.update), [])
+            added = entries.Added(out, target, talk.save(target, progress=bar.update), [])
     save_s, tokens = perf_counter() - begun, len(talk.token_ids)
     if as_json:
         print_json(

@@ -1,260 +1,388 @@
-"""The library: a folder of saved documents and conversations, which open in seconds.
+"""A user's library: conversations and documents on disk, which every front end lists and goes on
+with.
 
-There is nothing but the folder: files may be put there or taken away. A file's modification time is
-when it was last used.
+Each is a folder with its record, what the engine reads it again from, what it opens in a second,
+and accounts of its answers. One program at a time writes an entry; others may read it.
 """
 
+import json
+import logging
 import os
 import re
+import shutil
+import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any, Self
 
-from kvlite.config.atomic_file import replacing
-from kvlite.config.paths import SUFFIX, data_folder
-from kvlite.config.settings import Settings
-from kvlite.config.units import parse_bytes, parse_number
-from kvlite.conversation.file_info import About, about, digest_of
-from kvlite.documents import Document
-from kvlite.engine.callbacks import Progress
+from filelock import FileLock, Timeout
+
+from kvlite.config.atomic_file import replaced
+from kvlite.config.checked_file import Damaged, PassedOver, from_json
+from kvlite.config.paths import data_folder
+from kvlite.conversation.record import Record
 from kvlite.errors import SettingError, SnapshotError
-from kvlite.methods import parse_method
-from kvlite.model.identity import Identity
 
-if TYPE_CHECKING:
-    from kvlite.conversation.conversation import Conversation
-    from kvlite.model.load import LoadedModel
-
-
-# Forbidden in names: by some file system, or since they stand for undecodable bytes.
-_NEVER = r"\0-\x1f/\\<>:\"|?*\ud800-\udfff"
-_NAME = re.compile(rf"[^\s.{_NEVER}]([^{_NEVER}]*[^\s{_NEVER}])?")
-_LONGEST = 200
-# Of these bytes, for a number in brackets.
-_NUMBER = 8
-_READING = ("method", "budget", "kv_bits", "recall_bits")
-_UNITS = (("day", 86_400), ("hour", 3_600), ("minute", 60))
+_LOG = logging.getLogger("kvlite.library")
+_DELETED = "this conversation was deleted: begin a new one"
+_ID = re.compile(r"[0-9a-f]{32}")
+# Characters of a query that count.
+_QUERY = 1_000
+_LONGEST_NAME = 200
+# The part of the disk's free space that caches of conversations may take.
+_SHARE = 0.1
+# Seconds for which what was deleted can be restored, and where it is meanwhile.
+_RESTORED, _ASIDE = 60, "deleted"
+# What tells a file from what was there before.
+_Written = tuple[int, int, int]
 
 
 @dataclass(frozen=True)
-class Entry:
-    """A file in the library.
+class Deleted:
+    """A conversation that can be restored until `end`, by `time.monotonic`."""
 
-    Attributes:
-        used: when it was last saved or opened, in seconds since 1970.
-        about: None if it cannot be opened; then `flaw` says why.
-    """
-
-    name: str
-    path: Path
-    nbytes: int
-    used: float
-    about: About | None
-    flaw: str = ""
+    id: str
+    title: str
+    end: float
 
 
-@dataclass(frozen=True)
-class Added:
-    """A new entry, and the names of those removed to keep to the limit."""
+class Writer:
+    """The right to write an entry, which one program has until it is released."""
 
-    name: str
-    path: Path
-    nbytes: int
-    removed: list[str]
+    def __init__(self, release: Callable[[], None]) -> None:
+        self.release = release
 
+    def __enter__(self) -> Self:
+        return self
 
-def library_folder() -> Path:
-    """The folder of the library."""
-    return data_folder() / "library"
+    def __exit__(self, *_: object) -> None:
+        self.release()
 
 
-def entries() -> list[Entry]:
-    """All entries, the last used first."""
-    found = []
-    for path in library_folder().glob(f"*{SUFFIX}"):
-        said, flaw = None, ""
+class Library:
+    """What one user keeps; `owner` is "" where nobody logs in. For several threads."""
+
+    def __init__(self, owner: str = "", root: Path | None = None) -> None:
+        """`root` is kvlite's data folder, if not the usual one."""
+        self.owner, self.root = owner, root or data_folder()
+        self.folder = self.root / "app" / folder_of(owner) if owner else self.root / "library"
+        self._passed_over = PassedOver(_LOG)
+        self._lock = threading.Lock()
+        self._locking = threading.Lock()
+        self._locks: dict[str, tuple[FileLock, int]] = {}  # and by how many they are held
+        self._listed: dict[Path, tuple[_Written, Record]] = {}
+        self._gone: set[str] = set()
+        self._deleted: Deleted | None = None
+
+    def records(self, query: str = "") -> list[Record]:
+        """Entries that match a query, the one used last first. Do not change them."""
+        listed, query = {}, query[:_QUERY]
+        for path in self.folder.glob("*/record.json"):
+            if self.is_gone(path.parent.name):
+                continue
+            try:
+                written, known = _written(path), self._listed.get(path)
+                if known is None or known[0] != written:
+                    known = written, self._read(path)
+                listed[path] = known
+            except (OSError, SettingError, Damaged) as error:
+                self._passed_over(path, error)  # it may be of a later version: it stays there
+        self._listed = listed
+        found = [record for _, record in listed.values() if record.matches(query)]
+        return sorted(found, key=lambda each: -each.used)
+
+    def new(self) -> Record:
+        """An empty record, which is on disk once it is saved."""
+        return Record(uuid.uuid4().hex)
+
+    def record(self, id: str) -> Record:
+        """An entry's record; raises SettingError if there is none that can be read."""
+        path = self.place(id) / "record.json"
         try:
-            state = path.stat()
-        except OSError:
-            continue  # someone removed it meanwhile, or it leads nowhere
+            return self._read(path)
+        except FileNotFoundError:
+            raise SettingError(_DELETED) from None
+        except (OSError, SettingError, Damaged):
+            raise SettingError(f"{path} cannot be read: delete it, or mend it") from None
+
+    def record_or_new(self, id: str) -> Record:
+        """The record of an entry, or an empty one if there is none yet."""
+        return self.record(id) if self.has(id) else Record(id)
+
+    def has(self, id: str) -> bool:
+        """Whether an entry is on disk."""
+        return bool(_ID.fullmatch(id)) and (self.place(id) / "record.json").is_file()
+
+    def may_be(self, id: str) -> bool:
+        """Whether there is, or may one day be, an entry of this id."""
+        return bool(_ID.fullmatch(id)) and not self.is_gone(id)
+
+    def save(self, record: Record) -> None:
+        """Write a record, whole or not at all."""
+        folder = self.place(record.id)
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with replaced(folder / "record.json", private=True) as file:
+            file.write(record.to_json().encode("utf-8", "replace"))
+
+    def hold(self, id: str, title: str = "") -> Writer:
+        """Be the one program that writes an entry. Raises SettingError if another one is, or its
+        folder cannot be locked."""
+        path = self.place(id).parent / "locks" / id
         try:
-            said = about(path)
-        except (SnapshotError, OSError) as error:
-            if not path.exists():
-                continue  # someone removed it meanwhile
-            flaw = str(error)
-        found.append(Entry(path.stem, path, state.st_size, state.st_mtime, said, flaw))
-    return sorted(found, key=lambda each: -each.used)
+            with self._locking:
+                if id not in self._locks:
+                    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+                    lock = FileLock(path, timeout=0, thread_local=False)
+                    lock.acquire()
+                    self._locks[id] = lock, 0
+                lock, holders = self._locks[id]
+                self._locks[id] = lock, holders + 1
+            return Writer(partial(self._release, id))
+        except Timeout:
+            called = f'"{title or self._title(id)}"'
+            raise SettingError(
+                f"{called} is open in another kvlite, which writes it: go on with it there, or "
+                "close it there first"
+            ) from None
+        except OSError as error:
+            raise SettingError(
+                f"{path.parent} cannot be locked ({error.strerror or error}), so that two programs "
+                "could write to it at once: set KVLITE_DATA to a folder on a disk of this machine"
+            ) from None
+
+    def _release(self, id: str) -> None:
+        with self._locking:
+            lock, holders = self._locks.pop(id)
+            if holders > 1:
+                self._locks[id] = lock, holders - 1
+            else:
+                lock.release()
+
+    def _title(self, id: str) -> str:
+        try:
+            return self.record(id).title
+        except SettingError:
+            return id
+
+    @contextmanager
+    def changing(self, id: str, failed: str = "") -> Iterator[Record]:
+        """A record to change, a new one if there is none; saved when the block ends. Nobody else
+        changes one meanwhile. Raises SettingError if another program writes the entry. If it cannot
+        be written, raises SnapshotError if there is a sentence for that (`failed`), else
+        OSError."""
+        with self._lock, self.hold(id):
+            self.require_there(id)
+            record = self.record_or_new(id)
+            yield record
+            try:
+                self.save(record)
+            except OSError as error:
+                if not failed:
+                    raise
+                raise SnapshotError(f"{failed}: {error}; make room there") from None
+
+    def keep_draft(self, id: str, text: str) -> None:
+        """Keep a message until it is answered; raises SnapshotError if it cannot be written."""
+        with self.changing(id, "the message cannot be written to disk, and is not sent") as record:
+            record.draft = text
+            record.name_after(text)
+
+    def begin_beside(self, record: Record) -> None:
+        """Let a document stay an entry of its own, as a conversation takes the place that it has;
+        the `record` becomes the conversation's, and is not saved. Raises OSError."""
+        document = replace(record, id=self.new().id, draft="", changed={})
+        self.place(document.id).mkdir(parents=True, mode=0o700)
+        for file in (self.whole, self.light):
+            if file(record.id).is_file():
+                try:
+                    os.link(file(record.id), file(document.id))
+                except OSError:  # the disk has no links
+                    file(record.id).replace(file(document.id))
+        self.save(document)
+        record.is_document, record.name = False, ""
+
+    def rename(self, id: str, name: str) -> Record:
+        """Name an entry; raises SettingError if the name is empty, or SnapshotError if it cannot be
+        written."""
+        self.record(id)
+        name = a_name(name)
+        with self.changing(id, "the name cannot be written to disk") as record:
+            record.name = name
+        return record
+
+    def delete(self, id: str) -> None:
+        """Remove an entry: nothing is written to it any more, and until another is removed it can
+        be restored for a minute. Raises SettingError if another program writes it, or part of it
+        could not be removed."""
+        place, title = self.place(id), ""
+        with suppress(SettingError):
+            title = self.record(id).title
+        with self._lock, self.hold(id, title):
+            self._gone.add(id)
+            if title:
+                self._drop_deleted()
+                with suppress(OSError):
+                    self._set_aside(id)
+                    self._deleted = Deleted(id, title, time.monotonic() + _RESTORED)
+            shutil.rmtree(place, ignore_errors=True)
+        if place.exists():
+            raise SettingError(f"{place} cannot be removed whole: remove it by hand")
+
+    def remove(self, id: str) -> None:
+        """Remove an entry for good. Errors are those of `delete`, and OSError."""
+        with self._lock, self.hold(id):
+            if self.place(id).exists():
+                self._set_aside(id)  # at once, for those who list
+                shutil.rmtree(self._aside(id))
+
+    def deleted(self) -> Deleted | None:
+        """What can be restored; what no longer can is removed for good."""
+        with self._lock:
+            if self._deleted is not None and time.monotonic() > self._deleted.end:
+                self._drop_deleted()
+            return self._deleted
+
+    def restore(self, id: str) -> None:
+        """Bring back what was deleted last; raises SettingError if that is too late."""
+        with self._lock:
+            if self._deleted is None or self._deleted.id != id:
+                raise SettingError(_DELETED)
+            shutil.rmtree(self.place(id), ignore_errors=True)  # what was written meanwhile
+            self._aside(id).replace(self.place(id))
+            self._gone.discard(id)
+            self._deleted = None
+
+    def discard(self, id: str) -> None:
+        """Remove an entry in which nothing was said or read, as if it had never been."""
+        with self._lock, suppress(SettingError), self.hold(id):  # what cannot be read stays
+            now = self.record(id)
+            if not now.said and not now.waiting:
+                shutil.rmtree(self.place(id), ignore_errors=True)
+
+    def sweep(self) -> None:
+        """Remove what was written to entries while they were deleted."""
+        with self._lock:
+            for id in self._gone:
+                shutil.rmtree(self.place(id), ignore_errors=True)
+
+    def close(self) -> None:
+        """Remove for good what was deleted."""
+        self.sweep()
+        with self._lock:
+            self._drop_deleted()
+
+    def _drop_deleted(self) -> None:
+        self._deleted = None
+        shutil.rmtree(self.folder / _ASIDE, ignore_errors=True)
+
+    def _set_aside(self, id: str) -> None:
+        aside = self._aside(id)
+        aside.parent.mkdir(exist_ok=True)
+        shutil.rmtree(aside, ignore_errors=True)
+        self.place(id).replace(aside)
+
+    def _aside(self, id: str) -> Path:
+        return self.folder / _ASIDE / id
+
+    def require_there(self, id: str) -> None:
+        """Raises SettingError if an entry was deleted."""
+        if self.is_gone(id):
+            raise SettingError(_DELETED)
+
+    def is_gone(self, id: str) -> bool:
+        """Whether an entry was deleted, even if some of it is still there."""
+        return id in self._gone
+
+    def place(self, id: str) -> Path:
+        """The folder of an entry; raises SettingError if this is no id."""
+        if not _ID.fullmatch(id):
+            raise SettingError(f"{id!r} is no conversation: choose one from the list")
+        return self.folder / id
+
+    def light(self, id: str) -> Path:
+        """The file that the engine reads an entry again from; up to date whenever it is there."""
+        return self.place(id) / "talk.kv"
+
+    def whole(self, id: str) -> Path:
+        """The file with its cache, opened in a second; gone once something else was said."""
+        return self.place(id) / "whole.kv"
+
+    def served(self, id: str) -> Path:
+        """What was said with a server, which is asked all of it again."""
+        return self.place(id) / "served.json"
+
+    def keep_account(self, id: str, key: str, account: dict[str, Any]) -> None:
+        """Keep what an answer was made from, unless its conversation was deleted."""
+        folder = self.place(id) / "answers"
+        with self._lock:
+            if self.is_gone(id):
+                return
+            folder.mkdir(parents=True, exist_ok=True)
+            with replaced(folder / f"{key}.json", private=True) as file:
+                file.write(json.dumps(account).encode())
+
+    def account(self, id: str, key: str) -> dict[str, Any]:
+        """What an answer was made from; empty if that is not known."""
+        try:
+            plain = from_json((self.place(id) / "answers" / f"{key}.json").read_bytes())
+        except (OSError, Damaged):
+            return {}
+        whole = isinstance(plain, dict) and {"brief", "told"} <= plain.keys()
+        return plain if whole else {}
+
+    def room_for_whole(self) -> int:
+        """Bytes that one more cache of a conversation may take on disk; older ones give way to
+        it."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        return int(_SHARE * shutil.disk_usage(self.folder).free)
+
+    def make_room(self) -> None:
+        """Remove the oldest caches of conversations, of all users, that exceed their share of the
+        disk. Those of documents stay, whose reading is all that they are."""
+        room = self.room_for_whole()
+        for path in sorted(wholes(self.root), key=lambda each: -each.stat().st_mtime):
+            if path.with_name("talk.kv").is_file():
+                room -= path.stat().st_size
+                if room < 0:
+                    path.unlink(missing_ok=True)
+
+    def _read(self, path: Path) -> Record:
+        record = Record.from_json(path.read_bytes())
+        record.id = path.parent.name  # a copy of a folder is another entry
+        self.place(record.id)
+        return record
 
 
-def path_of(name: str) -> Path:
-    """The path of an entry that may not exist. Raises SettingError if the name cannot be a
-    file's."""
-    if not _NAME.fullmatch(name) or len(name.encode()) > _LONGEST:
-        raise SettingError(
-            f'{name!r} is not a valid name: leave out / \\ < > : " | ? *, do not begin with a dot, '
-            f"neither begin nor end with a space, and be shorter than {_LONGEST} bytes"
-        )
-    return library_folder() / f"{name}{SUFFIX}"
+def wholes(root: Path) -> list[Path]:
+    """The files with caches of all users."""
+    return [*root.glob("library/*/whole.kv"), *root.glob("app/*/*/whole.kv")]
 
 
-def entry_path(name: str) -> Path:
-    """The path of an entry. Raises SettingError if there is none of this name."""
-    path = path_of(name)
-    if not path.is_file():
-        names = [each.name for each in entries()]
-        more = ", …" if len(names) > 9 else ""
-        there = f"there is {', '.join(names[:9])}{more}"
-        if not names:
-            there = "it is empty; `kvlite read FILE` puts a document there"
-        raise SettingError(f"the library has no {name!r}: {there}")
-    return path
+def a_name(text: str) -> str:
+    """A name for an entry, in one line; raises SettingError if it is empty."""
+    name = " ".join(text.split())[:_LONGEST_NAME]
+    if not name:
+        raise SettingError("a conversation needs a name: type one")
+    return name
 
 
-def add(talk: "Conversation", name: str = "", progress: Progress | None = None) -> Added:
-    """Save a conversation in the library.
-
-    Args:
-        name: an entry of that name is replaced. By default it is named after its documents, or
-            "conversation", and replaces only the same documents read by the same model.
-        progress: called with (bytes done, bytes in all).
-
-    Raises:
-        SettingError: the name cannot be a file's.
-        SnapshotError: it cannot be saved, or is larger than the limit.
-    """
-    path = path_of(name) if name else _free_path(talk)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    nbytes = talk.save(path, progress=progress, most=limit())
-    return Added(path.stem, path, nbytes, _keep_to_limit(path))
+def drop_deleted(root: Path) -> None:
+    """Remove what an app that was killed could have restored, of all users."""
+    for folder in (root / "library" / _ASIDE, *(root / "app").glob(f"*/{_ASIDE}")):
+        shutil.rmtree(folder, ignore_errors=True)
 
 
-def remove(name: str) -> int:
-    """Remove an entry; returns the bytes freed. Raises SettingError if there is none of this
-    name."""
-    path = entry_path(name)
-    nbytes = path.stat().st_size
-    path.unlink()
-    return nbytes
+def folder_of(owner: str) -> str:
+    """The name of a user's folder: a user's name may have characters that a folder's may not."""
+    return f"user-{sha256(owner.encode()).hexdigest()[:32]}" if owner else "everyone"
 
 
-def limit() -> int | None:
-    """Bytes that all entries may take; None for no limit. Raises SettingError if the file of the
-    limit is damaged."""
-    path = library_folder() / "limit"
-    if not path.is_file():
-        return None
-    text = path.read_text(encoding="utf-8", errors="replace").strip()
-    size = parse_number(text, whole=True)
-    if size is None or size < 0:
-        raise SettingError(f"{path} does not hold a size: set it with `kvlite library limit SIZE`")
-    return int(size)
-
-
-def set_limit(size: str) -> list[str]:
-    """Limit all entries to a size such as 50GiB, or "none". Returns the names of the documents that
-    were removed for it; conversations stay. Raises SettingError if it is not a size."""
-    wanted = None if size == "none" else parse_bytes(size)
-    if wanted is None and size != "none":
-        raise SettingError(f"{size!r} is not a size: give 50GiB, 800MB or none")
-    path = library_folder() / "limit"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if wanted is None:
-        path.unlink(missing_ok=True)
-        return []
-    text = f"{wanted}\n".encode()
-    with replacing(path, len(text)) as file:
-        file.write(text)
-    return _keep_to_limit(None)
-
-
-def matching(
-    model: "LoadedModel",
-    documents: Sequence[Document],
-    settings: Settings,
-    notify: Callable[[str], None] | None = None,
-) -> Entry | None:
-    """The entry that answers questions about `documents` as if they were read now: with the same
-    texts, model and way of reading. The budget may differ, since the host store has everything.
-    `notify` is told of each entry that cannot be opened."""
-    if settings.recall == "off":
-        return None
-    wanted = digest_of(documents)
-    identity: Identity | None = None
-    for each in entries():
-        said = each.about
-        if said is None and notify is not None:
-            notify(f"{each.flaw}; it is passed over")
-        if said is None or said.ahead != wanted or said.messages or said.light:
-            continue
-        identity = identity or Identity.of(model)  # which takes a while
-        if said.identity != identity:
-            continue
-        with suppress(SettingError):  # another version's values
-            read_by = Settings().replace({name: said.settings.get(name) for name in _READING})
-            if _reading(read_by) == _reading(settings):
-                return each
-    return None
-
-
-def used(path: Path) -> None:
-    """Mark an entry as used now."""
-    os.utime(path)
-
-
-def ago(then: float) -> str:
-    """How long ago a time was, in words."""
-    seconds = time.time() - then
-    for unit, length in _UNITS:
-        if (count := int(seconds // length)) > 0:
-            return f"{count} {unit}{'s' if count > 1 else ''} ago"
-    return "just now"
-
-
-def _reading(settings: Settings) -> tuple[str, ...]:
-    # All settings if the method skips some of the reading; the method only if it caches scores.
-    method = parse_method(settings.method)
-    if not method.prefilling.exact:
-        return tuple(getattr(settings, name) for name in _READING)
-    return method.spec if method.caches_scores else "", settings.recall_bits
-
-
-def _free_path(talk: "Conversation") -> Path:
-    names = [each.name for each in talk.documents]
-    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-    base = re.sub(f"[{_NEVER}]", "_", f"{names[0]}{more}" if names else "conversation")
-    short = re.sub(r"^[\s.]+", "", base)[: _LONGEST // 4].encode()[: _LONGEST - _NUMBER]
-    base = short.decode(errors="ignore").strip() or "conversation"
-    wanted, identity, number = digest_of(talk.documents), Identity.of(talk.model), 1
-    while True:
-        path = path_of(base if number == 1 else f"{base} ({number})")
-        if not path.exists() or (names and _is_of(path, wanted, identity)):
-            return path
-        number += 1
-
-
-def _is_of(path: Path, wanted: str, identity: Identity) -> bool:
-    # One that cannot be opened may be replaced, too.
-    try:
-        said = about(path)
-    except SnapshotError:
-        return True
-    return said.ahead == wanted and said.identity == identity and not said.messages
-
-
-def _keep_to_limit(kept: Path | None) -> list[str]:
-    # Conversations stay, since they exist nowhere else.
-    most, found = limit(), entries()
-    total, removed = sum(each.nbytes for each in found), []
-    for each in reversed(found):
-        if most is None or total <= most:
-            break
-        said = each.about is not None and each.about.messages > 0
-        if not said and each.path != kept:
-            each.path.unlink(missing_ok=True)
-            total -= each.nbytes
-            removed.append(each.name)
-    return removed
+def _written(path: Path) -> _Written:
+    about = path.stat()
+    return about.st_mtime_ns, about.st_ino, about.st_size

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from kvlite.documents import Document
 from kvlite.errors import SettingError
-from kvlite.model.chat_template import question_about
+from kvlite.model.chat_template import BETWEEN, all_of, asked_of, question_about
 
 
 @dataclass(frozen=True)
@@ -19,6 +19,22 @@ class Message:
     def said(self) -> str:
         """As the model reads it."""
         return question_about(self.documents, self.text) if self.documents else self.text
+
+
+def as_typed(said: str, documents: Sequence[Document]) -> Message:
+    """A message of which the model read this, if these are the conversation's documents."""
+    longest, found, rest = sorted(documents, key=lambda each: -len(each.text)), [], said
+    while now := next((each for each in longest if rest.startswith(_before(each))), None):
+        found.append(now)
+        rest = rest.removeprefix(_before(now))
+    asked = asked_of(found, "")
+    if not found or not rest.startswith(asked):
+        return Message(said)
+    return Message(rest.removeprefix(asked), tuple(found))
+
+
+def _before(document: Document) -> str:
+    return f"{all_of([document])}{BETWEEN}"
 
 
 def numbered(messages: Sequence[Message], number: int | None) -> tuple[int, Message]:

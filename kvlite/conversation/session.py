@@ -3,7 +3,7 @@ files: of conversations as Markdown for people, or to go on from."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -11,50 +11,46 @@ from typing import Any
 from kvlite.config.atomic_file import replaced
 from kvlite.config.paths import SUFFIX
 from kvlite.config.settings import Settings
-from kvlite.conversation import library
 from kvlite.conversation.branch import Branch
 from kvlite.conversation.conversation import Conversation
-from kvlite.conversation.file_info import About, about
-from kvlite.conversation.message import Message, numbered
+from kvlite.conversation.convert import open_library
+from kvlite.conversation.entries import Entry, add_conversation, entries, entry_named
+from kvlite.conversation.library import Library, Writer, a_name
+from kvlite.conversation.message import Message, as_typed, numbered
 from kvlite.conversation.metrics import GenerationMetrics, Piece
+from kvlite.conversation.record import Record
 from kvlite.conversation.runner import Runner
 from kvlite.conversation.sources import Source
 from kvlite.documents import Document
 from kvlite.engine.callbacks import Callbacks, Progress
-from kvlite.errors import ContextError, SettingError
-from kvlite.model.chat_template import BETWEEN, all_of, asked_of, name_of, tokens_of
+from kvlite.errors import ContextError, SettingError, SnapshotError
+from kvlite.model.chat_template import all_of, name_of, tokens_of
 
 # Starts an answer.
 Begin = Callable[[Callbacks], Iterator[Piece]]
 
 _MARKDOWN = (".md", ".markdown")
 _FORCE = " --force"
+_THERE = (
+    "{name} is there already, and is not this conversation: give another name, or replace it with "
+    "/save {name}{force}"
+)
 
 
-def saved_as(name: str) -> About:
-    """The description of a saved conversation. Raises SettingError if there is none of this name,
-    and SnapshotError if it is damaged, or of a newer format."""
+def saved_as(name: str) -> tuple[Path, Entry | None]:
+    """The file of a saved conversation, and its entry in the library if it is there. Raises
+    SettingError if there is none of this name, and SnapshotError if it cannot be gone on with."""
     path = Path(name).expanduser()
     if path.suffix.lower() in _MARKDOWN:
         raise SettingError(f"{name} is text for people: what the model held is not in it")
-    if path.suffix.lower() != SUFFIX:
-        path = library.entry_path(name)
-    return about(path)
-
-
-def _about(documents: Sequence[Document], said: str) -> Message | None:
-    longest, some, rest = sorted(documents, key=lambda each: -len(each.text)), [], said
-    while found := next((each for each in longest if rest.startswith(_before(each))), None):
-        some.append(found)
-        rest = rest.removeprefix(_before(found))
-    asked = asked_of(some, "")
-    if not some or not rest.startswith(asked):
-        return None
-    return Message(rest.removeprefix(asked), tuple(some))
-
-
-def _before(document: Document) -> str:
-    return f"{all_of([document])}{BETWEEN}"
+    if path.suffix.lower() == SUFFIX:
+        return path, None
+    entry = entry_named(open_library(), name)
+    if entry.about is None:
+        raise SnapshotError(
+            entry.flaw or f"{name} was had with a server: `kvlite app --server` goes on with it"
+        )
+    return entry.about.path, entry
 
 
 class Session:
@@ -67,6 +63,8 @@ class Session:
         last: the metrics of the last answer.
         sources: the passages that it came from.
         places: files that the conversation was saved in or loaded from.
+        entry: its record in the library, which no other program writes meanwhile; None if it has
+            none.
     """
 
     def __init__(self, runner: Runner, given: Settings) -> None:
@@ -74,7 +72,14 @@ class Session:
         self.given = given
         self.changed: dict[str, Any] = {}
         self.talk = runner.conversation()
+        self.entry: Record | None = None
+        self._writer: Writer | None = None
         self.resume(self.talk)
+
+    @cached_property
+    def library(self) -> Library:
+        """Where it is kept under a name."""
+        return open_library()
 
     def begin(self, **changed: Any) -> None:
         """Begin a new conversation, with some settings changed from now on.
@@ -94,8 +99,10 @@ class Session:
         self.last: GenerationMetrics | None = None
         self.sources: tuple[Source, ...] = ()
         self.places: set[Path] = set()
+        self.leave_library()
         told = {node.text for branch in talk.history.branches for node in branch.nodes}
-        found = [message for said in told if (message := _about(talk.documents, said))]
+        typed = [as_typed(said, talk.documents) for said in told]
+        found = [message for message in typed if message.documents]
         self._typed = {message.said: message for message in found}
         rest = list(talk.documents)  # of which the same may be there twice
         for each in (each for message in found for each in message.documents):
@@ -289,22 +296,43 @@ class Session:
         name, force = name.removesuffix(_FORCE).rstrip(), name.endswith(_FORCE)
         path = Path(name).expanduser()
         kind = path.suffix.lower()
-        target = path if kind in (SUFFIX, *_MARKDOWN) else library.path_of(name)
-        if target.exists() and not force and target.resolve() not in self.places:
-            raise SettingError(
-                f"{name} is there already, and is not this conversation: give another name, or "
-                f"replace it with /save {name}{_FORCE}"
-            )
-        where, gone = str(path), list[str]()
+        if kind not in (SUFFIX, *_MARKDOWN):
+            return self._save_in_library(a_name(name), progress, force=force)
+        if path.exists() and not force and path.resolve() not in self.places:
+            raise SettingError(_THERE.format(name=name, force=_FORCE))
         if kind == SUFFIX:
             self.talk.save(path, progress=progress)
-        elif kind in _MARKDOWN:
-            self._write_markdown(path)
         else:
-            added = library.add(self.talk, name, progress)
-            where, gone = f"{added.name}, in the library", added.removed
-        self.places.add(target.resolve())
-        return where, gone
+            self._write_markdown(path)
+        self.places.add(path.resolve())
+        return str(path), []
+
+    def _save_in_library(
+        self, name: str, progress: Progress | None, *, force: bool
+    ) -> tuple[str, list[str]]:
+        library, record = self.library, self.entry
+        if record is None or record.title != name:
+            alike = [each for each in entries(library) if each.name == name]
+            if alike and not force:
+                raise SettingError(_THERE.format(name=name, force=_FORCE))
+            records = [each.record for each in alike if each.record is not None]
+            record = records[0] if len(records) == 1 else library.new()
+            record.name, record.is_document = name, False
+        writer = library.hold(record.id, name)
+        try:
+            added = add_conversation(library, record, self.talk, self.typed, self.waiting, progress)
+        except BaseException:
+            writer.release()
+            raise
+        self.leave_library()
+        self.entry, self._writer = record, writer
+        return f"{added.name}, in the library", added.removed
+
+    def leave_library(self) -> None:
+        """Let other programs write its entry, if it has one."""
+        if self._writer is not None:
+            self._writer.release()
+        self.entry, self._writer = None, None
 
     def _write_markdown(self, path: Path) -> None:
         try:
@@ -327,8 +355,30 @@ class Session:
                 parts += ["## Model", each["content"].strip()]
         return "\n\n".join(parts) + "\n"
 
-    def load(self, path: Path, progress: Progress | None, reading: Callbacks) -> None:
-        """Go on with a saved conversation. Args and errors are those of `Runner.open`; after an
-        error the session is as before."""
-        self.resume(self.runner.open(path, progress=progress, reading=reading))
-        self.places.add(path.resolve())
+    def load(
+        self, path: Path, entry: Entry | None, progress: Progress | None, reading: Callbacks
+    ) -> str:
+        """Go on with a saved conversation, or begin one with a document of the library, as
+        `saved_as` found it. Errors are those of `Runner.open`; after one the session is as before.
+
+        Returns:
+            Why what is said is not written in its place, if it is not.
+        """
+        writer, why = None, ""
+        if entry is not None and entry.is_conversation:
+            try:
+                writer = self.library.hold(entry.id)
+            except SettingError as error:
+                why = str(error)
+        try:
+            talk = self.runner.open(path, progress=progress, reading=reading)
+        except BaseException:
+            if writer is not None:
+                writer.release()
+            raise
+        self.resume(talk)
+        if entry is None:
+            self.places.add(path.resolve())
+        elif writer is not None:
+            self.entry, self._writer = entry.record, writer
+        return why

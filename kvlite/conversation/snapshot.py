@@ -152,6 +152,14 @@ class Snapshot(TensorFile):
         with self._damage_named():
             return tuple(map(Document.from_plain, self._json("documents")))
 
+    def history(self) -> Plain:
+        """What was said on all branches, as JSON values. Raises SnapshotError if the file is
+        damaged."""
+        with self._damage_named():
+            plain = self._json("ways")
+            history_from(plain, None, 0)
+            return dict(plain)
+
     def known_ids(self, model: LoadedModel) -> list[int]:
         """All tokens that were read and generated. Raises SnapshotError if the file is damaged or
         of another model."""

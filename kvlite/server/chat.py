@@ -10,6 +10,7 @@ from typing import Any
 from uuid import uuid4
 
 from kvlite import __version__
+from kvlite.conversation.record import StoredMessage
 from kvlite.model.answers.reader import AnswerReader, Part, calls_in, text_in
 from kvlite.model.answers.thinking import opens_reasoning
 from kvlite.server.chances import Chances, chat_logprobs
@@ -62,7 +63,12 @@ async def asked(
     elif most is not None:
         settings["reasoning_budget"] = most
     empty = request.longest == 0
-    ask = Ask(ids, settings, request.choices, top, empty=empty, lent=lent)
+    said = [
+        StoredMessage(each["role"], each["content"])
+        for each in messages
+        if each["role"] in ("user", "assistant") and each.get("content")
+    ]
+    ask = Ask(ids, settings, request.choices, top, empty=empty, lent=lent, said=said)
     if not use.tools and form.reasoning is None:
         return ask, None
     return ask, partial(

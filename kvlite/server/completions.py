@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 from uuid import uuid4
 
+from kvlite.conversation.record import StoredMessage
 from kvlite.model.text_limit import too_long
 from kvlite.server.chances import Chances, token_bytes, token_key
 from kvlite.server.fields import Completion
@@ -48,7 +49,10 @@ class CompletionAnswer:
         scored, empty = echo and top is not None, request.longest == 0
         answers = not (empty and echo)
         asks = [
-            Ask(await _ids(model, each), settings, request.choices, top, scored, answers, empty)
+            Ask(
+                *(await _ids(model, each), settings, request.choices, top, scored, answers, empty),
+                said=[StoredMessage("user", each)] if isinstance(each, str) else [],
+            )
             for each in prompts
         ]
         return cls(model, request, asks)

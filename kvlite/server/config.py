@@ -24,7 +24,7 @@ class ServerConfig:
         requests: how many may be open at once.
         one_model: whether requests may name no other model of this machine.
         unload_after: seconds without requests after which the model is unloaded; 0 for never.
-        folder: where conversations on disk are; None for the usual one.
+        folder: the data folder; None for the usual one.
     """
 
     host: str = "127.0.0.1"

@@ -5,20 +5,20 @@ requests for a title, have places of their own and never take one of these.
 """
 
 import logging
-import os
-from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import closing, suppress
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from kvlite.config.atomic_file import sweep
-from kvlite.config.paths import SUFFIX
 from kvlite.config.settings import Settings
 from kvlite.conversation.conversation import Conversation
+from kvlite.conversation.file_info import about
+from kvlite.conversation.library import Library
 from kvlite.conversation.metrics import Piece
 from kvlite.conversation.prefix import answer_prompt, common, known_ids
+from kvlite.conversation.record import SERVER, Record, StoredMessage
 from kvlite.conversation.runner import Runner
 from kvlite.conversation.snapshot import Snapshot
 from kvlite.engine.callbacks import Callbacks
@@ -27,6 +27,7 @@ from kvlite.errors import ContextError, KvliteError, OutOfMemory, SettingError, 
 from kvlite.memory.device_budget import spare_bytes
 from kvlite.memory.free import release_memory
 from kvlite.memory.oom import alone
+from kvlite.model.identity import Identity
 from kvlite.server.kept import Asked, Kept, held_bytes
 
 _LOG = logging.getLogger("kvlite.server")
@@ -44,14 +45,11 @@ class Conversations:
         runner: Runner,
         keep: int,
         keep_disk: int,
-        folder: Path,
-        *,
-        shared: Path | None = None,
+        library: Library,
     ) -> None:
-        """`shared` has the folders of all models, if there are others; their files count against
+        """The `library` has those of all servers and models; those of others count against
         `keep_disk`, and go before its own."""
-        self.runner, self.keep, self.keep_disk, self.folder = runner, keep, keep_disk, folder
-        self._shared = shared or folder
+        self.runner, self.keep, self.keep_disk, self.library = runner, keep, keep_disk, library
         self.kept: list[Kept] = []
         self._used = 0
         self._told = set[tuple[str, str]]()
@@ -70,13 +68,15 @@ class Conversations:
         settings: Mapping[str, Any],
         callbacks: Callbacks,
         *,
+        said: Sequence[StoredMessage] = (),
         ignore_eos: bool = False,
     ) -> Generator[tuple[Piece | None, Conversation]]:
         """Answer a prompt, by the usual settings with these changed, in the conversation that has
         read most of it. Pieces and errors are those of `answer_prompt`; those of OutOfMemory, too,
         while others are answered that will end. A prompt that is left half read goes on where it
         was if it is the next one that is asked, unless memory is limited to one (`--vram`).
-        `callbacks.planned` is told what memory lacks once nothing else can go."""
+        `callbacks.planned` is told what memory lacks once nothing else can go. `said` is the prompt
+        for people."""
         chosen = self.runner.settings.after_load(settings)
         lasting, given = self._lasting(chosen), {**settings, "ignore_eos": ignore_eos}
         asked = [*ids], given
@@ -85,7 +85,7 @@ class Conversations:
             self.kept.append(now)
         self._used += 1
         before, now.ids, now.used, now.busy, now.changed = now.ids, [*ids], self._used, True, True
-        now.prompt, broken = len(ids), True
+        now.prompt, text, broken = len(ids), "", True
         now.half_read = None
         try:
             self._make_room(now)
@@ -98,7 +98,7 @@ class Conversations:
             with closing(answer_prompt(talk, ids, callbacks=told, **given)) as pieces:
                 for piece in pieces:
                     if piece is not None:
-                        policy.waits = alone
+                        policy.waits, text = alone, text + piece.text
                     yield piece, talk
             broken = False
         except (*_HARMLESS, GeneratorExit):
@@ -106,6 +106,7 @@ class Conversations:
             raise
         finally:
             now.busy = False
+            now.said = [*said, StoredMessage("assistant", text)] if text else said
             if now.talk is not None and now.talk.history.half_read is not None:
                 now.half_read = asked
             else:
@@ -193,10 +194,10 @@ class Conversations:
             except (KvliteError, OSError) as error:
                 if isinstance(error, OutOfMemory) and self._has_others(kept):
                     raise
-                _LOG.warning("%s is not gone on with: %s", kept.path.name, error)
+                _LOG.warning("%s is not gone on with: %s", kept.path, error)
                 self._forget_file(kept)
-            if kept.lent:
-                kept.path, kept.lent = None, False
+            if kept.is_lent:
+                kept.path = None
         if kept.talk is None:
             kept.talk = Conversation(self.runner.model, kept.settings)
         return kept.talk
@@ -237,27 +238,27 @@ class Conversations:
         of the least recently used."""
         room = self.keep_disk
         for each in sorted([*self.kept], key=lambda each: (each.talk is not None, -each.used)):
-            if each.path is None or each.lent or each.busy:
+            if not each.id or each.busy:
                 continue
             room -= each.file_bytes
             if room < 0:
                 self._forget_file(each)
                 if each.talk is None:
                     self.kept.remove(each)
-        for path, size in self._of_others():
+        for id, size in self._of_others():
             room -= size
             if room < 0:
-                self._remove(path)
+                self._remove(id)
 
-    def _of_others(self) -> list[tuple[Path, int]]:
-        """Files of other models' conversations and their bytes, those last written first."""
-        found = list[tuple[Path, os.stat_result]]()
-        with suppress(OSError):
-            for path in self._shared.rglob(f"*{SUFFIX}"):
-                with suppress(OSError):  # a link to nowhere, or its server has removed it
-                    found += [] if path.parent == self.folder else [(path, path.stat())]
-        found.sort(key=lambda pair: -pair[1].st_mtime)
-        return [(path, stat.st_size) for path, stat in found]
+    def _of_others(self) -> list[tuple[str, int]]:
+        """Entries of other servers' and models' conversations and their bytes, those last used
+        first."""
+        own, found = {each.id for each in self.kept}, list[tuple[str, int]]()
+        for record in self.library.records():
+            if record.made_by == SERVER and record.id not in own:
+                with suppress(OSError):
+                    found.append((record.id, self.library.whole(record.id).stat().st_size))
+        return found
 
     def _leave(self, kept: Kept) -> None:
         """Let a conversation leave memory, for the disk if it is long."""
@@ -272,15 +273,15 @@ class Conversations:
         self.kept.remove(kept)
 
     def _forget_file(self, kept: Kept) -> None:
-        if kept.path is not None and not kept.lent:
-            self._remove(kept.path)
-        kept.path, kept.lent = None, False
+        if kept.id:
+            self._remove(kept.id)
+        kept.id, kept.path = "", None
 
-    def _remove(self, path: Path) -> None:
-        """Remove a file, if the disk lets it be removed."""
+    def _remove(self, id: str) -> None:
+        """Remove an entry, if the disk lets it be removed, and nobody else has it open."""
         try:
-            path.unlink(missing_ok=True)
-        except OSError as error:
+            self.library.remove(id)
+        except (OSError, SettingError) as error:
             self._tell("what is not needed stays on disk: %s", error)
 
     def _tell(self, said: str, error: Exception, *values: object) -> None:
@@ -299,19 +300,34 @@ class Conversations:
     def _stored(self, kept: Kept) -> bool:
         """Write a conversation to disk, in place of what was there; whether that went well."""
         assert kept.talk is not None
-        path, before = self.folder / f"{kept.used}{SUFFIX}", kept.path
         try:
-            self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            kept.file_bytes = kept.talk.save(path, most=self.keep_disk)
+            with self._entry_of(kept) as record:
+                path = self.library.whole(record.id)
+                path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+                kept.file_bytes = kept.talk.save(path, most=self.keep_disk)
+                self.library.save(record)
         except (KvliteError, OSError) as error:
             said = "a conversation of %d tokens is not kept on disk: %s"
             self._tell(said, error, len(kept.ids))
             return False
         self._told.clear()
-        kept.path, kept.changed = path, False
-        if before is not None and before != path:
-            self._remove(before)
+        kept.id, kept.path, kept.changed = record.id, path, False
         return True
+
+    @contextmanager
+    def _entry_of(self, kept: Kept) -> Iterator[Record]:
+        """The record that a conversation is kept with, which nobody else writes meanwhile. If
+        somebody does, it is a new one, and so it is if its entry has gone."""
+        record, settings = self.library.new(), kept.settings
+        if kept.id and self.library.has(kept.id):
+            with suppress(SettingError), self.library.hold(kept.id):
+                record = self.library.record(kept.id)
+        record.made_by, record.earlier = SERVER, 0
+        record.update([[*kept.said]], 0, settings, ())
+        record.earlier = len(record.said)
+        record.name_after(next((each.text for each in kept.said if each.role == "user"), ""))
+        with self.library.hold(record.id):
+            yield record
 
     def store_idle(self) -> bool:
         """Write the long conversation to disk that has been idle longest since it went on; whether
@@ -331,27 +347,32 @@ class Conversations:
         try:
             found = self._on_disk(path)
         except (KvliteError, OSError, ValueError) as error:
-            _LOG.warning("%s of the library is read anew: %s", path.name, error)
+            _LOG.warning("%s of the library is read anew: %s", path, error)
             return
         alike = (each for each in self.kept if each.settings == found.settings)
         if all(common(each.ids, found.ids) < len(found.ids) for each in alike):
             self._used += 1
-            found.used, found.lent = self._used, True
+            found.used = self._used
             self.kept.append(found)
 
     def resume(self) -> None:
-        """Find what an earlier server of this model left on disk; remove all else there."""
-        with suppress(OSError):
-            sweep(self.folder)
-        for path in sorted(self.folder.glob(f"*{SUFFIX}")):
+        """Find what the library has of this model: what servers put there, and what was said
+        elsewhere, which stays as it is."""
+        identity = Identity.of(self.runner.model)
+        for record in reversed(self.library.records()):
+            path = self.library.whole(record.id)
             try:
-                used, found = int(path.stem), self._on_disk(path)
-                found.used = used
-                self.kept.append(found)
+                if not path.is_file() or about(path).identity != identity:
+                    continue
+                found = self._on_disk(path)
             except (KvliteError, OSError, ValueError) as error:
-                _LOG.warning("%s is not gone on with: %s", path.name, error)
-                self._remove(path)
-        self._used = max((each.used for each in self.kept), default=0)
+                _LOG.warning("%s is not gone on with: %s", path, error)
+                continue
+            self._used += 1
+            found.used, found.said = self._used, record.said
+            if record.made_by == SERVER:
+                found.id = record.id
+            self.kept.append(found)
 
     def set_aside(self) -> None:
         """Leave memory: what is long goes to disk, the last used first, as far as there is room."""

@@ -24,7 +24,8 @@ from starlette.requests import Request
 
 from kvlite.config.atomic_file import part_name, replaced, sweep
 from kvlite.config.checked_file import Damaged, PassedOver, from_json, of_type, sound
-from kvlite.conversation.library import entry_path
+from kvlite.conversation.convert import open_library
+from kvlite.conversation.entries import entry_named
 from kvlite.conversation.snapshot import Snapshot
 from kvlite.documents import Document, read_document
 from kvlite.documents.opening import FILE_LIMIT
@@ -185,7 +186,10 @@ def _found(name: str, files: Files, paths: list[Path]) -> Sequence[Document]:
     if name.startswith("file-"):
         return [files.document(name)]
     try:
-        path = entry_path(name)
+        entry = entry_named(open_library(), name)
+        if entry.about is None:
+            raise SnapshotError(entry.flaw or "a server answers it")
+        path = entry.about.path
         with Snapshot(path) as saved:
             documents = saved.documents()
     except SettingError:

@@ -8,6 +8,7 @@ from typing import Any
 from kvlite.config.settings import Settings
 from kvlite.conversation.conversation import Conversation
 from kvlite.conversation.prefix import common
+from kvlite.conversation.record import StoredMessage
 
 # Tokens up to which a conversation is short.
 SHORT = 1024
@@ -27,11 +28,12 @@ class Kept:
         prompt: tokens of its last prompt; the answer after it may come back without its reasoning.
         settings: that matter to what is kept of it.
         talk: None while it is on disk alone.
-        path: its file, as it was when it was last put there.
+        id: its own entry in the library; "" if it has none.
+        path: the file to open it from: its own as it was last put there, or another's.
         changed: whether it has gone on since.
         used: when, as a number that grows.
         busy: whether an answer is coming in it.
-        lent: whether its file is the library's.
+        said: what its last prompt said, for people.
         half_read: what is, since nobody waits for its answer any more.
         device_bytes, host_bytes: of memory that it takes; 0 while it is on disk alone.
         file_bytes: of its file.
@@ -41,15 +43,21 @@ class Kept:
     settings: Settings
     talk: Conversation | None = None
     prompt: int | None = None
+    id: str = ""
     path: Path | None = None
     changed: bool = True
     used: int = 0
     busy: bool = False
-    lent: bool = False
+    said: Sequence[StoredMessage] = ()
     half_read: Asked | None = None
     device_bytes: int = 0
     host_bytes: int = 0
     file_bytes: int = 0
+
+    @property
+    def is_lent(self) -> bool:
+        """Whether its file is another's, which stays as it is."""
+        return self.path is not None and not self.id
 
     @property
     def memory_bytes(self) -> int:

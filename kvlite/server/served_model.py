@@ -1,7 +1,6 @@
 """A model that is served: loaded and used by one thread, asked by many."""
 
 import asyncio
-import hashlib
 import time
 from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from contextlib import suppress
@@ -14,10 +13,10 @@ from kvlite.cache.segment import bytes_held
 from kvlite.config.settings import Settings
 from kvlite.conversation.conversation import Conversation
 from kvlite.conversation.metrics import Piece
+from kvlite.conversation.record import StoredMessage
 from kvlite.conversation.runner import Runner, open_runner
 from kvlite.errors import KvliteError, Stopped
 from kvlite.memory.free import return_memory, settle_heap
-from kvlite.model.source import lasting_name
 from kvlite.model.text_limit import too_long
 from kvlite.server.answering import READING, Answering, Pause
 from kvlite.server.chances import Chances, chances, prompt_chances
@@ -48,6 +47,7 @@ class Ask:
         answers: whether the prompt is read for more than that.
         empty: whether nothing is wanted after the prompt.
         lent: files of the library that have read its beginning.
+        said: the prompt for people.
     """
 
     ids: Sequence[int]
@@ -58,6 +58,7 @@ class Ask:
     answers: bool = True
     empty: bool = False
     lent: Sequence[Path] = ()
+    said: Sequence[StoredMessage] = ()
 
 
 @dataclass(frozen=True)
@@ -205,11 +206,8 @@ class ServedModel:
 
     def use(self, runner: Runner) -> None:
         """Answer with a model that has been loaded; called by the engine's thread."""
-        config, shared = self.state.config, self.state.folder
-        name = hashlib.sha256(lasting_name(self.settings.model).encode()).hexdigest()[:16]
-        conversations = Conversations(
-            runner, config.keep, config.keep_disk, shared / name, shared=shared
-        )
+        config, library = self.state.config, self.state.library
+        conversations = Conversations(runner, config.keep, config.keep_disk, library)
         conversations.resume()
         self.conversations, self._max_context = conversations, runner.shape.max_context
         self.planned = 0 if runner.plan is None else runner.plan.peak_bytes
@@ -255,7 +253,7 @@ class ServedModel:
             ids, counted = [*ask.ids], False
             piece: Piece | None = None
             try:
-                pieces = self.conversations.answer(ids, settings, work.callbacks)
+                pieces = self.conversations.answer(ids, settings, work.callbacks, said=ask.said)
                 for piece, talk in pieces:
                     if piece is None:
                         yield READING

@@ -10,6 +10,7 @@ from threading import Event
 from typing import TypeVar
 
 from kvlite.config.paths import data_folder
+from kvlite.conversation.convert import open_library
 from kvlite.model.grammar_trial import GIVEN_UP
 from kvlite.server.config import ServerConfig
 from kvlite.server.counters import Counters
@@ -25,7 +26,7 @@ class ServerState:
     """The engine's thread, uploads, what is counted, and the end.
 
     Attributes:
-        folder: where conversations on disk are.
+        library: where conversations on disk are.
         make_way: called by the engine's thread before an answer for which the device has no room;
             None if nobody else has a conversation there.
     """
@@ -37,10 +38,10 @@ class ServerState:
         make_way: Callable[[Work], None] | None = None,
     ) -> None:
         """With a thread of its own, or the `engine` of the program that it is part of."""
-        folder = config.folder or data_folder() / "server"
+        root = config.folder or data_folder()
         self.config, self.counters = config, Counters()
         self.engine, self.make_way = engine or Engine(), make_way
-        self.files, self.folder = Files(folder / "files"), folder / str(config.port)
+        self.files, self.library = Files(root / "server" / "files"), open_library(root=root)
         self._ending = False
         self._trials = ThreadPoolExecutor(config.requests, "kvlite trial")
         self._at_end = set[Callable[[], None]]()

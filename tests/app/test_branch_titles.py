@@ -1,6 +1,6 @@
 """What tells the ways a conversation went apart."""
 
-from kvlite_app.storage.record import told_apart
+from kvlite.conversation.record import told_apart
 
 
 def test_ways_are_called_by_what_differs() -> None:

@@ -10,8 +10,8 @@ from uuid import uuid4
 
 import pytest
 
-from kvlite_app.storage.record import StoredMessage
-from kvlite_app.storage.store import ConversationStore
+from kvlite.conversation.library import Library
+from kvlite.conversation.record import StoredMessage
 from tests.app.conftest import (
     ACCOUNT,
     ANSWER,
@@ -373,7 +373,7 @@ def test_what_is_done_is_done_with_what_was_shown(brief: Server, visitor: Visito
     row(page, larks).click()
 
     def said() -> list[str]:
-        (record,) = ConversationStore("", brief.data).records(owls)
+        (record,) = Library("", brief.data).records(owls)
         return [each.text for each in record.said if each.role == "user"]
 
     waited(lambda: said() == [owls, "And of crows?"])
@@ -383,7 +383,7 @@ def test_what_is_done_is_done_with_what_was_shown(brief: Server, visitor: Visito
 def test_of_a_long_conversation_the_end_is_shown_until_all_is_asked_for(
     brief: Server, visitor: Visitor
 ) -> None:
-    store = ConversationStore("", brief.data)
+    store = Library("", brief.data)
     record, name = store.new(), f"Long {uuid4().hex[:8]}"
     record.name = name
     for number in range(1, 31):

@@ -11,6 +11,7 @@ import gradio as gr
 import pytest
 
 from kvlite.config.settings import Settings
+from kvlite.conversation.library import Library
 from kvlite.conversation.session import Session
 from kvlite.errors import SettingError
 from kvlite.web.work import NOTHING, Work, WorkRequest
@@ -19,7 +20,6 @@ from kvlite_app.conversation_view import BEGUN, ENDED, ConversationView
 from kvlite_app.engine.service import Service
 from kvlite_app.form import Models
 from kvlite_app.layout import Parts
-from kvlite_app.storage.store import ConversationStore
 from tests.app.conftest import upload
 from tests.app.test_service import HERONS, A, B, blocked, no_room, stops
 
@@ -122,7 +122,7 @@ def test_only_what_is_sent_leaves_the_box(
         events.say(A, 0, "", said("An older one."), TAB)
         ended(events, A)
     with monkeypatch.context() as patch:
-        patch.setattr(ConversationStore, "save", no_room)
+        patch.setattr(Library, "save", no_room)
         refused = events.say(A, 0, "", said("Two."), TAB)
     assert "value" not in box(events, refused)
     assert "not sent" in refused[events.parts.status]

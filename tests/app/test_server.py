@@ -18,10 +18,10 @@ from gradio_client.client import Job
 from gradio_client.exceptions import AppError
 
 from kvlite.cli.main import main
+from kvlite.conversation.library import Library
+from kvlite.conversation.record import Record
 from kvlite.errors import SettingError
 from kvlite_app.serve import _alone, _free_port
-from kvlite_app.storage.record import Record
-from kvlite_app.storage.store import ConversationStore
 from kvlite_app.web.uploading import LARGEST
 from tests.app.conftest import Server, client, serving, waited
 
@@ -33,7 +33,7 @@ def http(server: Server) -> httpx.Client:
 
 
 def records(server: Server, user: str = "") -> list[Record]:
-    return ConversationStore(user, server.data).records()
+    return Library(user, server.data).records()
 
 
 # What programs may ask.
@@ -272,8 +272,8 @@ def test_users_are_kept_apart(locked: Server, talker: Path) -> None:
     assert [each.role for each in first.said] == ["user", "assistant"]
     assert records(locked, "ben")[0].said[0].text == "Hello"
     assert locked.end(signal.SIGTERM) == 0
-    assert ConversationStore("ben", locked.data).whole(records(locked, "ben")[0].id).is_file()
-    assert ConversationStore("ann", locked.data).whole(first.id).is_file()
+    assert Library("ben", locked.data).whole(records(locked, "ben")[0].id).is_file()
+    assert Library("ann", locked.data).whole(first.id).is_file()
 
 
 def panel(server: Server, name: str, password: str) -> str:
@@ -365,10 +365,10 @@ def test_whatever_ends_it_loses_the_unfinished_answer_at_most(tmp_path: Path, ta
         jobs.append(asks.submit("Hello there", "", api_name="/say"))
         waited(lambda: len(records(server)) == 2)
         assert server.end(signal.SIGINT) == 0
-    ended = ConversationStore("", tmp_path).record(kept.id)
+    ended = Library("", tmp_path).record(kept.id)
     assert ended.said[:2] == kept.said
     assert [each.role for each in ended.said[2:]] == ["user", "assistant"]
     assert len(ended.said[3].text) > 20
-    assert ConversationStore("", tmp_path).whole(kept.id).is_file()
+    assert Library("", tmp_path).whole(kept.id).is_file()
     (other,) = (each for each in records(server) if each.id != kept.id)
     assert (other.draft, other.said) == ("Hello there", [])

@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 
 from kvlite.config.settings import Settings
+from kvlite.conversation.library import Library
+from kvlite.conversation.record import Record
 from kvlite.conversation.session import Session
 from kvlite.errors import DocumentError, SettingError, SnapshotError, Stopped
 from kvlite.model.load import LoadedModel
@@ -18,8 +20,6 @@ from kvlite.web.work import Shown, Work
 from kvlite_app.engine.active_conversation import ActiveConversation
 from kvlite_app.engine.read_ahead import keep_up
 from kvlite_app.engine.service import Service
-from kvlite_app.storage.record import Record
-from kvlite_app.storage.store import ConversationStore
 from kvlite_app.views.history import history
 from tests.app.conftest import upload, waited
 
@@ -157,7 +157,7 @@ def test_a_name_that_was_given_stays_given(service: Service) -> None:
 
 
 def test_a_record_is_changed_by_one_at_a_time(tmp_path: Path) -> None:
-    store = ConversationStore("", tmp_path)
+    store = Library("", tmp_path)
 
     def add(name: str) -> None:
         for number in range(20):
@@ -226,11 +226,11 @@ def test_what_was_answered_is_there_even_if_the_program_ended_before_it_was_show
     service = Service(given, tmp_path)
     service.say("", A, "One.").wait()
 
-    def full(store: ConversationStore, record: Record) -> None:
+    def full(store: Library, record: Record) -> None:
         raise OSError("no room")
 
     go, work = blocked(service), service.say("", A, "Two.")
-    monkeypatch.setattr(ConversationStore, "save", full)
+    monkeypatch.setattr(Library, "save", full)
     go.set()
     with pytest.raises(SnapshotError, match=r"in memory only.*no room"):
         work.wait()
@@ -253,7 +253,7 @@ def test_an_answer_that_cannot_be_written_is_shown_and_kept_with_the_next(
     service.say("", A, "One.").wait()
     go, work = blocked(service), service.say("", A, "Two.")
     with monkeypatch.context() as patch:
-        patch.setattr(ConversationStore, "save", no_room)
+        patch.setattr(Library, "save", no_room)
         go.set()
         with pytest.raises(SnapshotError, match=r"in memory only.*no room"):
             work.wait()
@@ -275,7 +275,7 @@ def test_what_cannot_be_kept_is_told_at_the_end(
 ) -> None:
     service = Service(given, tmp_path)
     go, work = blocked(service), service.say("", A, "One.")
-    monkeypatch.setattr(ConversationStore, "save", no_room)
+    monkeypatch.setattr(Library, "save", no_room)
     go.set()
     with pytest.raises(SnapshotError):
         work.wait()

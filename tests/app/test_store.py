@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvlite.conversation.library import Library, drop_deleted
+from kvlite.conversation.record import Branch, Record, StoredMessage, keys_of
 from kvlite.errors import SettingError
-from kvlite_app.storage.record import Branch, Record, StoredMessage, keys_of
-from kvlite_app.storage.store import ConversationStore, drop_deleted
 from kvlite_app.views.history import history, start_of
 
 said = st.builds(
@@ -38,7 +38,7 @@ def test_a_record_is_the_same_after_a_file(record: Record) -> None:
 
 
 def test_conversations_are_kept_listed_renamed_and_deleted(tmp_path: Path) -> None:
-    store = ConversationStore("", tmp_path)
+    store = Library("", tmp_path)
     assert store.records() == []
     one, two = store.new(), store.new()
     one.name_after("  What is\na cache? ")
@@ -64,7 +64,7 @@ def test_conversations_are_kept_listed_renamed_and_deleted(tmp_path: Path) -> No
 def test_what_was_deleted_last_can_be_restored_for_a_minute(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store = ConversationStore("", tmp_path)
+    store = Library("", tmp_path)
     one, two = store.new(), store.new()
     for each in (one, two):
         each.name_after(each.id)
@@ -82,7 +82,7 @@ def test_what_was_deleted_last_can_be_restored_for_a_minute(
     store.delete(two.id)
     with pytest.raises(SettingError, match="was deleted"):
         store.restore(one.id)  # another was deleted since
-    monkeypatch.setattr("kvlite_app.storage.store._RESTORED", -1)
+    monkeypatch.setattr("kvlite.conversation.library._RESTORED", -1)
     store.restore(two.id)
     store.delete(two.id)
     assert store.deleted() is None
@@ -93,7 +93,7 @@ def test_what_was_deleted_last_can_be_restored_for_a_minute(
 
 
 def test_what_was_deleted_is_removed_when_the_app_ends_or_begins(tmp_path: Path) -> None:
-    store = ConversationStore("", tmp_path)
+    store = Library("", tmp_path)
     for end in (store.close, lambda: drop_deleted(tmp_path)):
         record = store.new()
         store.save(record)
@@ -104,7 +104,7 @@ def test_what_was_deleted_is_removed_when_the_app_ends_or_begins(tmp_path: Path)
 
 
 def test_a_copy_of_a_folder_is_another_conversation(tmp_path: Path) -> None:
-    store = ConversationStore("", tmp_path)
+    store = Library("", tmp_path)
     one, copy = store.new(), "b" * 32
     store.save(one)
     for name in (copy, "no id"):
@@ -126,7 +126,7 @@ def test_a_copy_of_a_folder_is_another_conversation(tmp_path: Path) -> None:
     ],
 )
 def test_one_odd_record_hides_no_other(tmp_path: Path, odd: Any) -> None:
-    store = ConversationStore("", tmp_path)
+    store = Library("", tmp_path)
     good, other = store.new(), store.new()
     store.save(good)
     store.save(other)
@@ -138,11 +138,12 @@ def test_one_odd_record_hides_no_other(tmp_path: Path, odd: Any) -> None:
 
 
 def test_users_do_not_see_each_others(tmp_path: Path) -> None:
-    anns, bens, everyones = (ConversationStore(name, tmp_path) for name in ("ann", "../ann", ""))
+    anns, bens, everyones = (Library(name, tmp_path) for name in ("ann", "../ann", ""))
     record = anns.new()
     anns.save(record)
     assert len({anns.folder, bens.folder, everyones.folder}) == 3
-    assert all((tmp_path / "app") == each.folder.parent for each in (anns, bens, everyones))
+    assert anns.folder.parent == bens.folder.parent == tmp_path / "app"
+    assert everyones.folder == tmp_path / "library"
     for other in (bens, everyones):
         assert other.records() == []
         assert not other.has(record.id)
@@ -152,7 +153,7 @@ def test_users_do_not_see_each_others(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("id", ["", "..", "../" * 3, "a" * 31, "A" * 32, "g" * 32, "/" + "a" * 31])
 def test_what_is_no_id_reaches_no_file(tmp_path: Path, id: str) -> None:
-    store = ConversationStore("", tmp_path)
+    store = Library("", tmp_path)
     assert not store.has(id)
     with pytest.raises(SettingError, match="no conversation"):
         store.record(id)
@@ -161,7 +162,7 @@ def test_what_is_no_id_reaches_no_file(tmp_path: Path, id: str) -> None:
 
 
 def test_a_broken_record_hides_itself_and_nothing_else(tmp_path: Path) -> None:
-    store = ConversationStore("", tmp_path)
+    store = Library("", tmp_path)
     good, bad = store.new(), store.new()
     store.save(good)
     store.save(bad)
@@ -173,7 +174,7 @@ def test_a_broken_record_hides_itself_and_nothing_else(tmp_path: Path) -> None:
 
 
 def test_nobody_else_may_read_them(tmp_path: Path) -> None:
-    store = ConversationStore("", tmp_path)
+    store = Library("", tmp_path)
     record = store.new()
     store.save(record)
     store.keep_account(record.id, "0" * 16, {"brief": "", "told": []})
@@ -187,23 +188,24 @@ def test_whole_conversations_give_way_the_oldest_first(
 ) -> None:
     import os
 
-    store = ConversationStore("", tmp_path)
+    store = Library("", tmp_path)
     made = [store.new() for _ in range(3)]
     for age, record in enumerate(made):
         store.save(record)
+        store.light(record.id).write_bytes(b"0")
         store.whole(record.id).write_bytes(b"0" * 100)
         os.utime(store.whole(record.id), (1000 - age, 1000 - age))
-    monkeypatch.setattr(ConversationStore, "room_for_whole", lambda self: 250)
+    monkeypatch.setattr(Library, "room_for_whole", lambda self: 250)
     store.make_room()
     assert [store.whole(record.id).exists() for record in made] == [True, True, False]
-    ConversationStore("ann", tmp_path).make_room()  # the disk is everybody's
-    monkeypatch.setattr(ConversationStore, "room_for_whole", lambda self: 150)
-    ConversationStore("ann", tmp_path).make_room()
+    Library("ann", tmp_path).make_room()  # the disk is everybody's
+    monkeypatch.setattr(Library, "room_for_whole", lambda self: 150)
+    Library("ann", tmp_path).make_room()
     assert [store.whole(record.id).exists() for record in made] == [True, False, False]
 
 
 def test_an_account_belongs_to_an_answer_and_all_before_it(tmp_path: Path) -> None:
-    store = ConversationStore("", tmp_path)
+    store = Library("", tmp_path)
     record = store.new()
     record.said = [
         StoredMessage("user", "a", ("x.pdf",)),
@@ -233,7 +235,7 @@ def test_of_a_long_conversation_the_latest_is_shown(
 ) -> None:
     """From a message of the user's on, numbered as in all of it."""
     monkeypatch.setattr("kvlite_app.views.history.LATEST", 5)
-    store = ConversationStore("", tmp_path)
+    store = Library("", tmp_path)
     record = store.new()
     pairs = [
         [StoredMessage("user", f"{n}?", ("x.pdf",)), StoredMessage("assistant", f"{n}.")]

@@ -14,6 +14,8 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from kvlite.config.settings import OPTIONS, Settings
+from kvlite.conversation.library import Library
+from kvlite.conversation.record import Record
 from kvlite.conversation.session import Session
 from kvlite.errors import KvliteError, ModelError, SettingError, SnapshotError, Stopped
 from kvlite.memory.free import held_bytes
@@ -21,8 +23,6 @@ from kvlite.web.work import Work
 from kvlite_app.engine.service import Service
 from kvlite_app.form import shown_value
 from kvlite_app.settings_events import SettingsEvents
-from kvlite_app.storage.record import Record
-from kvlite_app.storage.store import ConversationStore
 from tests.app.conftest import upload, waited
 from tests.app.test_service import blocked
 from tests.cli.conftest import model_of
@@ -164,10 +164,8 @@ def test_two_messages_at_once_in_one_conversation_are_not_both_taken(
             refused.append(error)
 
     # Between looking and taking there is time for the other one.
-    save = ConversationStore.save
-    monkeypatch.setattr(
-        ConversationStore, "save", lambda *given: (threading.Event().wait(0.2), save(*given))
-    )
+    save = Library.save
+    monkeypatch.setattr(Library, "save", lambda *given: (threading.Event().wait(0.2), save(*given)))
     threads = [threading.Thread(target=send) for _ in range(2)]
     for each in threads:
         each.start()

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from kvlite.config.settings import Settings
+from kvlite.conversation.record import Record, keys_of
 from kvlite.web.openai_client import OpenAIClient, Upstream
 from kvlite.web.work import Shown
 from kvlite_app.engine.server_conversation import ServerHost
 from kvlite_app.engine.service import Service
-from kvlite_app.storage.record import Record, keys_of
 from kvlite_app.views.history import answering, history
 from kvlite_app.views.status import status_html
 from tests.app.conftest import Visitor, answered, send, serving

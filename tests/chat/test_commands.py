@@ -16,6 +16,7 @@ from kvlite.cli.chat.completion import ChatCompleter
 from kvlite.cli.chat.typed import shown_name
 from kvlite.cli.chat.views import differences
 from kvlite.config.settings import OPTIONS, Settings
+from kvlite.conversation.library import Library
 from kvlite.conversation.session import Session
 from kvlite.conversation.verify import difference
 from kvlite.engine.callbacks import NO_CALLBACKS
@@ -314,13 +315,49 @@ def test_saved_to_go_on_with(chat: Chat, text: Path, tmp_path: Path, name: str) 
     assert f"/load {name}" in offered(f"/load {name[:-1]}")
 
 
-@pytest.mark.parametrize("name", ["trip", "{folder}/trip.kv", "{folder}/notes.md"])
+def test_what_the_library_has_is_replaced_by_force_only(chat: Chat) -> None:
+    library = Library()
+    record = library.new()
+    record.name = "trip"
+    library.save(record)
+    chat("Who sat?")
+    said = chat.refused("/save trip")
+    assert said.startswith("trip is there already") and "/save trip --force" in said
+    assert not library.whole(record.id).exists()
+    chat("/save trip --force")
+    chat("/save trip")  # again, as it is this conversation
+    chat("/clear")
+    chat("Who lay?")
+    assert "is there already" in chat.refused("/save trip")
+    mine = library.whole(record.id).read_bytes()
+    chat("/load trip")
+    chat("Who lay?")
+    chat("/save trip")  # it goes on with what was loaded
+    assert library.whole(record.id).read_bytes() != mine
+    assert [each.text for each in library.record(record.id).said[::2]] == ["Who sat?", "Who lay?"]
+
+
+def test_what_another_program_has_open_is_read_and_not_written(chat: Chat) -> None:
+    chat("Who sat?")
+    chat("/save trip")
+    chat("/clear")
+    (record,) = Library().records()
+    with Library().hold(record.id):
+        said = chat("/load trip")
+        assert '"trip" is open in another kvlite' in said and "under another name" in said
+        chat("Who lay?")
+        assert "is there already" in chat.refused("/save trip")
+        chat("/save mine")
+    names = sorted(each.title for each in Library().records())
+    assert names == ["mine", "trip"] and len(Library().record(record.id).said) == 2
+
+
+@pytest.mark.parametrize("name", ["{folder}/trip.kv", "{folder}/notes.md"])
 def test_what_is_something_else_is_replaced_by_force_only(
     chat: Chat, tmp_path: Path, name: str
 ) -> None:
     name = name.format(folder=tmp_path)
-    path = Path(name) if "/" in name else tmp_path / "data" / "library" / "trip.kv"
-    path.parent.mkdir(parents=True, exist_ok=True)
+    path = Path(name)
     path.write_text("mine")
     chat("Who sat?")
     said = chat.refused(f"/save {name}")

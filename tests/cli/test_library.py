@@ -6,9 +6,13 @@ from pathlib import Path
 import pytest
 
 from kvlite import load
+from kvlite.config.settings import Settings
 from kvlite.config.units import readable
-from kvlite.conversation.library import add
+from kvlite.conversation.entries import entries, entry_named
+from kvlite.conversation.library import Library
+from kvlite.conversation.session import Session
 from kvlite.conversation.tensor_file import _summed
+from kvlite.engine.callbacks import NO_CALLBACKS
 from tests.cli.conftest import Done, Refused, Run, one_sentence
 
 
@@ -23,8 +27,9 @@ def full(kvlite: Run, model: Path, text: Path, folder: Path) -> int:
     """Three entries, a used first; the size of each."""
     for at, name in enumerate("abc"):
         kvlite("read", text, "--model", model, "--budget", "64", "--name", name)
-        os.utime(folder / f"{name}.kv", (1_000_000 + at,) * 2)
-    return (folder / "a.kv").stat().st_size
+        record = entry_named(Library(), name).path / "record.json"
+        os.utime(record, (1_000_000 + at,) * 2)
+    return max(each.nbytes for each in entries(Library()))
 
 
 def test_empty(kvlite: Run, folder: Path) -> None:
@@ -40,7 +45,8 @@ def test_what_is_listed(
     kvlite: Run, full: int, model: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "200")
-    (folder / "half.kv").write_bytes((folder / "a.kv").read_bytes()[:500])
+    whole = entry_named(Library(), "a").path / "whole.kv"
+    (folder / "half.kv").write_bytes(whole.read_bytes()[:500])
     for command in (("library",), ("library", "list")):
         shown = kvlite(*command)
         assert (shown.code, shown.err) == (0, "")
@@ -49,10 +55,11 @@ def test_what_is_listed(
         assert "damaged" in shown.out and "the default" in shown.out and model.name in shown.out
     found = kvlite("library", "list", "--json").json()
     assert found == kvlite("library", "--json").json()
-    assert found["bytes"] == 3 * full + 500 and found["folder"] == str(folder)
+    sizes = [each.nbytes for each in entries(Library())]
+    assert found["bytes"] == sum(sizes) and found["folder"] == str(folder)
     half, last, *_ = found["entries"]
     assert "damaged or cut short" in half["flaw"] and "tokens" not in half
-    assert (last["name"], last["bytes"], last["used"]) == ("c", full, "1970-01-12T13:46:42Z")
+    assert (last["name"], last["used"]) == ("c", "1970-01-12T13:46:42Z")
     assert last["documents"] == ["text.txt"] and last["model"] == str(model)
     assert last["tokens"] > 250 and last["messages"] == 0 and last["flaw"] == ""
 
@@ -60,39 +67,41 @@ def test_what_is_listed(
 @pytest.mark.long
 def test_removing(kvlite: Run, full: int, folder: Path) -> None:
     one_sentence(kvlite("library", "remove", "a", "x"), "'x'", "there is c, b, a")
-    assert (folder / "a.kv").exists()
+    assert len(entries(Library())) == 3
     done = kvlite("library", "remove", "a", "b", "a")
     assert done.code == 0 and "Removed a, b" in done.err
-    assert kvlite("library", "remove", "c", "--json").json() == {"removed": ["c"], "bytes": full}
+    size = entry_named(Library(), "c").nbytes
+    assert kvlite("library", "remove", "c", "--json").json() == {"removed": ["c"], "bytes": size}
     one_sentence(kvlite("library", "remove", "c"), "'c'", "it is empty", "kvlite read FILE")
 
 
 @pytest.mark.long
 def test_limiting(kvlite: Run, full: int, folder: Path) -> None:
     assert kvlite("library", "limit") == Done(0, "", "There is no limit.\n")
-    done = kvlite("library", "limit", f"{full + 9}B")
+    done = kvlite("library", "limit", f"{full + 99}B")
     assert "Removed a, to keep to it.\nRemoved b, to keep to it.\n" in done.err
-    assert kvlite("library", "limit", "--json").json() == {"limit": full + 9, "removed": []}
-    assert [path.name for path in folder.glob("*.kv")] == ["c.kv"]
+    assert kvlite("library", "limit", "--json").json() == {"limit": full + 99, "removed": []}
+    assert [each.name for each in entries(Library())] == ["c"]
     assert kvlite("library", "limit", "none", "--json").json() == {"limit": None, "removed": []}
 
 
 def test_conversations_stay_and_it_is_said(kvlite: Run, model: Path, folder: Path) -> None:
-    talk = load(str(model), max_new_tokens=2).conversation()
-    list(talk.stream("Who sat?"))
-    nbytes = add(talk, "trip").nbytes
+    session = Session(load(str(model), max_new_tokens=2), Settings())
+    list(session.say("Who sat?")(NO_CALLBACKS))
+    session.save("trip", None)
+    session.leave_library()
     done = kvlite("library", "limit", "1KiB")
+    nbytes = entry_named(Library(), "trip").nbytes
     assert done.code == 0 and done.err == (
         f"The limit is 1.0 KiB.\nConversations take {readable(nbytes)}, and stay: "
         "`kvlite library remove NAME`.\n"
     )
-    assert (folder / "trip.kv").is_file()
     assert "stay" not in kvlite("library", "limit", "1GiB").err
 
 
 def test_bad_input(refused: Refused) -> None:
     refused(["library", "limit", "lots"], "'lots'", "give 50GiB, 800MB or none")
-    refused(["library", "remove", "a/b"], "'a/b'", "is not a valid name")
+    refused(["library", "remove", "a/b"], "'a/b'", "it is empty")
     refused(["library", "remove"], "kvlite library remove --help")
     refused(["library", "burn"], "burn", "kvlite library --help")
 

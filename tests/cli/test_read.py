@@ -12,7 +12,11 @@ from pathlib import Path
 import pytest
 
 from kvlite import load
-from kvlite.conversation import library
+from kvlite.config.settings import Settings
+from kvlite.conversation.entries import entry_named
+from kvlite.conversation.library import Library
+from kvlite.conversation.session import Session
+from kvlite.engine.callbacks import NO_CALLBACKS
 from kvlite.errors import SettingError
 from tests.cli.conftest import Done, Refused, Run, one_sentence
 from tests.cli.test_interrupts import INTERRUPTED, interrupted
@@ -28,6 +32,13 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "data" / "library"
 
 
+def file_of(name: str) -> Path:
+    """The file that an entry of the library is opened from."""
+    about = entry_named(Library(), name).about
+    assert about is not None
+    return about.path
+
+
 @pytest.fixture
 def flags(model: Path) -> tuple[object, ...]:
     return "--model", model, "--budget", "64", "--max-tokens", "6"
@@ -39,7 +50,7 @@ def test_a_document_is_read_once(
     anew = kvlite("ask", text, "Who sat?", *flags)
     made = kvlite("read", text, *flags)
     assert (made.code, made.out) == (0, "")
-    size = (folder / "text.txt.kv").stat().st_size
+    size = entry_named(Library(), "text.txt").nbytes
     said = r"Read (\d+) tokens in [\d.]+ s; kept ([\d.]+) KiB as text\.txt, in [\d.]+ s\.\n"
     match = re.fullmatch(said, made.err)
     assert match and int(match[1]) > 250 and abs(float(match[2]) - size / 1024) < 0.1
@@ -68,7 +79,7 @@ def test_a_chat_opens_what_was_read(
 
     anew = chat(text)
     kvlite("read", text, *flags)
-    opened, by_name = chat(text), chat(folder / "text.txt.kv")
+    opened, by_name = chat(text), chat(file_of("text.txt"))
     assert anew.code == opened.code == by_name.code == 0
     assert re.search(OPENED, opened.err) and "Opened" not in anew.err
     assert anew.out == opened.out == by_name.out and len(anew.out.split()) > 2
@@ -133,13 +144,13 @@ def test_a_library_entry_that_was_damaged_is_read_anew(
 ) -> None:
     anew = kvlite("ask", text, "Who sat?", *flags).out
     kvlite("read", text, *flags)
-    path = folder / "text.txt.kv"
+    path = file_of("text.txt")
     whole = bytearray(path.read_bytes())
     whole[-100] ^= 1
     path.write_bytes(whole)
     done = kvlite("ask", text, "Who sat?", *flags)
     assert (done.code, done.out) == (0, anew)
-    assert re.search(r"^kvlite: .*text\.txt\.kv is damaged or cut short", done.err, re.MULTILINE)
+    assert re.search(r"^kvlite: .*whole\.kv is damaged or cut short", done.err, re.MULTILINE)
 
 
 @pytest.mark.long
@@ -156,7 +167,7 @@ def test_the_limit_is_told_of(
     kvlite: Run, text: Path, flags: tuple[object, ...], folder: Path
 ) -> None:
     kvlite("read", text, *flags, "--name", "old")
-    size = (folder / "old.kv").stat().st_size
+    size = entry_named(Library(), "old").nbytes
     kvlite("library", "limit", f"{size + 1000}B")
     done = kvlite("read", text, *flags, "--name", "new")
     assert done.code == 0 and "Removed old from the library, to keep to its limit." in done.err
@@ -167,7 +178,7 @@ def test_the_limit_is_told_of(
 @pytest.mark.parametrize(
     ("given", "parts"),
     [
-        (["--name", "a/b"], ("'a/b'", "is not a valid name")),
+        (["--name", " "], ("needs a name",)),
         (["--out", "it.txt"], ("--out it.txt", "name it it.kv")),
         (["--out", "nowhere/it.kv"], ("--out nowhere/it.kv", "no folder")),
         (["--out", "it.kv", "--name", "it"], ("--name or --out", "not both")),
@@ -211,20 +222,21 @@ def test_interrupted_while_saving(
 
     monkeypatch.setattr(os, "fsync", interrupt)
     done = kvlite("read", text, *flags, "-q")
-    assert (done.code, done.out, list(folder.iterdir())) == (INTERRUPTED, "", [])
+    assert (done.code, done.out, [*folder.rglob("*.*")]) == (INTERRUPTED, "", [])
 
 
 @pytest.mark.long
 def test_conversations_and_foreign_files_do_not_give_way(
     refused: Refused, model: Path, text: Path, tmp_path: Path
 ) -> None:
-    talk = load(str(model), max_new_tokens=2).conversation()
-    list(talk.stream("Who sat?"))
-    trip = library.add(talk, "trip").path
+    session = Session(load(str(model), max_new_tokens=2), Settings())
+    list(session.say("Who sat?")(NO_CALLBACKS))
+    session.save("trip", None)
+    trip = file_of("trip")
     mine, said = tmp_path / "mine.kv", trip.read_bytes()
     mine.write_text("mine")
     read = ["read", text, "--model", model]
-    refused([*read, "--name", "trip"], "trip is there already, and is a conversation", "remove it")
+    refused([*read, "--name", "trip"], "trip is a conversation", "remove it")
     refused([*read, "--out", trip], f"{trip} is there already, and is a conversation")
     refused([*read, "--out", mine], f"{mine} is there already, and cannot be opened")
     assert (trip.read_bytes(), mine.read_text()) == (said, "mine")
@@ -254,11 +266,11 @@ def light(
     kvlite: Run, text: Path, flags: tuple[object, ...], model: Path, folder: Path
 ) -> tuple[Path, Path]:
     """A document that was read, and the same without its cache, in the library."""
-    whole, light = folder / "whole.kv", folder / "light.kv"
     kvlite("read", text, *flags, "--name", "whole")
-    talk = load(str(model)).open(whole)
-    talk.save(light, light=True)
-    return whole, light
+    talk = load(str(model)).open(file_of("whole"))
+    talk.save(folder / "light.kv", light=True)  # as earlier versions had it
+    kvlite("library")
+    return file_of("whole"), file_of("light")
 
 
 @pytest.mark.long

@@ -108,9 +108,13 @@ def asked(*args: object) -> dict[str, Any]:
 
 
 def library() -> list[dict[str, Any]]:
-    """What `kvlite library` lists."""
-    keys = ("name", "bytes", "tokens", "messages", "documents", "method", "light", "flaw")
-    return [{key: each[key] for key in keys} for each in command_json("library")["entries"]]
+    """What `kvlite library` lists of documents, and the bytes that each was saved in."""
+    keys = ("name", "tokens", "messages", "documents", "method", "light", "flaw")
+    return [
+        {key: each[key] for key in keys} | {"bytes": Path(each["path"], "whole.kv").stat().st_size}
+        for each in command_json("library")["entries"]
+        if not each["messages"]
+    ]
 
 
 def configured(*args: object) -> dict[str, Any]:
@@ -180,8 +184,8 @@ def app_service(model: Path, data: Path) -> Iterator[Any]:
 
 
 def app_conversations(service: Any) -> list[dict[str, Any]]:
-    """What the app shows of all conversations, and how many of their answers have an account."""
-    from kvlite_app.storage.record import keys_of
+    """What the app shows of conversations, and how many of their answers have an account."""
+    from kvlite.conversation.record import keys_of
 
     store = service.store("")
     return [
@@ -197,12 +201,14 @@ def app_conversations(service: Any) -> list[dict[str, Any]]:
             "num_accounts": sum(bool(store.account(each.id, key)) for key in keys_of(each.said)),
         }
         for each in sorted(store.records(), key=lambda each: each.id)
+        if not each.is_document
     ]
 
 
 def app_search(service: Any, query: str) -> list[str]:
-    """Ids of the conversations that the app finds."""
-    return sorted(each.id for each in service.store("").records(query))
+    """Ids of the conversations that the app finds, without documents."""
+    found = service.store("").records(query)
+    return sorted(each.id for each in found if not each.is_document)
 
 
 def app_upload(service: Any, id: str, name: str, content: bytes) -> None:

@@ -229,19 +229,21 @@ def test_damaged_files_of_a_server_are_named_once_and_it_starts(
 ) -> None:
     config = ServerConfig(folder=tmp_path)
     with serving(settings, config) as server:
-        conversations = server.model.conversations
-        assert conversations is not None
-        kept = conversations.folder
-    kept.mkdir(parents=True, exist_ok=True)
-    (tmp_path / "files").mkdir(exist_ok=True)
-    deep = b"[" * 100_000
-    for name, content in (("1.kv", b""), ("2.kv", deep), ("3.kv", b"KVLITE"), ("odd.kv", b"x")):
-        (kept / name).write_bytes(content)
-    (kept / "4.kv").symlink_to(tmp_path / "nowhere")
-    names = ["1.kv", "2.kv", "3.kv", "4.kv", "odd.kv"]
+        library = server.model.state.library
+    files = tmp_path / "server" / "files"
+    files.mkdir(parents=True, exist_ok=True)
+    deep, names = b"[" * 100_000, list[str]()
+    for content in (b"", deep, b"KVLITE", b"x"):
+        record = library.new()
+        library.save(record)
+        library.whole(record.id).write_bytes(content)
+        names.append(record.id)
+    gone = library.new()
+    library.save(gone)
+    library.whole(gone.id).symlink_to(tmp_path / "nowhere")
     for at, content in enumerate((b"", deep, b"[]", b'{"about": 1}', b"\xff")):
         names.append(f"file-{at:032x}.json")
-        (tmp_path / "files" / names[-1]).write_bytes(content)
+        (files / names[-1]).write_bytes(content)
     caplog.set_level("WARNING", "kvlite.server")
     with serving(settings, config) as server:
         for _ in range(2):

@@ -12,6 +12,7 @@ import torch
 
 import kvlite
 from kvlite.config.settings import Settings
+from kvlite.conversation.library import Library
 from kvlite.conversation.runner import Runner
 from kvlite.engine.callbacks import NO_CALLBACKS
 from kvlite.engine.layer_prefill import LayerPrefill
@@ -36,7 +37,15 @@ def ids_of(count: int, seed: int) -> list[int]:
 @pytest.fixture
 def pool(llama: Tiny, tmp_path: Path) -> Conversations:
     runner = Runner(llama.model, Settings().replace(GIVEN))
-    return Conversations(runner, 1 << 30, 1 << 30, tmp_path)
+    return Conversations(runner, 1 << 30, 1 << 30, Library(root=tmp_path))
+
+
+def files_in(root: Path) -> list[Path]:
+    return sorted(root.glob("library/*/whole.kv"))
+
+
+def pool_in(root: Path, runner: Runner) -> Conversations:
+    return Conversations(runner, 1 << 30, 1 << 30, Library(root=root))
 
 
 class Asked:
@@ -100,7 +109,7 @@ def test_an_answer_that_comes_back_without_its_reasoning_loses_no_prompt(
 def test_an_answer_is_that_of_the_same_request_alone(pool: Conversations, tmp_path: Path) -> None:
     prompts = [[*ids_of(200, each % 2), *ids_of(90, each)] for each in range(6)]
     for ids in prompts:
-        fresh = Conversations(pool.runner, 0, 0, tmp_path)
+        fresh = Conversations(pool.runner, 0, 0, Library(root=tmp_path))
         assert Asked(pool, ids).answer == Asked(fresh, ids).answer
 
 
@@ -136,22 +145,22 @@ def test_the_least_recently_used_go_to_disk_and_come_back(
     tiny_folder: Path, tmp_path: Path
 ) -> None:
     runner = kvlite.load(str(tiny_folder), **GIVEN)
-    pool = Conversations(runner, 1 << 30, 1 << 30, tmp_path / "files")
+    pool = Conversations(runner, 1 << 30, 1 << 30, Library(root=tmp_path / "files"))
     asked = [Asked(pool, ids_of(300, each)) for each in range(3)]
     one = pool.kept[0].memory_bytes
     pool.keep = 2 * one + one // 2
     asked.append(Asked(pool, ids_of(300, 3)))
     assert [each.talk is None for each in pool.kept] == [True, True, False, False]
-    files = sorted((tmp_path / "files").iterdir())
+    files = files_in(tmp_path / "files")
     assert len(files) == 2 and files[0].stat().st_mode & 0o077 == 0
-    fresh = Conversations(runner, 0, 0, tmp_path)
+    fresh = Conversations(runner, 0, 0, Library(root=tmp_path))
     ids = [*asked[0].ids, *ids_of(80, 9)]
     again = Asked(pool, ids)
     assert again.read <= 81 and again.answer == Asked(fresh, ids).answer
     pool.keep_disk = one + one // 2
     Asked(pool, ids_of(300, 8))
     held = [each for each in pool.kept if each.talk is None]
-    assert len(held) == len([*(tmp_path / "files").iterdir()]) == 1
+    assert len(held) == len(files_in(tmp_path / "files")) == 1
     held[0].path.write_bytes(b"damaged")
     ids = [*held[0].ids, 5]
     assert Asked(pool, ids).read == len(ids)
@@ -162,7 +171,7 @@ def test_another_server_goes_on_with_what_was_kept(
     tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runner = kvlite.load(str(tiny_folder), **GIVEN)
-    pool = Conversations(runner, 1 << 30, 1 << 30, tmp_path)
+    pool = Conversations(runner, 1 << 30, 1 << 30, Library(root=tmp_path))
     asked = [Asked(pool, ids_of(300, each)) for each in range(3)]
     Asked(pool, ids_of(20, 9))
     (talk, *_) = (each.talk for each in pool.kept)
@@ -180,11 +189,12 @@ def test_another_server_goes_on_with_what_was_kept(
     pool.keep_disk = 5 * one // 2
     pool.set_aside()
     assert pool.held_bytes == 0
-    (tmp_path / "9.kv").write_bytes(b"none")
-    (tmp_path / "x.kv").write_bytes(b"none")
-    later = Conversations(runner, 1 << 30, 1 << 30, tmp_path)
+    record = pool.library.new()
+    pool.library.save(record)
+    pool.library.whole(record.id).write_bytes(b"none")  # which is passed over, and stays
+    later = Conversations(runner, 1 << 30, 1 << 30, Library(root=tmp_path))
     later.resume()
-    assert len(later.kept) == len([*tmp_path.iterdir()]) == 2
+    assert len(later.kept) == len(files_in(tmp_path)) - 1 == 2
     for each, known in zip(asked, (False, True, True), strict=True):
         ids = [*each.ids, *ids_of(80, 7)]
         assert Asked(later, ids).read == (80 + 1 if known else len(ids))
@@ -193,21 +203,22 @@ def test_another_server_goes_on_with_what_was_kept(
 
 def test_what_is_idle_outlives_a_server_that_is_killed(tiny_folder: Path, tmp_path: Path) -> None:
     runner = kvlite.load(str(tiny_folder), **GIVEN)
-    pool = Conversations(runner, 1 << 30, 1 << 30, tmp_path)
+    pool = Conversations(runner, 1 << 30, 1 << 30, Library(root=tmp_path))
     first, second = Asked(pool, ids_of(300, 0)), Asked(pool, ids_of(300, 1))
     Asked(pool, ids_of(20, 9))
     assert pool.store_idle() and pool.store_idle() and not pool.store_idle()
     again = Asked(pool, [*first.ids, *ids_of(80, 2)])
     assert again.read <= 81  # from memory
-    kept = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    kept = {path: path.read_bytes() for path in files_in(tmp_path)}
     assert len(kept) == 2
-    later = Conversations(runner, 1 << 30, 1 << 30, tmp_path)
+    later = Conversations(runner, 1 << 30, 1 << 30, Library(root=tmp_path))
     later.resume()  # nobody closed the first one
     for each in (first, second):
         assert Asked(later, [*each.ids, *ids_of(80, 3)]).read <= 81
-    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == kept
+    assert {path: path.read_bytes() for path in files_in(tmp_path)} == kept
     assert later.store_idle() and later.store_idle() and not later.store_idle()
-    assert len([*tmp_path.iterdir()]) == 2 and not {*kept} & {*tmp_path.iterdir()}
+    assert files_in(tmp_path) == [*kept]
+    assert all(path.read_bytes() != before for path, before in kept.items())
 
 
 def test_what_could_not_be_written_is_tried_again_or_forgotten(
@@ -216,7 +227,7 @@ def test_what_could_not_be_written_is_tried_again_or_forgotten(
     room, pool.keep_disk = pool.keep_disk, 1
     asked = [Asked(pool, ids_of(300, each)) for each in range(2)]
     assert pool.store_idle() and pool.store_idle() and not pool.store_idle()
-    assert [*tmp_path.iterdir()] == []
+    assert files_in(tmp_path) == []
     pool.keep = 0
     asked.append(Asked(pool, ids_of(300, 2)))
     assert len(pool.kept) == 1  # the others are nowhere
@@ -243,7 +254,7 @@ class Device:
 def test_as_many_leave_memory_as_the_next_turn_takes_the_least_recently_used_first(
     tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pool = Conversations(kvlite.load(str(tiny_folder), **GIVEN), 1 << 30, 1 << 30, tmp_path)
+    pool = pool_in(tmp_path, kvlite.load(str(tiny_folder), **GIVEN))
     device = Device(pool, monkeypatch)
     device.size = 1 << 30
     asked = [Asked(pool, ids_of(count, seed)) for seed, count in enumerate((300, 20, 300, 300))]
@@ -266,7 +277,7 @@ def test_as_many_leave_memory_as_the_next_turn_takes_the_least_recently_used_fir
     ids = [*asked[2].ids, *ids_of(80, 6)]
     again = Asked(pool, ids)
     assert again.read <= 81 and [each.talk is None for each in pool.kept].count(False) == 1
-    fresh = Conversations(pool.runner, 0, 0, tmp_path / "fresh")
+    fresh = Conversations(pool.runner, 0, 0, Library(root=tmp_path / "fresh"))
     assert again.answer == Asked(fresh, ids).answer
 
 
@@ -274,7 +285,7 @@ def test_beside_others_a_turn_for_which_there_is_no_room_waits(
     tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is as if it had not been asked, and then takes what they leave."""
-    pool = Conversations(kvlite.load(str(tiny_folder), **GIVEN), 1 << 30, 1 << 30, tmp_path)
+    pool = pool_in(tmp_path, kvlite.load(str(tiny_folder), **GIVEN))
     device, lacks = Device(pool, monkeypatch), list[int]()
     first = Asked(pool, ids_of(300, 0))
     going = pool.answer(ids_of(300, 1), {}, NO_CALLBACKS, ignore_eos=True)
@@ -319,7 +330,7 @@ def test_what_cannot_be_opened_for_want_of_memory_stays_on_disk(
     tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While others take it; those who are idle leave it."""
-    pool = Conversations(kvlite.load(str(tiny_folder), **GIVEN), 1 << 30, 1 << 30, tmp_path)
+    pool = pool_in(tmp_path, kvlite.load(str(tiny_folder), **GIVEN))
     first = Asked(pool, ids_of(300, 0))
     pool.set_aside()
     device, opens = Device(pool, monkeypatch), kvlite.Runner.open
@@ -348,25 +359,24 @@ def test_a_disk_that_fails_fails_no_answer(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """As read-only and full disks do, and links to nowhere."""
-    pool.keep, pool._shared = 1, tmp_path.parent
-    (tmp_path.parent / "gone.kv").symlink_to(tmp_path / "nowhere")
+    pool.keep = 1
+    gone = pool.library.new()
+    pool.library.save(gone)
+    pool.library.whole(gone.id).symlink_to(tmp_path / "nowhere")
     first, second = Asked(pool, ids_of(300, 0)), Asked(pool, ids_of(300, 1))
     assert [each.path is not None for each in pool.kept] == [True, False]
 
     def fails(*args: Any, **given: Any) -> Any:
         raise OSError(30, "Read-only file system")
 
-    unlink, save = Path.unlink, kvlite.Conversation.save
+    save = kvlite.Conversation.save
 
     # Servers of other tests may be storing what they keep meanwhile.
-    def unlink_here(path: Path, **given: Any) -> None:
-        fails() if path.is_relative_to(tmp_path.parent) else unlink(path, **given)
-
     def save_here(talk: kvlite.Conversation, *args: Any, **given: Any) -> Any:
         here = any(each.talk is talk for each in pool.kept)
         return fails() if here else save(talk, *args, **given)
 
-    monkeypatch.setattr(Path, "unlink", unlink_here)
+    monkeypatch.setattr(pool.library, "remove", fails)
     monkeypatch.setattr(kvlite.Conversation, "save", save_here)
     for number in range(3):
         first = Asked(pool, [*first.ids, *ids_of(20, 10 + number)])

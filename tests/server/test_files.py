@@ -11,7 +11,8 @@ import openai
 import pytest
 
 from kvlite.config.settings import Settings
-from kvlite.conversation import library
+from kvlite.conversation.entries import add_document
+from kvlite.conversation.library import Library
 from kvlite.documents import Document
 from kvlite.model.chat_template import all_of, question_about
 from kvlite.server import files
@@ -115,7 +116,7 @@ def test_a_document_of_the_library_is_there_by_its_name(own: Server) -> None:
     talk = runner.conversation()
     talk.documents = (Document("crane.txt", TEXT, ()),)
     assert talk.read_ahead(all_of(talk.documents))
-    path = library.add(talk, "crane").path
+    path = add_document(Library(), talk, "crane").path / "whole.kv"
     before = path.read_bytes()
     body = {"messages": said("How?"), "kvlite": {"documents": ["crane"]}}
     made = [own.http.post(CHAT, json=body).json() for _ in range(2)]

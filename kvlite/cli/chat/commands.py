@@ -11,6 +11,7 @@ from kvlite.cli.chat import typed, views
 from kvlite.cli.screen import source_lines
 from kvlite.config.settings import OPTIONS
 from kvlite.config.units import readable
+from kvlite.conversation.file_info import about
 from kvlite.conversation.metrics import Piece, told
 from kvlite.conversation.session import Session, saved_as
 from kvlite.conversation.verify import difference
@@ -281,13 +282,15 @@ def _save(session: Session, terminal: "ChatTerminal", argument: str) -> None:
 def _load(session: Session, terminal: "ChatTerminal", argument: str) -> None:
     if not argument:
         raise SettingError("which one: /load NAME")
-    about = saved_as(argument)
-    if about.light:
-        terminal.work("Reading", lambda callbacks: session.load(about.path, None, callbacks))
+    path, entry = saved_as(argument)
+    if about(path).light:
+        why = terminal.work("Reading", lambda callbacks: session.load(path, entry, None, callbacks))
     else:
         with terminal.leaving_on_interrupt("Loading") as progress:
-            session.load(about.path, progress, NO_CALLBACKS)
+            why = session.load(path, entry, progress, NO_CALLBACKS)
     terminal.say(f"{argument}: {views.counted(session.messages)}. It goes on.")
+    if why:
+        terminal.say(f"{why}. What is said here is kept with /save under another name.")
     _say_waiting(session, terminal)
 
 

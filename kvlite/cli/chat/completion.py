@@ -12,7 +12,7 @@ from kvlite.cli.chat.commands import COMMANDS, command_named
 from kvlite.cli.chat.typed import command_in, option_named, shown_name
 from kvlite.config.paths import SUFFIX
 from kvlite.config.settings import OPTIONS
-from kvlite.conversation.library import library_folder
+from kvlite.conversation.convert import open_library
 from kvlite.errors import SettingError
 
 
@@ -55,9 +55,9 @@ def _files(rest: str) -> Iterator[Completion]:
 
 
 def _saved(rest: str) -> Iterator[Completion]:
-    for path in sorted(library_folder().glob(f"*{SUFFIX}")):
-        if path.stem.startswith(rest):
-            yield _completion(path.stem, rest, "in the library")
+    for record in open_library().records():
+        if record.title.startswith(rest):
+            yield _completion(record.title, rest, "in the library")
     for found in _paths(rest):
         if found.text.endswith(os.sep) or Path(found.text).suffix in (".md", SUFFIX):
             yield found

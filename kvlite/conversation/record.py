@@ -1,9 +1,10 @@
-"""What people see of a conversation: kept on disk, and shown before the engine opens it."""
+"""What people see of a conversation or a document: kept on disk, and shown before the engine opens
+it."""
 
 import json
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from hashlib import sha256
 from typing import Any, ClassVar
@@ -11,9 +12,12 @@ from typing import Any, ClassVar
 from pydantic import ConfigDict, TypeAdapter
 
 from kvlite.config.checked_file import of_type, sound
-from kvlite.conversation.session import Session
+from kvlite.config.settings import LOADING, Settings
+from kvlite.conversation.message import Message
 from kvlite.methods import renamed
 
+# What `made_by` says of a server's conversations.
+SERVER = "server"
 # Characters of a message that serve as its name.
 _NAME = 48
 
@@ -53,6 +57,11 @@ class Record:
         elsewhere: what was said on other branches only.
         waiting: names of documents that the next message will be about.
         draft: a message that was sent and has no answer yet.
+        is_document: whether it is a document that was read, with which conversations begin; none is
+            written in its place.
+        made_by: SERVER for what a server's client said; "" for what was typed here.
+        earlier: how many of `said` come before its branches, as they were a program's prompt: none
+            of them can be edited.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
@@ -69,6 +78,9 @@ class Record:
     elsewhere: list[str] = field(default_factory=list)
     waiting: list[str] = field(default_factory=list)
     draft: str = ""
+    is_document: bool = False
+    made_by: str = ""
+    earlier: int = 0
 
     @property
     def title(self) -> str:
@@ -93,7 +105,8 @@ class Record:
 
     def before(self, number: int) -> int:
         """How many messages precede the user's message `number`, counted from 1."""
-        users = [index for index, each in enumerate(self.said) if each.role == "user"]
+        later = enumerate(self.said[self.earlier :], self.earlier)
+        users = [index for index, each in later if each.role == "user"]
         return users[number - 1] if 1 <= number <= len(users) else len(self.said)
 
     def name_after(self, text: str) -> None:
@@ -106,6 +119,23 @@ class Record:
         texts += [text for each in self.said for text in (each.text, *each.documents)]
         whole = "\n".join(texts).casefold()
         return all(word in whole for word in query.casefold().split())
+
+    def update(
+        self,
+        branches: Sequence[list[StoredMessage]],
+        current: int,
+        given: Settings,
+        waiting: Sequence[str],
+    ) -> None:
+        """Say how it is now: what was said on its branches, the settings it began with, and names
+        of the documents that its next message will be about."""
+        self.began = self.began or {
+            name: value for name, value in vars(given).items() if name not in LOADING
+        }
+        self.said, self.used = [*self.said[: self.earlier], *branches[current]], time.time()
+        self.model = given.model
+        self.waiting = [*waiting]
+        self.branches, self.elsewhere = branches_of(branches, current)
 
     def to_json(self) -> str:
         """The content of its file."""
@@ -152,12 +182,12 @@ def keys_of(said: Sequence[StoredMessage]) -> list[str]:
     return found
 
 
-def said_in(session: Session, messages: Sequence[dict[str, Any]]) -> list[StoredMessage]:
-    """Messages of a conversation as people see them: the user's as they were typed."""
-    typed, found = iter(session.typed(messages)), []
+def stored(messages: Sequence[dict[str, Any]], typed: Iterable[Message]) -> list[StoredMessage]:
+    """Messages of a conversation as people see them: the user's as they were `typed`."""
+    asked, found = iter(typed), []
     for each in messages:
         if each["role"] == "user":
-            message = next(typed)
+            message = next(asked)
             names = tuple(document.name for document in message.documents)
             found.append(StoredMessage("user", message.text, names))
         else:
