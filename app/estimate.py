@@ -6,8 +6,8 @@ from html import escape
 from kvlite.config.settings import OPTIONS, Settings
 from kvlite.config.units import readable
 from kvlite.model.devices import choose_devices
-from kvlite.model.making import load_transformers, making_modules
 from kvlite.model.source import find_config
+from kvlite.model.transformers_lock import load_transformers, making_modules
 from kvlite.planner.candidates import planner_here
 from kvlite.planner.max_context import reach
 from kvlite.planner.plan import Plan, Planner

@@ -174,7 +174,7 @@ def test_budgets_by_layer_groups_sum_exactly_and_fall(
     groups = [0]
     for drop in drops:
         groups.append(groups[-1] + drop)
-    budgets = by_groups(groups, average, seen, beside=8, beta=beta, least=2)
+    budgets = by_groups(groups, average, seen, reserved=8, beta=beta, least=2)
     assert sum(budgets) == average * len(groups)
     if seen > average:
         assert max(budgets) <= max(seen, average) and min(budgets) >= 10

@@ -159,14 +159,14 @@ def test_one_vote_for_all_heads_leaves_nothing_to_compete_for(option: str) -> No
     layers=st.integers(1, 40),
     average=st.integers(9, 300),
     beyond=st.integers(-5, 2000),
-    beside=st.integers(0, 8),
+    reserved=st.integers(0, 8),
     beta=st.floats(1, 40).map(lambda value: round(value, 2)),
 )
 def test_falling_lines_sum_and_equal_the_oracle(
     kind: LayerLine, layers: int, average: int, beyond: int, beside: int, beta: float
 ) -> None:
     n = average + beyond
-    ours = layer_line(kind, average, layers, n, beside=beside, beta=beta)
+    ours = layer_line(kind, average, layers, n, reserved=beside, beta=beta)
     assert sum(ours) == average * layers
     assert ours == sorted(ours, reverse=True)
     assert min(ours) >= min(average, beside + 1)
@@ -176,7 +176,7 @@ def test_falling_lines_sum_and_equal_the_oracle(
 
 def test_lines_from_flat_to_steep() -> None:
     kinds: tuple[LayerLine, ...] = ("uniform", "pyramid", "geometric", "exponential")
-    firsts = [layer_line(kind, 64, 30, 4000, beside=8, beta=20)[0] for kind in kinds]
+    firsts = [layer_line(kind, 64, 30, 4000, reserved=8, beta=20)[0] for kind in kinds]
     assert firsts == sorted(firsts) and firsts[0] == 64 and firsts[1] == 8 + 109
     assert len({*firsts}) == 4
 

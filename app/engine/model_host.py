@@ -17,8 +17,8 @@ from kvlite.conversation.session import Session
 from kvlite.errors import ContextError, SettingError
 from kvlite.memory.free import held_bytes, return_memory
 from kvlite.model.files import fingerprint
-from kvlite.model.making import load_transformers
 from kvlite.model.text_limit import require_fits
+from kvlite.model.transformers_lock import load_transformers
 from kvlite.planner.usage import Holding, holding
 from kvlite.web.work import PAUSE, Work, without_traceback
 

@@ -120,10 +120,10 @@ def surprise(
     branch that is made to say all of them."""
     nats: list[list[float]] = [[] for _ in branches]
 
-    def judge(index: int, begin: int, logits: Tensor) -> None:
+    def compare_logits(index: int, begin: int, logits: Tensor) -> None:
         for place, row in enumerate(logits, begin):
             if place in at:
                 nats[index].append(-float(row.log_softmax(-1)[ids[place]]))
 
-    teacher_force(model, branches, ids, judge)
+    teacher_force(model, branches, ids, compare_logits)
     return [fmean(each) for each in nats]

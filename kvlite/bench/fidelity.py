@@ -182,12 +182,12 @@ def _beside(
     truth, kept = _truth(model, whole, branches, after[:-1])
     sums = torch.zeros(len(branches), 3, dtype=torch.float64)
 
-    def judge(index: int, at: int, logits: Tensor) -> None:
+    def compare_logits(index: int, at: int, logits: Tensor) -> None:
         if at:
             wanted = torch.tensor(after[at : at + len(logits)], device=logits.device)
             sums[index] += _distance(truth[at - 1 : at - 1 + len(logits)], logits, wanted).cpu()
 
-    teacher_force(model, branches, after, judge)
+    teacher_force(model, branches, after, compare_logits)
     scored = len(after) - 1
     means = (sums / scored).tolist()
     return [

@@ -185,14 +185,14 @@ class KvliteLM(TemplateLM):  # type: ignore[misc]
     def _score(self, branch: Branch, ids: Sequence[int]) -> tuple[float, bool]:
         total, greedy = 0.0, True
 
-        def judge(_: int, begin: int, logits: Tensor) -> None:
+        def compare_logits(_: int, begin: int, logits: Tensor) -> None:
             nonlocal total, greedy
             wanted = logits.new_tensor(ids[begin : begin + len(logits)]).long()
             own = logits.log_softmax(-1).gather(-1, wanted[:, None])
             total += float(own.double().sum())
             greedy &= bool((logits.argmax(-1) == wanted).all())
 
-        teacher_force(self.runner.model, [branch], ids, judge)
+        teacher_force(self.runner.model, [branch], ids, compare_logits)
         return total, greedy
 
 

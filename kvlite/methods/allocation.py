@@ -103,7 +103,7 @@ def layer_line(
     layers: int,
     seen: int,
     *,
-    beside: int,
+    reserved: int,
     beta: float,
     least: int = 1,
 ) -> list[int]:
@@ -117,23 +117,29 @@ def layer_line(
 
     Args:
         average, seen, beta, least: as for `pyramid`.
-        beside: entries that every layer keeps beside the line.
+        reserved: entries that every layer keeps beside the line.
     """
     if seen <= average or layers == 1 or kind == "uniform" or kind in BY_SCORES:
         return [average] * layers
     if kind == "pyramid":
-        return pyramid(average, layers, seen, window=beside, beta=beta, least=least)
+        return pyramid(average, layers, seen, window=reserved, beta=beta, least=least)
     steepness = 1 if kind == "geometric" else 2
     factor = (2 * beta - 1) ** (-steepness / (layers - 1))
     falling = [factor**layer for layer in range(layers)]
-    chosen = average - beside
+    chosen = average - reserved
     line = [chosen * layers * share / sum(falling) for share in falling]
-    rounded = largest_remainder(line, chosen * layers, min(least, chosen), seen - beside)
-    return [entries + beside for entries in rounded]
+    rounded = largest_remainder(line, chosen * layers, min(least, chosen), seen - reserved)
+    return [entries + reserved for entries in rounded]
 
 
 def by_groups(
-    groups: Sequence[int], average: int, seen: int, *, beside: int, beta: float, least: int = 1
+    groups: Sequence[int],
+    average: int,
+    seen: int,
+    *,
+    reserved: int,
+    beta: float,
+    least: int = 1,
 ) -> list[int]:
     """Budgets that fall evenly from the first group of layers to the last; layers of a group get
     the same, but for rounding.
@@ -144,18 +150,18 @@ def by_groups(
 
     Args:
         groups: the group of each layer, rising from 0.
-        average, seen, beside, beta, least: as for `layer_line`.
+        average, seen, reserved, beta, least: as for `layer_line`.
     """
     if seen <= average or not max(groups):
         return [average] * len(groups)
-    chosen, layers = average - beside, len(groups)
+    chosen, layers = average - reserved, len(groups)
     low = chosen / beta
     falls = [group / max(groups) for group in groups]
     fall = sum(falls) / layers
     high = (chosen - fall * low) / (1 - fall)
     line = [high - (high - low) * each for each in falls]
-    rounded = largest_remainder(line, chosen * layers, min(least, chosen), seen - beside)
-    return [entries + beside for entries in rounded]
+    rounded = largest_remainder(line, chosen * layers, min(least, chosen), seen - reserved)
+    return [entries + reserved for entries in rounded]
 
 
 def filled(budgets: Sequence[int], held: Sequence[int]) -> list[int]:

@@ -45,7 +45,7 @@ class H2O(Scored):
         return Decoding(rows=1, cumulative=True, evict=self.evict)
 
     def score(self, head_group: KVHeadGroup, window: Window) -> Tensor:
-        return window.beside(self._weight(head_group, window.end))
+        return window.to_scoring_device(self._weight(head_group, window.end))
 
     def evict(self, head_group: KVHeadGroup, budget: int, position: Position) -> Tensor:
         """The lightest entry that is not recent; the newcomer counts to the recent ones."""

@@ -46,4 +46,4 @@ class KVzip(Scored):
         return Prefilling(reconstruction=Reconstruction(self.passage, self.sinks))
 
     def score(self, head_group: KVHeadGroup, window: Window) -> Tensor:
-        return window.beside(head_group.scores())
+        return window.to_scoring_device(head_group.scores())

@@ -59,7 +59,7 @@ class ScoringBackend:
         for block in blocks:
             yield block.softmax.probabilities(block.whole())
 
-    def beside(self, tensor: Tensor) -> Tensor:
+    def to_scoring_device(self, tensor: Tensor) -> Tensor:
         """A tensor from the device, moved to where attention is."""
         return tensor
 

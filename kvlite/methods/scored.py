@@ -74,7 +74,7 @@ class Scored(Method):
     def score(self, head_group: KVHeadGroup, window: Window) -> Tensor:
         """How much each entry of a head group, ascending in position, matters: `(batch, heads,
         used)` float32, at the window's place. `window_scores` are there already; move anything
-        computed from the head group alone there with `window.beside`.
+        computed from the head group alone there with `window.to_scoring_device`.
 
         Args:
             window: as many of the last queries as `needs` asks for.
@@ -85,7 +85,7 @@ class Scored(Method):
         return self.sinks, self.window
 
     @property
-    def beside(self) -> int:
+    def reserved_per_layer(self) -> int:
         """Entries that every layer keeps beside what is shared out over layers."""
         return 0
 
@@ -143,12 +143,13 @@ class Scored(Method):
         return replace(self, calibration=replace(known, layer_ranks=seeing))
 
     def layer_budgets(self, layers: int, average: int, seen: int) -> list[int]:
-        beside, least, beta = self.beside, self.min_budget - self.beside, self.beta
+        reserved, beta = self.reserved_per_layer, self.beta
+        least = self.min_budget - reserved
         if self.layers == "rank":
             groups = layer_groups(self.measured.layer_ranks, self.drop)
-            return by_groups(groups, average, seen, beside=beside, beta=beta, least=least)
+            return by_groups(groups, average, seen, reserved=reserved, beta=beta, least=least)
         given = self.layers, average, layers, seen
-        return layer_line(*given, beside=beside, beta=beta, least=least)
+        return layer_line(*given, reserved=reserved, beta=beta, least=least)
 
     @cached_property
     def across(self) -> Across:
@@ -171,10 +172,10 @@ class Scored(Method):
         scores = [self.score(head_group, window) for head_group in view.head_groups]
         if view.structural is not None and self.needs_text:
             for head_group, each in zip(view.head_groups, scores, strict=True):
-                each *= window.beside(self._structure(head_group, view.structural))
+                each *= window.to_scoring_device(self._structure(head_group, view.structural))
         if self.heads_agree:
             positions = [
-                window.beside(head_group.positions[:, :, : head_group.used])
+                window.to_scoring_device(head_group.positions[:, :, : head_group.used])
                 for head_group in view.head_groups
             ]
             scores = over_heads(scores, positions, window.end)

@@ -58,9 +58,9 @@ class Window:
         """Where `blocks` are."""
         return self.backend.place(self.queries.device)
 
-    def beside(self, tensor: Tensor) -> Tensor:
+    def to_scoring_device(self, tensor: Tensor) -> Tensor:
         """A head group's tensor, at the place where `blocks` are."""
-        return self.backend.beside(tensor)
+        return self.backend.to_scoring_device(tensor)
 
     def distances(self, positions: Tensor) -> Tensor:
         """How many tokens each row is behind entries at `positions` (batch, n): `(batch, rows, n)`,

@@ -133,7 +133,7 @@ def attended_tokens(
     if sinks:
         head_group = view.head_groups[0]
         positions = head_group.positions[0, 0, : head_group.used][-through:]
-        votes = votes.masked_fill(window.beside(positions) < sinks, torch.inf)
+        votes = votes.masked_fill(window.to_scoring_device(positions) < sinks, torch.inf)
     votes = window.backend.scores(votes)
     recent = torch.arange(through - last, through, device=votes.device)
     return torch.cat([top(votes[:-last], width - last), recent])

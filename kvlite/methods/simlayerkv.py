@@ -141,7 +141,9 @@ class SimLayerKV(Wrapper):
         shares = []
         for head_group in head_groups:
             for head in range(len(head_group.heads)):
-                positions = window.beside(head_group.positions[:, head, : head_group.used])
+                positions = window.to_scoring_device(
+                    head_group.positions[:, head, : head_group.used]
+                )
                 near = window.distances(positions) - (0 if self.own else 1)
                 inside = (near >= 0) & (near < line - self.sinks)
                 inside |= positions[:, None] < self.sinks

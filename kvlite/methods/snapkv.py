@@ -28,7 +28,7 @@ class SnapKV(Observed):
     at_least = {"window": 1}
 
     @property
-    def beside(self) -> int:
+    def reserved_per_layer(self) -> int:
         return self.window
 
     @cached_property

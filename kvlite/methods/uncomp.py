@@ -77,7 +77,7 @@ class UNComp(Observed):
         return Decoding(rows=self.window, evict=self.evict)
 
     @property
-    def beside(self) -> int:
+    def reserved_per_layer(self) -> int:
         return self.window
 
     @property
@@ -97,7 +97,7 @@ class UNComp(Observed):
         rows: dict[int, Tensor] = {}
         for head_group in view.head_groups:
             weights = window_rows(head_group, window)
-            positions = window.beside(head_group.positions[:, :, : head_group.used])
+            positions = window.to_scoring_device(head_group.positions[:, :, : head_group.used])
             place = positions[:, :, None].long().expand_as(weights)
             # By position, since heads may differ after earlier turns.
             looks = weights.new_zeros(*weights.shape[:3], window.end).scatter_(3, place, weights)

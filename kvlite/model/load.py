@@ -29,9 +29,9 @@ from kvlite.model.jinja_template import source_of
 from kvlite.model.latents import keep_latents
 from kvlite.model.layers import Layers
 from kvlite.model.llama4 import tell_positions
-from kvlite.model.making import loading, making_modules
 from kvlite.model.shape import PLACE, ModelShape, described, transformers_config
 from kvlite.model.step_layers import StepLayer, step_layers
+from kvlite.model.transformers_lock import loading, making_modules
 from kvlite.model.weights import Weights, held_tensors, hush_bitsandbytes, keep_odd_sizes_unpacked
 from kvlite.ops.device import has_triton
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from kvlite.model.architectures import architecture
-from kvlite.model.making import making_modules
 from kvlite.model.shape import Parts
+from kvlite.model.transformers_lock import making_modules
 
 if TYPE_CHECKING:
     from kvlite.model.weights import Weights

@@ -248,7 +248,7 @@ def shape_of(config: Any) -> ModelShape:
     """The shape a transformers config describes; weights are counted on the meta device."""
     import torch
 
-    from kvlite.model.making import meta_module
+    from kvlite.model.transformers_lock import meta_module
 
     own = architecture(config.model_type)
     width: int | list[int] = getattr(config, own.width)

@@ -4,8 +4,8 @@ from pathlib import Path
 from typing import Any
 
 from kvlite.model.attention_interface import ATTENTION, register_attention
-from kvlite.model.making import keeps_float32, making_modules
 from kvlite.model.shape import transformers_config
+from kvlite.model.transformers_lock import keeps_float32, making_modules
 from kvlite.model.weights import Weights, hush_bitsandbytes
 
 

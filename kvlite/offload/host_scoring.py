@@ -179,7 +179,7 @@ class HostSoftmax(HostScores):
         self.host_transfer.arrive(ticket)
         return softmax.probabilities(logits)
 
-    def beside(self, tensor: Tensor) -> Tensor:
+    def to_scoring_device(self, tensor: Tensor) -> Tensor:
         return self.host_transfer.fetch(tensor)
 
     def scores(self, scores: Tensor) -> Tensor:

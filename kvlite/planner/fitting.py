@@ -14,8 +14,8 @@ from kvlite.config.settings import Settings
 from kvlite.config.units import readable
 from kvlite.errors import KvliteError, sentence
 from kvlite.model.devices import choose_devices
-from kvlite.model.making import load_transformers, making_modules
 from kvlite.model.source import find_config
+from kvlite.model.transformers_lock import load_transformers, making_modules
 from kvlite.planner.candidates import open_planner, planner_here
 from kvlite.planner.plan import Plan, Planner
 

@@ -8,10 +8,10 @@ from kvlite.model.calibration import Calibration
 from kvlite.model.experts import experts_of, take_one_by_one
 from kvlite.model.layers import Layers
 from kvlite.model.load import LoadedModel
-from kvlite.model.making import meta_module
 from kvlite.model.packing import pack
 from kvlite.model.quantizing import quantize_experts
 from kvlite.model.shape import ModelShape
+from kvlite.model.transformers_lock import meta_module
 from kvlite.model.weights import Weights
 from kvlite.ops.device import has_triton
 

@@ -13,9 +13,9 @@ from kvlite.config.settings import Settings
 from kvlite.conversation.runner import Runner
 from kvlite.model.attention_interface import ATTENTION, register_attention
 from kvlite.model.load import LoadedModel
-from kvlite.model.making import meta_module
 from kvlite.model.packed_linear import PackedLinear, PackedWeights
 from kvlite.model.shape import shape_of
+from kvlite.model.transformers_lock import meta_module
 from kvlite.model.weights import PLAIN, Weights
 from kvlite.ops.blocks import BlockFormat
 from tests.conftest import EXPERTS, SIZES, IntegerTokenizer, made_up_calibration

@@ -187,8 +187,8 @@ def module_of(folder: Path) -> tuple[Any, Any, Any]:
     """transformers' config in a folder, and the model and its MTP head on the meta device."""
     import torch
 
-    from kvlite.model.making import meta_module
     from kvlite.model.mtp import empty_mtp, has_mtp
+    from kvlite.model.transformers_lock import meta_module
 
     config = transformers_config(folder).get_text_config()
     module = meta_module(config, torch.bfloat16)

@@ -12,10 +12,10 @@ from torch import nn
 
 from kvlite.errors import require_uncancelled
 from kvlite.model.gguf.index import GGUFIndex, GGUFReader
-from kvlite.model.making import making_modules
 from kvlite.model.packing import keep_packed, pack_linears
 from kvlite.model.quantizing import quantize_layer
 from kvlite.model.skeleton import empty_module
+from kvlite.model.transformers_lock import making_modules
 from kvlite.model.weights import PLAIN, Weights
 
 # Seconds between two sentences on how far loading is.

@@ -20,12 +20,12 @@ from kvlite.model.files import Stored, fit, parts_of, stored_weights
 from kvlite.model.gguf.index import gguf_alone
 from kvlite.model.layers import LayerGroup
 from kvlite.model.load import LoadedModel, load_module
-from kvlite.model.making import making_modules
 from kvlite.model.mtp import empty_mtp, stored_name
 from kvlite.model.packing import pack_linears
 from kvlite.model.quantizing import quantize_experts, quantize_layer
 from kvlite.model.shape import read_config, read_shape
 from kvlite.model.skeleton import empty_module
+from kvlite.model.transformers_lock import making_modules
 from kvlite.model.weights import MXFP4, PLAIN, Weights, keep_odd_sizes_unpacked
 from kvlite.offload.weights.buffers import (
     FileReader,

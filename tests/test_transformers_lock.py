@@ -11,8 +11,8 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from kvlite.model.load import load_module
-from kvlite.model.making import meta_module
 from kvlite.model.shape import shape_of
+from kvlite.model.transformers_lock import meta_module
 from kvlite.model.weights import Weights
 from kvlite.planner.meta_model import meta_model
 from tests.app.conftest import waited
@@ -53,7 +53,7 @@ def test_weights_are_tied_however_many_threads_make_modules(
     config = LlamaConfig(**SIZES, tie_word_embeddings=True)
     LlamaForCausalLM(config).save_pretrained(tmp_path)
     watched, loads, made = Watched(), threading.Event(), threading.Event()
-    monkeypatch.setattr("kvlite.model.making._LOCK", watched)
+    monkeypatch.setattr("kvlite.model.transformers_lock._LOCK", watched)
     load: Any = AutoModelForCausalLM.from_pretrained
 
     def slowly(*args: Any, **kwargs: Any) -> Any:
@@ -84,7 +84,7 @@ def test_weights_are_tied_however_many_threads_make_modules(
 
 RACE = """
 import threading, time
-from kvlite.model.making import load_transformers
+from kvlite.model.transformers_lock import load_transformers
 
 failed = []
 
