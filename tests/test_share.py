@@ -163,14 +163,14 @@ def test_one_vote_for_all_heads_leaves_nothing_to_compete_for(option: str) -> No
     beta=st.floats(1, 40).map(lambda value: round(value, 2)),
 )
 def test_falling_lines_sum_and_equal_the_oracle(
-    kind: LayerLine, layers: int, average: int, beyond: int, beside: int, beta: float
+    kind: LayerLine, layers: int, average: int, beyond: int, reserved: int, beta: float
 ) -> None:
     n = average + beyond
-    ours = layer_line(kind, average, layers, n, reserved=beside, beta=beta)
+    ours = layer_line(kind, average, layers, n, reserved=reserved, beta=beta)
     assert sum(ours) == average * layers
     assert ours == sorted(ours, reverse=True)
-    assert min(ours) >= min(average, beside + 1)
-    expected = budgets.falling_line(average, layers, n, beside, beta, kind == "exponential", 1)
+    assert min(ours) >= min(average, reserved + 1)
+    expected = budgets.falling_line(average, layers, n, reserved, beta, kind == "exponential", 1)
     assert np.abs(np.subtract(ours, expected)).max() <= 1  # fractions that differ by float noise
 
 
