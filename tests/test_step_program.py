@@ -210,7 +210,7 @@ def test_rows_of_several_conversations(name: str, plain_torch: None) -> None:
 @pytest.fixture
 def plain_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     """No compiled loops, which only a CPU has."""
-    for module in ("cache.quantized", "engine.quantized_attention"):
+    for module in ("cache.quantized", "engine.implementations"):
         monkeypatch.setattr(f"kvlite.{module}.has_compiled", lambda device: False)
 
 

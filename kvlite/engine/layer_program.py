@@ -9,6 +9,7 @@ from torch import Tensor
 from kvlite.cache import KVHeadGroup, LayerCache
 from kvlite.cache.query_log import QueryLog
 from kvlite.cache.recurrent import StateCarrier, States
+from kvlite.engine.implementations import implementation_for
 from kvlite.engine.quantized_attention import DeviceFill, attend_segment
 from kvlite.engine.sparse_attention import SparseAttentionMask
 from kvlite.methods.layer_policy import LayerPolicy
@@ -33,6 +34,7 @@ class LayerProgram:
         last: the slot of each KV head that is filled last, once the token is written.
         log: takes the queries, where somebody watches the layer.
         carrier: of the states of the recurrent layers that run with it, which stay where they are.
+        implementation: of attention in the layer.
         lenders: the layers of the program, by number, whose entries are attended to behind this
             one.
         writes: whether tokens are written; else they are only attended with.
@@ -57,6 +59,7 @@ class LayerProgram:
         self.log = log
         self.carrier = StateCarrier(states or {})
         self.lenders = lenders or {}
+        self.implementation = implementation_for(layer.keys)
         groups, device = layer.head_groups, position.device
         self.heads = heads = [head for group in groups for head in group.heads]
         capacities = [group.residual_keys.shape[2] for group in groups for _ in group.heads]
@@ -250,7 +253,8 @@ class LayerProgram:
                 continue
             end = self.last[heads][0] - self.starts[heads][0]
             fill = None if evicts else DeviceFill(end, packed)
-            out, row = attend_segment(q, group, own, remembers=remembers, fill=fill)
+            given = q, group, own, self.implementation.segment
+            out, row = attend_segment(*given, remembers=remembers, fill=fill)
             outs.append(out.view_as(asked))
             if self.writes and row is not None:
                 self._remember(group, row)

@@ -21,7 +21,7 @@ from torch import Tensor
 from kvlite.cache import KVCache, LayerCache
 from kvlite.engine.cuda_graph import GraphDecoder, graph_decoder
 from kvlite.engine.runs_with import reason_against
-from kvlite.engine.step import StepRows, step
+from kvlite.engine.step import StepRows, step_alone
 from kvlite.memory.free import is_oom, release_memory
 from kvlite.methods.layer_policy import LayerPolicy
 from kvlite.model.load import LoadedModel
@@ -231,9 +231,7 @@ class Speculation:
             rows, logits = replayed
         else:
             rows = self._rows(token_ids)
-            (made,) = step(self.model, [rows])
-            assert isinstance(made, Tensor), "without an OOM policy errors are raised"
-            logits = made
+            logits = step_alone(self.model, rows)
         self._ahead, self.proposed = rows, self.proposed + len(token_ids) - 1
         return logits
 

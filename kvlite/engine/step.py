@@ -228,8 +228,10 @@ class StepRows:
 
         try:
             made = self.safely(trimmed)
+        except OutOfMemory:
+            return
         except Exception as error:
-            if not isinstance(error, OutOfMemory) and not is_oom(error):
+            if not is_oom(error):
                 raise
             return
         self.cache.layers[index], self.policies[index] = made, step.policy
@@ -345,6 +347,14 @@ def _unless_short(model: LoadedModel, work: Callable[[], T]) -> T | None:
     return None
 
 
+def step_alone(model: LoadedModel, rows: StepRows) -> Tensor:
+    """As `step`, for one conversation. Raises OutOfMemory if that stopped it."""
+    (logits,) = step(model, [rows])
+    if isinstance(logits, OutOfMemory):
+        raise logits
+    return logits
+
+
 def decode_step(
     model: LoadedModel,
     cache: KVCache,
@@ -363,7 +373,4 @@ def decode_step(
     Returns:
         Logits of the next token, `(batch, vocab)` float32.
     """
-    (logits,) = step(model, [StepRows(model, cache, token_ids[:, None], policies, recall)])
-    if isinstance(logits, OutOfMemory):
-        raise logits
-    return logits
+    return step_alone(model, StepRows(model, cache, token_ids[:, None], policies, recall))

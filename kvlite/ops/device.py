@@ -18,8 +18,14 @@ MANY_ROWS = 64
 @cache
 def has_bfloat16() -> bool:
     """Whether the CPU multiplies bfloat16 numbers, and loops for that can be compiled."""
-    has_numba = find_spec("numba") is not None
-    return has_numba and bool(torch.cpu.get_capabilities().get("avx512_bf16", False))
+    has_loops = has_compiled(torch.device("cpu"))
+    return has_loops and bool(torch.cpu.get_capabilities().get("avx512_bf16", False))
+
+
+@cache
+def has_compiled(device: torch.device) -> bool:
+    """Whether loops that numba compiles run there."""
+    return device.type == "cpu" and find_spec("numba") is not None
 
 
 @cache

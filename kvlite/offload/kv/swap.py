@@ -7,7 +7,6 @@ from torch import Tensor
 
 from kvlite.cache import KVHeadGroup, Selection
 from kvlite.cache.head_group import wide
-from kvlite.cache.packed import Packed
 from kvlite.cache.quantized import rotation
 from kvlite.offload.kv.store import INDEXED_AT_ONCE
 from kvlite.offload.kv.transfer import KVTransfer
@@ -163,13 +162,11 @@ def swap_on_device(
 
     scores, source, count = query.scores, query.source, query.count
     wanted = Wanted(count, min(scores.shape[2], CANDIDATES * count), SINKS, RECENT)
-    segment, packed = head_group.segment, None
-    if segment is not None:
-        assert isinstance(segment, Packed) and not segment.bits.by_channel
-        packed = segment, rotation(query.queries.shape[3], scores.device)
+    packed = head_group.packed
+    segment = None if packed is None else (packed, rotation(query.queries.shape[3], scores.device))
     host = source.residual_keys, source.residual_values
     given = host, query.queries, query.scale, scores, seen
-    bring_back(head_group, packed, slots, *given, wanted, came, writes=writes)
+    bring_back(head_group, segment, slots, *given, wanted, came, writes=writes)
 
 
 def in_front(missing: Tensor) -> tuple[Tensor, Tensor]:
