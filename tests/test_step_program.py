@@ -119,11 +119,12 @@ def compare(
     settings: Settings = GREEDY,
     *,
     ahead: bool = False,
+    capture: Capture = graph_double.capture,
     **options: Any,
 ) -> GraphDecoder:
     """Answer twice from the same prompt; nothing may differ."""
     plain, mine = read(tiny, method, **options), read(tiny, method, **options)
-    graphs, sampler = mine.decoder(settings), Sampler(settings, tiny.model.device)
+    graphs, sampler = mine.decoder(settings, capture), Sampler(settings, tiny.model.device)
     for _ in range(steps):
         token = sampler(plain.logits, plain.token_ids)
         drawn = graphs.drawn()

@@ -118,12 +118,8 @@ class LayerProgram:
         rooms = [group.room for group, evicts in self._groups if not evicts]
         if trims:
             rooms += [self.policy.budget - group.used for group in groups]
-        if self.recall is not None:  # it was recorded with slots as they were
-            rooms += [self.recall.room] + [
-                group.free if group.segment_len == packed else 0
-                for (group, evicts), packed in zip(self._groups, self._packed, strict=True)
-                if not evicts
-            ]
+        if self.recall is not None:
+            rooms.append(self.recall.room)
         return min(rooms, default=None)
 
     @property
@@ -141,6 +137,8 @@ class LayerProgram:
                 packed += more
                 firsts[number].sub_(more)
                 self._packed[number] += more
+                if self.recall is not None:
+                    self.recall.mark_free(group)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, softmax: Softmax) -> Tensor:
         """As `model.attention_interface.Attender`, for one token of one sequence."""
@@ -221,9 +219,10 @@ class LayerProgram:
     def _recalled(self, queries: Tensor, scale: float, scores: Tensor) -> None:
         """Bring back what the token wants most of what scores `(batch, all KV heads, n)`."""
         assert self.recall is not None
-        for group, own in zip(self.layer.head_groups, self._split(queries, 1), strict=True):
+        every = zip(self.layer.head_groups, self.packed, self._split(queries, 1), strict=True)
+        for group, packed, own in every:
             if any(group is each for each in self.recall.reached):
-                self.recall.bring_back(group, own, scale, scores, writes=self.writes)
+                self.recall.bring_back(group, packed, own, scale, scores, writes=self.writes)
 
     def _at_once(self, queries: Tensor, softmax: Softmax, remembers: bool) -> Tensor:
         """Attention of all KV heads, whose entries lie in the layer's own slots."""
