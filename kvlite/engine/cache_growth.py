@@ -7,7 +7,7 @@ from kvlite.cache import KVCache, LayerCache, Selection
 from kvlite.cache.layer import Mark
 from kvlite.cache.segment import Write
 from kvlite.memory.free import is_oom
-from kvlite.memory.oom import Safely, at_once
+from kvlite.memory.oom import Safely, at_once, unless_short
 from kvlite.methods.layer_policy import LEAST_ROOM, ROOM, LayerPolicy
 from kvlite.offload import Recall
 
@@ -133,9 +133,5 @@ def rewound(layer: LayerCache, marks: list[Mark]) -> LayerCache:
 
 def shrunk(layer: LayerCache, sizes: list[int], policy: LayerPolicy) -> LayerCache:
     """A layer with room for so many entries a head group, if there is memory for the copy."""
-    try:
-        return layer.resized(sizes, policy.method.decoding.rows, policy.quantize_now)
-    except Exception as error:
-        if not is_oom(error):
-            raise
-        return layer
+    given = sizes, policy.method.decoding.rows, policy.quantize_now
+    return unless_short(layer.keys.device, partial(layer.resized, *given)) or layer

@@ -22,7 +22,7 @@ from kvlite.cache import KVCache, LayerCache
 from kvlite.engine.cuda_graph import GraphDecoder, graph_decoder
 from kvlite.engine.runs_with import reason_against
 from kvlite.engine.step import StepRows, step_alone
-from kvlite.memory.free import is_oom, release_memory
+from kvlite.memory.oom import unless_short
 from kvlite.methods.layer_policy import LayerPolicy
 from kvlite.model.load import LoadedModel
 from kvlite.offload import Recall
@@ -253,14 +253,10 @@ class Speculation:
     def _unless_short(self, work: Callable[[], T | None]) -> T | None:
         """Do work that changes nothing before it has all the memory it needs; None, and no
         speculation from here on, if there is too little."""
-        try:
-            return work()
-        except Exception as error:
-            if not is_oom(error):
-                raise
-        # The error is gone here, and with its traceback what the work had made.
+        made = unless_short(self.model.device, lambda: [work()])
+        if made is not None:
+            return made[0]
         self.off = "memory was short"
-        release_memory(self.model.device)
         self.leave()
         return None
 

@@ -27,8 +27,8 @@ from kvlite.engine.oom_actions import cache_oom_actions
 from kvlite.engine.rows_attender import StepsAttender
 from kvlite.engine.sparse_attention import sparse_masks
 from kvlite.errors import OutOfMemory
-from kvlite.memory.free import is_oom, release_memory
-from kvlite.memory.oom import OOMPolicy, T
+from kvlite.memory.free import is_oom
+from kvlite.memory.oom import OOMPolicy, T, unless_short
 from kvlite.methods.layer_policy import LayerPolicy
 from kvlite.model.load import LoadedModel
 from kvlite.model.rotary import rotations_apart
@@ -184,8 +184,8 @@ class StepRows:
             return True
 
         self.cache.writing = self.recall is not None
-        if not _unless_short(self.model, exchanged):
-            _unless_short(self.model, exchanged)
+        if not unless_short(self.model.device, exchanged):
+            unless_short(self.model.device, exchanged)
         self.cache.writing = False
 
     def _enter(self) -> None:
@@ -268,7 +268,7 @@ def step(model: LoadedModel, conversations: Sequence[StepRows]) -> list[Tensor |
             results[each] = error.with_traceback(None)  # which holds what it had made
     together = None
     if len(going) > 1:
-        together = _unless_short(model, partial(_through, model, [*going.values()]))
+        together = unless_short(model.device, partial(_through, model, [*going.values()]))
     try:
         for row, (each, rows) in enumerate(going.items()):
             try:
@@ -333,18 +333,6 @@ def through_layer(
 def _joined(parts: Sequence[Tensor]) -> Tensor:
     """Parts of a batch as one; the one itself, if there is no other."""
     return torch.cat([*parts]) if len(parts) > 1 else parts[0]
-
-
-def _unless_short(model: LoadedModel, work: Callable[[], T]) -> T | None:
-    """Do work that can be done again; None if memory runs out."""
-    try:
-        return work()
-    except Exception as error:
-        if not is_oom(error):
-            raise
-    # The error is gone here, and with its traceback what the work had made.
-    release_memory(model.device)
-    return None
 
 
 def step_alone(model: LoadedModel, rows: StepRows) -> Tensor:
