@@ -14,11 +14,30 @@ from kvlite.methods.layer_policy import layer_policies
 from kvlite.model.packed_linear import PackedWeights
 from kvlite.ops.attention import attend, attend_causal
 from kvlite.ops.blocks import FORMATS
-from kvlite.ops.device import MANY_ROWS, has_bfloat16
+from kvlite.ops.device import MANY_ROWS, has_bfloat16, has_compiled
 from kvlite.ops.softmax import Softmax
 from tests.oracles.packed import blocks, by_gguf
 
-pytestmark = pytest.mark.skipif(not has_bfloat16(), reason="this processor has no AVX512_BF16")
+CAPABLE = torch.cpu.get_capabilities().get("avx512_bf16", False)
+pytestmark = pytest.mark.skipif(
+    not (CAPABLE and has_compiled(torch.device("cpu"))), reason="no loops in bfloat16 run here"
+)
+
+
+@pytest.fixture(autouse=True)
+def wherever_it_can(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also on processors where float32 is faster."""
+    monkeypatch.setattr("kvlite.model.packed_linear.has_bfloat16", lambda: True)
+
+
+@pytest.mark.parametrize(
+    ("processor", "chosen"), [("znver4", True), ("znver5", True), ("emeraldrapids", False)]
+)
+def test_it_is_chosen_where_it_is_faster(
+    processor: str, chosen: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("llvmlite.binding.get_host_cpu_name", lambda: processor)
+    assert has_bfloat16.__wrapped__() == chosen
 
 
 def halves(numbers: Tensor) -> Tensor:

@@ -48,7 +48,7 @@ class Halved:
     half: Tensor
     positions: Tensor
     start: int = 0
-    fixed: bool = True
+    packed: None = None
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:

@@ -269,7 +269,7 @@ def test_what_is_answered_is_indexed_though_memory_ran_out_then(
     model: LoadedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # A compiled loop takes no tensors that could fail.
-    for module in ("engine.compiled_rows", "offload.kv.index"):
+    for module in ("engine.implementations", "offload.kv.index"):
         monkeypatch.setattr(f"kvlite.{module}.has_compiled", lambda device: False)
     given: dict[str, Any] = {**CASES["recall"], "max_new_tokens": 20}
     with Faults(traces=True) as faults:

@@ -16,6 +16,7 @@ from kvlite.cache.selection import Selection
 from kvlite.config.settings import Settings
 from kvlite.conversation.conversation import Conversation
 from kvlite.engine.callbacks import Callbacks
+from kvlite.engine.implementations import implementation_for
 from kvlite.engine.prefill import prefill
 from kvlite.engine.quantized_attention import attend_segment
 from kvlite.engine.step import decode_step
@@ -368,7 +369,9 @@ def test_attention_is_that_over_the_restored_entries(softcap: float | None) -> N
             head_group.keys[:, :, : head_group.used],
             head_group.values[:, :, : head_group.used],
         )
-        out, row = attend_segment(q, head_group, Softmax(0.3, softcap), remembers=True)
+        attend = implementation_for(q).segment
+        given = q, head_group, Softmax(0.3, softcap), attend
+        out, row = attend_segment(*given, remembers=True)
         expected, rows = attend_with_rows(q, keys, values, Softmax(0.3, softcap))
         torch.testing.assert_close(out, expected, atol=1e-5, rtol=1e-4)
         torch.testing.assert_close(row, rows[:, :, 0], atol=1e-6, rtol=1e-4)
@@ -549,7 +552,7 @@ def test_a_copy_has_its_own_storage(llama: Tiny) -> None:
 
 
 def test_a_note_tells_how_to_answer_faster_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvlite.conversation.turn_config.has_compiled", lambda device: False)
+    monkeypatch.setattr("kvlite.engine.implementations.has_compiled", lambda device: False)
     chat = Conversation(make_tiny("llama").model, Settings(kv_bits="8"))
     (note,) = chat.generate([5] * 9, max_new_tokens=1).metrics.notes
     assert note.startswith("numba is not installed") and note.endswith("pip install numba")

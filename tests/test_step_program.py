@@ -119,11 +119,12 @@ def compare(
     settings: Settings = GREEDY,
     *,
     ahead: bool = False,
+    capture: Capture = graph_double.capture,
     **options: Any,
 ) -> GraphDecoder:
     """Answer twice from the same prompt; nothing may differ."""
     plain, mine = read(tiny, method, **options), read(tiny, method, **options)
-    graphs, sampler = mine.decoder(settings), Sampler(settings, tiny.model.device)
+    graphs, sampler = mine.decoder(settings, capture), Sampler(settings, tiny.model.device)
     for _ in range(steps):
         token = sampler(plain.logits, plain.token_ids)
         drawn = graphs.drawn()
@@ -210,7 +211,7 @@ def test_rows_of_several_conversations(name: str, plain_torch: None) -> None:
 @pytest.fixture
 def plain_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     """No compiled loops, which only a CPU has."""
-    for module in ("cache.quantized", "engine.quantized_attention"):
+    for module in ("cache.quantized", "engine.implementations"):
         monkeypatch.setattr(f"kvlite.{module}.has_compiled", lambda device: False)
 
 

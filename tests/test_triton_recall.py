@@ -84,6 +84,7 @@ class Lines:
             KVHeadGroup(self.heads, *own, rows),
             None,
             own[2].shape[2],
+            0,
             tuple(host),
             self.queries.to(DEVICE),
             0.3,
@@ -190,15 +191,15 @@ def test_entries_are_rounded_where_others_were(
     source = [torch.randn(2, 2, 40, dim, generator=random) for _ in range(2)]
     # The last of each line are exact slots, or do not count.
     coming = torch.tensor([[30, 31, 32], [33, 34, 35], [36, 37, 38], [20, 21, 22]])
-    leaving = torch.tensor([[3, 11, 12], [7, 4, 2], [5, 6, 8], [9, 3, 1]])
+    leaving = torch.tensor([[3, 11, 1], [7, 4, 2], [5, 6, 8], [9, 3, 1]])
     missing = torch.tensor([3, 3, 2, 1])
     lists = (each.int().to(DEVICE) for each in (coming, leaving, missing))
-    pack(segment, rotation(dim, DEVICE), slice(1, 3), tuple(map(pinned, source)), *lists)
+    pack(segment, rotation(dim, DEVICE), 3, slice(1, 3), tuple(map(pinned, source)), *lists)
     went = {
         (line // 2, line % 2 + 1, int(leaving[line, i]) - 3): int(coming[line, i])
         for line in range(4)
         for i in range(int(missing[line]))
-        if 3 <= leaving[line, i] < 12
+        if leaving[line, i] >= 3
     }
     assert len(went) == 7
     beyond = [storage.positions, *storage.keys.tensors[1:], *storage.values.tensors[1:]]
@@ -222,3 +223,48 @@ def test_entries_are_rounded_where_others_were(
             assert codes[at].tolist() == quantized.bytes_of(expected, bits)
             assert scales[batch, head, :, place].tolist() == steps[:: dim // held.groups]
             assert zeros[batch, head, :, place].isfinite().all()
+
+
+@pytest.mark.parametrize("on_device", [False, True])
+def test_attention_to_entries_that_leave_is_forgotten(
+    kernel: ModuleType, small: None, on_device: bool
+) -> None:
+    """Of quantized and exact ones, wherever they lie: slots that are free come after each kind."""
+    random, heads, start, packed = torch.Generator().manual_seed(5), (0, 3), 2, 9
+    keys, values = (torch.randn(1, 4, 170, 16, generator=random) for _ in range(2))
+    held = torch.rand(1, 2, 150, generator=random).argsort(-1)[:, :, : 22 + packed].int()
+    own, inside = held.split([22, packed], 2)
+    free = torch.full((1, 2, 3), 170, dtype=torch.int32)
+    bits = KVBits(8, 8, 16, sinks=start)
+    mean = torch.zeros(1, 2, 16, device=DEVICE)
+    whole = Packed.empty(packed + 3, mean, bits, latent=False)
+    whole.clear(slice(None))
+    whole.positions.copy_(torch.cat([inside, free], 2))
+    segment = whole.first(packed)
+    residuals = [torch.zeros(1, 2, 25, 16, device=DEVICE) for _ in range(2)]
+    rows = torch.ones(1, 2, 2, 37, device=DEVICE)
+    slots = torch.cat([own, free], 2).to(DEVICE)
+    group = KVHeadGroup(heads, *residuals, slots, rows, segment=segment, used=31, capacity=37)
+    before = group.positions[:, :, : group.used].clone()
+    came = torch.tensor(0, device=DEVICE)
+    kernel.bring_back(
+        group,
+        (whole if on_device else segment, rotation(16, DEVICE)),
+        25 if on_device else group.residual_len,
+        torch.tensor([packed], device=DEVICE) if on_device else packed,
+        (pinned(keys), pinned(values)),
+        torch.randn(1, 2, 3, 16, generator=random).to(DEVICE),
+        0.3,
+        torch.rand(1, 4, 171, generator=random).to(DEVICE),
+        torch.tensor([150], device=DEVICE) if on_device else 150,
+        kernel.Wanted(COUNT, CANDIDATES, FIRST, RECENT),
+        came,
+    )
+    after = group.positions[:, :, : group.used]
+    gone = before != after
+    quantized_ones = slice(start, start + packed)
+    assert gone[:, :, quantized_ones].any() and gone[:, :, quantized_ones.stop :].any()
+    assert int(gone.sum()) == int(came)
+    expected = (~gone)[:, :, None].expand(-1, -1, 2, -1).float()
+    assert rows[..., : group.used].equal(expected) and (rows[..., group.used :] == 1).all()
+    assert (slots[:, :, 22:] == 170).all() and (whole.positions[:, :, packed:] == 170).all()

@@ -149,6 +149,17 @@ class KVHeadGroup:
         self._write(self.residual_values, self.segment.write_values, values)
 
     @property
+    def packed(self) -> Packed | None:
+        """Its segment, if the entries there are quantized."""
+        return None if self.segment is None else self.segment.packed
+
+    @property
+    def by_entry(self) -> bool:
+        """Whether each of its entries is held by itself, so that any can be replaced."""
+        packed = self.packed
+        return self.segment is None if packed is None else packed.by_entry
+
+    @property
     def segment_len(self) -> int:
         """Entries per head in the segment."""
         return 0 if self.segment is None else self.segment.positions.shape[2]
@@ -167,16 +178,15 @@ class KVHeadGroup:
     @property
     def packed_source(self) -> PackedSource | None:
         """Where its entries are quantized, or were."""
-        if not isinstance(self.segment, Packed):
+        packed = self.packed
+        if packed is None:
             return self.packed_before
         slots = torch.arange(self.used, device=self.residual_positions.device)
-        places = slots - self.segment.start
+        places = slots - packed.start
         places[places >= self.segment_len] = -1
         places.clamp_(min=-1)
         rows = tuple(range(len(self.heads)))
-        return PackedSource(
-            self.segment, places.expand(*self.residual_positions.shape[:2], -1), rows
-        )
+        return PackedSource(packed, places.expand(*self.residual_positions.shape[:2], -1), rows)
 
     @property
     def slots(self) -> int:
@@ -196,7 +206,7 @@ class KVHeadGroup:
     @property
     def storage(self) -> Packed | None:
         """What its segment is the beginning of, where more can be quantized in place."""
-        return self.segment.storage if isinstance(self.segment, Packed) else None
+        return None if self.packed is None else self.packed.storage
 
     @property
     def spare(self) -> int:
@@ -289,8 +299,8 @@ class KVHeadGroup:
                 f"a head group with {self.room} free slots has nothing to overwrite"
             )
         moves: list[Write] = []
-        if isinstance(self.segment, Packed):
-            slots, moves = self._packed_into(slots, self.segment)
+        if self.packed is not None:
+            slots, moves = self._packed_into(slots, self.packed)
         index = slots[:, :, None]
         own = self.residual_slots(index)
         place = own[..., None].expand(-1, -1, 1, keys.shape[-1])
@@ -331,12 +341,12 @@ class KVHeadGroup:
         """Write entries, `(n, dim)` with positions `(n,)`, over n slots, none of them in a segment
         that is fixed. The attention recorded for the old entries is dropped."""
         everywhere, (batch, heads, slots), write_packed = at, at, None
-        if isinstance(self.segment, Packed):
-            places = slots - self.segment.start
+        if self.packed is not None:
+            places = slots - self.packed.start
             inside = (places >= 0) & (places < self.segment_len)
             if inside.any():
                 packed = batch[inside], heads[inside], places[inside]
-                write_packed = self.segment.replacing(
+                write_packed = self.packed.replacing(
                     packed, keys[inside], values[inside], positions[inside]
                 )
                 outside = ~inside

@@ -151,7 +151,7 @@ class LayerCache:
     @property
     def computed(self) -> bool:
         """Whether some of its entries are computed on reading, and cannot be overwritten."""
-        return any(each.segment is not None and each.segment.fixed for each in self.head_groups)
+        return any(each.segment is not None and not each.packed for each in self.head_groups)
 
     @property
     def shares_keys(self) -> bool:
@@ -166,9 +166,8 @@ class LayerCache:
 
     @property
     def packed(self) -> bool:
-        """Whether some of its entries are quantized, each by itself."""
-        segments = (each.segment for each in self.head_groups if each.segment is not None)
-        return any(not segment.fixed for segment in segments)
+        """Whether some of its entries are quantized."""
+        return any(each.packed is not None for each in self.head_groups)
 
     @property
     def lengths(self) -> list[GroupLength]:

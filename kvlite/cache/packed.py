@@ -64,8 +64,19 @@ class Packed:
         return self.bits.sinks
 
     @property
-    def fixed(self) -> bool:
-        return False
+    def packed(self) -> "Packed":
+        return self
+
+    @property
+    def by_entry(self) -> bool:
+        """Whether each entry is rounded by itself, so that one can be replaced."""
+        return not self.bits.by_channel
+
+    @property
+    def sides(self) -> tuple[Quantized, Quantized]:
+        """Keys and values, where each entry is rounded by itself."""
+        assert isinstance(self.keys, Quantized) and isinstance(self.values, Quantized)
+        return self.keys, self.values
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
@@ -94,10 +105,9 @@ class Packed:
         of values, positions, mean, all that there is storage for; how many count. Scales and zeros
         are the 16 bits that they are."""
         whole = self.storage or self
-        assert isinstance(whole.keys, Quantized) and isinstance(whole.values, Quantized)
         sides = (
             array
-            for side in (whole.keys, whole.values)
+            for side in whole.sides
             for array in (
                 side.codes.numpy()[0],
                 side.scales.numpy()[0].view(np.uint16),
@@ -118,10 +128,10 @@ class Packed:
     ) -> Write:
         """Round one entry a head, `(batch, heads, dim)` at positions `(batch, heads)` int32, to go
         into `places`, only `where` that is True, both `(batch, heads)`."""
-        assert isinstance(self.keys, Quantized) and isinstance(self.values, Quantized)
-        sides = [self.keys.putting(places, keys.float() - self.mean, where)]
+        of_keys, of_values = self.sides
+        sides = [of_keys.putting(places, keys.float() - self.mean, where)]
         if not self.latent:
-            sides.append(self.values.putting(places, values, where))
+            sides.append(of_values.putting(places, values, where))
         index = places[..., None]
         held = self.positions.gather(2, index)
         placed = torch.where(where[..., None], positions[..., None], held)
@@ -135,11 +145,11 @@ class Packed:
 
     def replacing(self, at: Places, keys: Tensor, values: Tensor, positions: Tensor) -> Write:
         """Round entries, `(n, dim)` with positions `(n,)`, to go into n places."""
-        assert isinstance(self.keys, Quantized) and isinstance(self.values, Quantized)
+        of_keys, of_values = self.sides
         batch, heads, _ = at
-        sides = [self.keys.replacing(at, keys.float() - self.mean[batch, heads])]
+        sides = [of_keys.replacing(at, keys.float() - self.mean[batch, heads])]
         if not self.latent:
-            sides.append(self.values.replacing(at, values))
+            sides.append(of_values.replacing(at, values))
 
         def write() -> None:
             for side in sides:
@@ -161,19 +171,18 @@ class Packed:
 
     def copy(self, part: slice, others: "Packed", where: Tensor) -> None:
         """Copy others unchanged into a part, `where` `(batch, heads, entries)` is True."""
-        for mine, theirs in ((self.keys, others.keys), (self.values, others.values)):
-            assert isinstance(mine, Quantized) and isinstance(theirs, Quantized)
+        for mine, theirs in zip(self.sides, others.sides, strict=True):
             mine.copy(part, theirs, where)
         own = self.positions[:, :, part]
         own.copy_(torch.where(where, others.positions, own))
 
     def take(self, places: Tensor, heads: list[int]) -> "Packed":
         """An unchanged copy of some entries: `places` `(batch, heads, n)` of some heads."""
-        assert isinstance(self.keys, Quantized) and isinstance(self.values, Quantized)
-        keys = self.keys.take(places, heads)
+        of_keys, of_values = self.sides
+        keys = of_keys.take(places, heads)
         return Packed(
             keys,
-            keys if self.latent else self.values.take(places, heads),
+            keys if self.latent else of_values.take(places, heads),
             of_heads(self.positions, heads).gather(2, places),
             of_heads(self.mean, heads).clone(),
             self.bits,

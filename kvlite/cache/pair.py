@@ -75,8 +75,8 @@ class Half:
         return 0
 
     @property
-    def fixed(self) -> bool:
-        return True
+    def packed(self) -> None:
+        return None
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:

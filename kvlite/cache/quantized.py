@@ -8,7 +8,6 @@ in the rotated space.
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
-from importlib.util import find_spec
 from itertools import islice
 from math import gcd
 from typing import Self
@@ -17,6 +16,7 @@ import torch
 from torch import Tensor
 
 from kvlite.cache.segment import Places, Write, blocks, dotted, weighed
+from kvlite.ops.device import has_compiled
 from kvlite.ops.heads import of_heads
 
 LARGEST = 65504.0
@@ -218,12 +218,6 @@ class Quantized(Codes):
             of_heads(self.zeros, heads).gather(3, along.expand(-1, -1, self.groups, -1)),
             self.bits,
         )
-
-
-@cache
-def has_compiled(device: torch.device) -> bool:
-    """Whether products on a device are those of `kvlite.ops.numba_quant`."""
-    return device.type == "cpu" and find_spec("numba") is not None
 
 
 def quantized(numbers: Tensor, along: int, bits: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -2,10 +2,13 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from kvlite.cache.packed import Packed
 
 ELEMENTS_AT_ONCE = 1 << 19
 
@@ -27,12 +30,13 @@ class CompressedSegment(Protocol):
         """How many of the head group's own slots come before the segment."""
 
     @property
-    def fixed(self) -> bool:
-        """Whether they never change, so that two layers may hold the same ones."""
+    def packed(self) -> "Packed | None":
+        """Itself, if its entries are quantized; else they never change, and two layers may hold the
+        same ones."""
 
     @property
     def positions(self) -> Tensor:
-        """`(batch, heads, entries)` int32, ascending if `fixed`."""
+        """`(batch, heads, entries)` int32, ascending unless `packed`."""
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:

@@ -10,7 +10,7 @@ from torch import Tensor
 from kvlite.cache.bits import KVBits
 from kvlite.cache.head_group import KVHeadGroup, PackedSource, wide
 from kvlite.cache.packed import Packed
-from kvlite.cache.segment import CompressedSegment, blocks
+from kvlite.cache.segment import blocks
 from kvlite.ops.heads import of_heads
 
 GroupLength = tuple[int, int]
@@ -159,16 +159,13 @@ class Selection:
         inside = (places >= 0) & (places < source.segment_len)
         if not inside.any():
             return self._gathered(exact, own)
-        if not isinstance(segment, Packed) or not self._picks(segment):
+        packed = source.packed
+        if packed is None or not packed.by_entry:
             return self._gathered(whole(), slots)
         held = self._gathered(exact, own)
         restored = torch.empty_like(held)
-        write(segment.take(places.clamp(0, segment.count - 1), self.rows), restored)
+        write(packed.take(places.clamp(0, packed.count - 1), self.rows), restored)
         return torch.where(inside[..., None], restored, held)
-
-    @staticmethod
-    def _picks(segment: CompressedSegment) -> bool:
-        return isinstance(segment, Packed) and not segment.bits.by_channel
 
     def _gathered(self, tensor: Tensor, slots: Tensor) -> Tensor:
         index = wide(slots, tensor)
@@ -187,8 +184,7 @@ class Selection:
     def blocks(self, part: slice) -> list[slice]:
         """A part of them in smaller ones, whose float32 copies are a few megabytes; all at once
         where all has to be restored to pick some; without numbers, two stand for all."""
-        segment = self.source.segment
-        if segment is not None and not self._picks(segment):
+        if not self.source.by_entry:
             return [part] if part.start < part.stop else []
         batch, heads, _, dim = self.source.residual_keys.shape
         count = part.stop - part.start

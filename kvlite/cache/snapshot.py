@@ -217,7 +217,8 @@ class LayerReader:
         segment: Packed | Half | None = self._object(plain["front"], Packed | Half)
         spare = plain.get("spare", 0)
         require(type(spare) is int and spare >= 0)
-        return segment.with_room(spare) if isinstance(segment, Packed) and spare else segment
+        packed = None if segment is None else segment.packed
+        return packed.with_room(spare) if packed is not None and spare else segment
 
     def _fill(self, head_group: KVHeadGroup, plain: Plain) -> None:
         segment: Packed | Half | None = self._object(plain["front"], Packed | Half)

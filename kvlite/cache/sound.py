@@ -59,6 +59,7 @@ def _packed(held: Packed) -> None:
     _of(held.mean, torch.float32, batch, heads, dim)
     _of(held.positions, torch.int32, batch, heads, held.count)
     require(held.latent or isinstance(held.values, Quantized))
+    require(isinstance(held.keys, ByChannel) == held.bits.by_channel)
     of_values = held.bits.keys if held.latent else held.bits.values
     for each, bits in ((held.keys, held.bits.keys), (held.values, of_values)):
         require(each.bits == bits)

@@ -6,9 +6,9 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Literal
 
 from kvlite.cache import KVBits
-from kvlite.cache.quantized import has_compiled
 from kvlite.config.settings import Settings
 from kvlite.config.units import readable
+from kvlite.engine.implementations import lacking
 from kvlite.engine.oom_actions import LEAST
 from kvlite.errors import ContextError, RecallError, SettingError
 from kvlite.memory.oom import BUDGET, EIGHT_BITS, FOUR_BITS, OOMPolicy
@@ -197,7 +197,7 @@ def _slow(bits: KVBits, model: LoadedModel, policies: list[LayerPolicy]) -> Iter
         yield f"{masked} restores a quantized layer for every token, which is slow"
     if merged:
         yield f"{merged} leaves entries exact in its paired layers until it merges them"
-    if model.device.type == "cpu" and not has_compiled(model.device):
+    if lacking(model.device) == "numba":
         yield (
             "numba is not installed, so an answer from quantized entries takes longer than from "
             "exact ones: pip install numba"

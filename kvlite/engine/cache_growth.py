@@ -5,10 +5,9 @@ from functools import partial
 
 from kvlite.cache import KVCache, LayerCache, Selection
 from kvlite.cache.layer import Mark
-from kvlite.cache.packed import Packed
 from kvlite.cache.segment import Write
 from kvlite.memory.free import is_oom
-from kvlite.memory.oom import Safely, at_once
+from kvlite.memory.oom import Safely, at_once, unless_short
 from kvlite.methods.layer_policy import LEAST_ROOM, ROOM, LayerPolicy
 from kvlite.offload import Recall
 
@@ -122,13 +121,9 @@ def rewound(layer: LayerCache, marks: list[Mark]) -> LayerCache:
         Selection(head_group, Selection.everything(head_group).slots[:, :, : mark.used])
         for head_group, mark in zip(layer.head_groups, marks, strict=True)
     ]
-    segment = next(
-        head_group.segment
-        for head_group in layer.head_groups
-        if isinstance(head_group.segment, Packed)
-    )
+    bits = next(each.packed.bits for each in layer.head_groups if each.packed is not None)
     sizes = [mark.used for mark in marks]
-    before = LayerCache.gathered(kept, sizes, layer.rows, bits=segment.bits)
+    before = LayerCache.gathered(kept, sizes, layer.rows, bits=bits)
     for head_group, mark in zip(before.head_groups, marks, strict=True):
         if head_group.rows is not None and mark.rows is not None:
             head_group.rows.copy_(mark.rows[..., : head_group.used])
@@ -138,9 +133,5 @@ def rewound(layer: LayerCache, marks: list[Mark]) -> LayerCache:
 
 def shrunk(layer: LayerCache, sizes: list[int], policy: LayerPolicy) -> LayerCache:
     """A layer with room for so many entries a head group, if there is memory for the copy."""
-    try:
-        return layer.resized(sizes, policy.method.decoding.rows, policy.quantize_now)
-    except Exception as error:
-        if not is_oom(error):
-            raise
-        return layer
+    given = sizes, policy.method.decoding.rows, policy.quantize_now
+    return unless_short(layer.keys.device, partial(layer.resized, *given)) or layer

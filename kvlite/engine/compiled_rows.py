@@ -11,8 +11,6 @@ from torch import Tensor
 
 from kvlite.cache import KVHeadGroup, KVSize, LayerCache
 from kvlite.cache.changes import Change, make_all
-from kvlite.cache.packed import Packed
-from kvlite.cache.quantized import Quantized, has_compiled
 from kvlite.methods.layer_policy import LayerPolicy
 from kvlite.offload.kv.recall import is_ordered
 from kvlite.offload.kv.store import INDEXED_AT_ONCE, HostKVLayer
@@ -31,14 +29,14 @@ RECALLING = INDEXED_AT_ONCE, CANDIDATES, SINKS, RECENT
 def plain(steps: Sequence["LayerStep"], q: Tensor, k: Tensor, v: Tensor) -> list[int]:
     """Which of some steps through a layer do no more than write an entry, fetch others and attend,
     all in float32."""
-    if not _compiles(q, k, v):
+    if not _compiles(steps[0], q, k, v):
         return []
     return [row for row, step in enumerate(steps) if is_plain(step)]
 
 
 def takes(step: "LayerStep", q: Tensor, k: Tensor, v: Tensor) -> bool:
     """Whether a step by itself is such a one, and no more than one thread's work."""
-    return len(q) == 1 and is_small(step) and _compiles(q, k, v) and is_plain(step)
+    return _compiles(step, q, k, v) and len(q) == 1 and is_small(step) and is_plain(step)
 
 
 def is_small(step: "LayerStep") -> bool:
@@ -54,9 +52,8 @@ def are_small(policies: Sequence[LayerPolicy], size: KVSize) -> bool:
     return exact and size.heads * size.dim * most < MANY
 
 
-def _compiles(q: Tensor, k: Tensor, v: Tensor) -> bool:
-    one = q.shape[2] == 1 and k.shape == v.shape
-    return one and q.dtype == torch.float32 and has_compiled(q.device)
+def _compiles(step: "LayerStep", q: Tensor, k: Tensor, v: Tensor) -> bool:
+    return step.implementation.takes_rows and q.shape[2] == 1 and k.shape == v.shape
 
 
 def is_plain(step: "LayerStep") -> bool:
@@ -77,12 +74,9 @@ def is_plain(step: "LayerStep") -> bool:
 
 
 def _only_appends(layer: LayerCache, step: "LayerStep") -> bool:
-    head_group = layer.head_groups[0]
-    segment, exact = head_group.segment, layer.keys.dtype == torch.float32
-    by_entries = segment is None or (isinstance(segment, Packed) and not segment.bits.by_channel)
-    return (
-        exact and by_entries and head_group.rows is None and head_group.room >= len(step.positions)
-    )
+    head_group, exact = layer.head_groups[0], layer.keys.dtype == torch.float32
+    free = head_group.by_entry and head_group.rows is None
+    return exact and free and head_group.room >= len(step.positions)
 
 
 def source_of(step: "LayerStep") -> HostKVLayer | None:
@@ -135,12 +129,10 @@ def addresses(head_group: KVHeadGroup, token: int) -> list[int]:
     another are there."""
     own = head_group.residual_keys, head_group.residual_values, head_group.residual_positions
     exact = [*(each.data_ptr() for each in own), own[0].shape[2], head_group.used + token + 1]
-    segment = head_group.segment
+    segment = head_group.packed
     if segment is None:
         return exact + _NONE_PACKED
-    assert isinstance(segment, Packed)
     keys, values = segment.keys, segment.values
-    assert isinstance(keys, Quantized) and isinstance(values, Quantized)
     bits = keys.bits, values.bits, keys.groups, values.groups
     packed = [each.data_ptr() for each in segment.tensors]
     return [*exact, segment.count, segment.capacity, segment.start, *bits, *packed]

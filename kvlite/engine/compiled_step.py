@@ -26,8 +26,8 @@ def through_layers(
     rows: list[list[LayerStep]] = []
     if model.layers.passing is None and _are_apart(conversations):
         for index in range(start, len(model.layers)):
-            layer = model.step_layer(index)
-            if not isinstance(layer, PackedTokenLayer):
+            layer: PackedTokenLayer | None = getattr(model.step_layer(index), "compiled", None)
+            if layer is None:
                 break
             row = [each.layer(index) for each in conversations]
             if not _are_plain(row):
@@ -81,7 +81,7 @@ def _are_apart(conversations: Sequence["StepRows"]) -> bool:
 def _are_plain(row: Sequence["LayerStep"]) -> bool:
     """Whether steps through a layer do no more than is compiled, and leave it as it is then."""
     several = len(row) > 1 or len(row[0].positions) > 1
-    return all(
+    return row[0].implementation.takes_rows and all(
         compiled_rows.is_plain(step)
         and step.policy.method.decoding.trim is None
         and (several or compiled_rows.is_small(step))

@@ -20,7 +20,6 @@ from kvlite.methods.layer_policy import LayerPolicy
 from kvlite.methods.placement import ON_DEVICE, ScoringBackend
 from kvlite.methods.scores import Window
 from kvlite.model.attention_interface import Attender, Lender
-from kvlite.model.layers import LayerGroup
 from kvlite.model.rotary import Rotation
 from kvlite.model.window import LocalWindow
 from kvlite.ops.attention import attend_causal, attend_masked, attention_sums, grouped
@@ -51,10 +50,9 @@ def through(
         "position_embeddings": rotation,
         "kvlite": attender,
     }
-    if isinstance(module, LayerGroup):
-        through_all: Tensor = module(hidden, answers=answers, **given)
-        return through_all
-    if not answers:
+    if hasattr(module, "trailing"):  # layers as one, which know what is not wanted then
+        given["answers"] = answers
+    elif not answers:
         # OLMo and EXAONE norm what comes out of attention, not what goes in.
         norm = getattr(module, "input_layernorm", None)
         seen = hidden if norm is None else norm(hidden)
@@ -66,7 +64,7 @@ def through(
 
 def trails(module: Any) -> bool:
     """Whether layers follow that take what attention answers, though no other attention does."""
-    return isinstance(module, LayerGroup) and module.trailing
+    return getattr(module, "trailing", False)
 
 
 @dataclass

@@ -9,6 +9,7 @@ from torch import Tensor
 from kvlite.cache import KVHeadGroup, LayerCache
 from kvlite.cache.query_log import QueryLog
 from kvlite.cache.recurrent import StateCarrier, States
+from kvlite.engine.implementations import implementation_for
 from kvlite.engine.quantized_attention import DeviceFill, attend_segment
 from kvlite.engine.sparse_attention import SparseAttentionMask
 from kvlite.methods.layer_policy import LayerPolicy
@@ -33,6 +34,7 @@ class LayerProgram:
         last: the slot of each KV head that is filled last, once the token is written.
         log: takes the queries, where somebody watches the layer.
         carrier: of the states of the recurrent layers that run with it, which stay where they are.
+        implementation: of attention in the layer.
         lenders: the layers of the program, by number, whose entries are attended to behind this
             one.
         writes: whether tokens are written; else they are only attended with.
@@ -57,6 +59,7 @@ class LayerProgram:
         self.log = log
         self.carrier = StateCarrier(states or {})
         self.lenders = lenders or {}
+        self.implementation = implementation_for(layer.keys)
         groups, device = layer.head_groups, position.device
         self.heads = heads = [head for group in groups for head in group.heads]
         capacities = [group.residual_keys.shape[2] for group in groups for _ in group.heads]
@@ -115,12 +118,8 @@ class LayerProgram:
         rooms = [group.room for group, evicts in self._groups if not evicts]
         if trims:
             rooms += [self.policy.budget - group.used for group in groups]
-        if self.recall is not None:  # it was recorded with slots as they were
-            rooms += [self.recall.room] + [
-                group.free if group.segment_len == packed else 0
-                for (group, evicts), packed in zip(self._groups, self._packed, strict=True)
-                if not evicts
-            ]
+        if self.recall is not None:
+            rooms.append(self.recall.room)
         return min(rooms, default=None)
 
     @property
@@ -138,6 +137,8 @@ class LayerProgram:
                 packed += more
                 firsts[number].sub_(more)
                 self._packed[number] += more
+                if self.recall is not None:
+                    self.recall.mark_free(group)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, softmax: Softmax) -> Tensor:
         """As `model.attention_interface.Attender`, for one token of one sequence."""
@@ -218,9 +219,10 @@ class LayerProgram:
     def _recalled(self, queries: Tensor, scale: float, scores: Tensor) -> None:
         """Bring back what the token wants most of what scores `(batch, all KV heads, n)`."""
         assert self.recall is not None
-        for group, own in zip(self.layer.head_groups, self._split(queries, 1), strict=True):
+        every = zip(self.layer.head_groups, self.packed, self._split(queries, 1), strict=True)
+        for group, packed, own in every:
             if any(group is each for each in self.recall.reached):
-                self.recall.bring_back(group, own, scale, scores, writes=self.writes)
+                self.recall.bring_back(group, packed, own, scale, scores, writes=self.writes)
 
     def _at_once(self, queries: Tensor, softmax: Softmax, remembers: bool) -> Tensor:
         """Attention of all KV heads, whose entries lie in the layer's own slots."""
@@ -250,7 +252,8 @@ class LayerProgram:
                 continue
             end = self.last[heads][0] - self.starts[heads][0]
             fill = None if evicts else DeviceFill(end, packed)
-            out, row = attend_segment(q, group, own, remembers=remembers, fill=fill)
+            given = q, group, own, self.implementation.segment
+            out, row = attend_segment(*given, remembers=remembers, fill=fill)
             outs.append(out.view_as(asked))
             if self.writes and row is not None:
                 self._remember(group, row)

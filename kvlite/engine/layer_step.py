@@ -11,6 +11,7 @@ from kvlite.cache.query_log import QueryLog
 from kvlite.cache.recurrent import StateCarrier, States, StatesAhead
 from kvlite.engine import compiled_rows
 from kvlite.engine.heads import over_head_groups, over_what_is_held
+from kvlite.engine.implementations import implementation_for
 from kvlite.engine.quantized_attention import attend_segment
 from kvlite.engine.sparse_attention import SparseAttentionMask
 from kvlite.methods.base import LayerView
@@ -36,6 +37,7 @@ class LayerStep:
         held: with recall, before several tokens and after each, the positions in head groups.
         asked: what the method is to settle by, then.
         carrier: the states of the recurrent layers that run with it, before and after the tokens.
+        implementation: of attention in the layer.
         lenders: layers of the step so far, by number, whose entries are attended to behind this
             one.
     """
@@ -73,6 +75,7 @@ class LayerStep:
         carrier = StateCarrier if len(positions) == 1 else StatesAhead
         self.carrier = carrier(states or {})
         self.lenders = lenders or {}
+        self.implementation = implementation_for(layer.keys)
         self.attention: list[tuple[KVHeadGroup, Tensor]] = []
         self.held: list[list[Tensor]] = []
 
@@ -178,7 +181,8 @@ class LayerStep:
         end, outs = head_group.used, []
         for last, each in enumerate(q.split(1, 2), end - q.shape[2] + 1):
             head_group.used = last
-            out, row = attend_segment(each, head_group, softmax, remembers=remembers)
+            given = each, head_group, softmax, self.implementation.segment
+            out, row = attend_segment(*given, remembers=remembers)
             outs.append(out)
             if remembers and row is not None:
                 self.attention.append((head_group, row))

@@ -2,18 +2,17 @@
 once."""
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from kvlite.cache import KVHeadGroup
-from kvlite.cache.packed import Packed
-from kvlite.cache.quantized import Quantized, has_compiled, rotation
+from kvlite.cache.quantized import rotation
 from kvlite.cache.segment import CompressedSegment
 from kvlite.engine.compiled_rows import NO_STORE, RECALLING, addresses
 from kvlite.ops.attention import grouped
-from kvlite.ops.device import has_triton
 from kvlite.ops.softmax import Softmax
 
 # Bytes of keys' codes from which on several threads share the work.
@@ -35,10 +34,25 @@ class DeviceFill:
     packed: Tensor | None = None
 
 
+class SegmentAttention(Protocol):
+    """An implementation of attention to a head group with a compressed segment."""
+
+    def __call__(
+        self,
+        queries: Tensor,
+        head_group: KVHeadGroup,
+        softmax: Softmax,
+        remembers: bool,
+        fill: DeviceFill | None = None,
+    ) -> tuple[Tensor, Tensor | None]:
+        """As `in_parts`."""
+
+
 def attend_segment(
     q: Tensor,
     head_group: KVHeadGroup,
     softmax: Softmax,
+    attend: SegmentAttention,
     *,
     remembers: bool,
     fill: DeviceFill | None = None,
@@ -48,6 +62,7 @@ def attend_segment(
     Args:
         q: `(batch, heads, 1, dim)`.
         softmax: of the head group's heads.
+        attend: the implementation.
         remembers: whether the probabilities are wanted.
         fill: how much it holds, unless the host knows.
 
@@ -56,35 +71,9 @@ def attend_segment(
         `(batch, kv heads, used)` float32; with a `fill` of all slots that it will ever have.
     """
     queries = grouped(q, len(head_group.heads))[:, :, :, 0].float() * softmax.scale
-    if has_kernel(q.device, head_group):
-        out, weights = fused(queries, head_group, softmax, remembers, fill)
-    elif fill is None and compiles(head_group):
-        out, weights = compiled(queries, head_group, softmax, remembers)
-    else:
-        out, weights = in_parts(queries, head_group, softmax, remembers, fill)
+    out, weights = attend(queries, head_group, softmax, remembers, fill)
     row = None if weights is None else weights.mean(2)
     return out.flatten(1, 2)[:, :, None].to(q.dtype), row
-
-
-def has_kernel(device: torch.device, head_group: KVHeadGroup) -> bool:
-    """Whether a head group's segment can be attended to by one kernel, on CUDA."""
-    segment = head_group.segment
-    each_by_itself = isinstance(segment, Packed) and isinstance(segment.keys, Quantized)
-    return each_by_itself and has_triton(device, head_group.residual_keys.shape[3])
-
-
-def compiles(head_group: KVHeadGroup) -> bool:
-    """Whether compiled loops attend to a head group: on a CPU, one sequence in float32, and no
-    more than one thread's work."""
-    segment, keys = head_group.segment, head_group.residual_keys
-    return (
-        isinstance(segment, Packed)
-        and isinstance(segment.keys, Quantized)
-        and has_compiled(keys.device)
-        and keys.shape[0] == 1
-        and keys.dtype == torch.float32
-        and segment.keys.codes.numel() < MOST_CODES
-    )
 
 
 def in_parts(
@@ -117,11 +106,8 @@ def in_parts(
 
 def _seen(head_group: KVHeadGroup, fill: DeviceFill | None) -> CompressedSegment | None:
     """The segment, or all of its storage where only the device knows how much of that is filled."""
-    segment = head_group.segment
-    if fill is None or fill.packed is None:
-        return segment
-    assert isinstance(segment, Packed)
-    return segment.storage
+    grows = fill is not None and fill.packed is not None
+    return head_group.storage if grows else head_group.segment
 
 
 def _by_slot(
@@ -156,10 +142,25 @@ def _exact(
     return near, values.float()
 
 
+def compiles(head_group: KVHeadGroup) -> bool:
+    """Whether there are compiled loops for a head group in float32: of one sequence, entries that
+    are quantized each by itself, and no more than one thread's work."""
+    packed = head_group.packed
+    if packed is None or not packed.by_entry:
+        return False
+    return len(packed.positions) == 1 and packed.keys.codes.numel() < MOST_CODES
+
+
 def compiled(
-    queries: Tensor, head_group: KVHeadGroup, softmax: Softmax, remembers: bool
+    queries: Tensor,
+    head_group: KVHeadGroup,
+    softmax: Softmax,
+    remembers: bool,
+    fill: DeviceFill | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """As `in_parts`, on a CPU by a few compiled loops."""
+    """As `in_parts`, on a CPU by a few compiled loops where there are any."""
+    if fill is not None or not compiles(head_group):
+        return in_parts(queries, head_group, softmax, remembers, fill)
     from kvlite.ops.numba_rows import attend
 
     sinks = None if softmax.sinks is None else softmax.sinks.view(queries.shape[1:3]).numpy()
@@ -177,20 +178,22 @@ def fused(
     remembers: bool,
     fill: DeviceFill | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """As `in_parts`, the segment by one kernel on CUDA, merged with the exact entries."""
+    """As `in_parts`, on CUDA by one kernel where entries are quantized each by itself, merged with
+    the exact entries."""
+    segment = _seen(head_group, fill)
+    packed = None if segment is None else segment.packed
+    if packed is None or not packed.by_entry:
+        return in_parts(queries, head_group, softmax, remembers, fill)
     # torch brings triton along on CUDA alone.
     from kvlite.ops.triton_decode import attend_quantized
 
-    segment = _seen(head_group, fill)
-    assert isinstance(segment, Packed)
-    assert isinstance(segment.keys, Quantized) and isinstance(segment.values, Quantized)
     near, values = _exact(queries, head_group, softmax, fill)
     hadamard = rotation(queries.shape[-1], queries.device)
-    shift = (queries @ segment.mean[..., None]).squeeze(-1)
+    shift = (queries @ packed.mean[..., None]).squeeze(-1)
     far = None
     if remembers:
-        far = queries.new_full((*queries.shape[:3], segment.count), -torch.inf)
-    given = queries, segment.keys, segment.values, hadamard, shift, softmax.softcap
+        far = queries.new_full((*queries.shape[:3], packed.count), -torch.inf)
+    given = queries, packed.keys, packed.values, hadamard, shift, softmax.softcap
     count = None if fill is None else fill.packed
     older, lse = attend_quantized(*given, count=count, logits=far)
     exact = near.softmax(-1) @ values
@@ -201,6 +204,6 @@ def fused(
     out, whole = softmax.with_sinks(out, torch.logaddexp(lse, own))
     if far is None:
         return out, None
-    before, after = near.tensor_split([segment.start], -1)
+    before, after = near.tensor_split([packed.start], -1)
     logits = _by_slot(head_group, before, far, after, fill, -torch.inf)
     return out, (logits - whole[..., None]).exp_()

@@ -7,10 +7,10 @@ plain steps run, and metrics give the reason.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
 from typing import Literal
 
 from kvlite.cache import KVCache, LayerCache
+from kvlite.engine.implementations import lacking
 from kvlite.methods.layer_policy import LayerPolicy
 from kvlite.model.architectures import has_experts
 from kvlite.model.experts import experts_of, reads_in_place
@@ -67,8 +67,7 @@ def _waits(model: LoadedModel, recall: Recall | None) -> str:
 
 
 def _without_triton(model: LoadedModel, recall: Recall | None) -> str:
-    lacks = model.device.type == "cuda" and find_spec("triton") is None
-    return "triton is not installed" if lacks else ""
+    return "triton is not installed" if lacking(model.device) == "triton" else ""
 
 
 def _grows(each: LayerInStep) -> str:

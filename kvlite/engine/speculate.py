@@ -21,8 +21,8 @@ from torch import Tensor
 from kvlite.cache import KVCache, LayerCache
 from kvlite.engine.cuda_graph import GraphDecoder, graph_decoder
 from kvlite.engine.runs_with import reason_against
-from kvlite.engine.step import StepRows, step
-from kvlite.memory.free import is_oom, release_memory
+from kvlite.engine.step import StepRows, step_alone
+from kvlite.memory.oom import unless_short
 from kvlite.methods.layer_policy import LayerPolicy
 from kvlite.model.load import LoadedModel
 from kvlite.offload import Recall
@@ -231,9 +231,7 @@ class Speculation:
             rows, logits = replayed
         else:
             rows = self._rows(token_ids)
-            (made,) = step(self.model, [rows])
-            assert isinstance(made, Tensor), "without an OOM policy errors are raised"
-            logits = made
+            logits = step_alone(self.model, rows)
         self._ahead, self.proposed = rows, self.proposed + len(token_ids) - 1
         return logits
 
@@ -255,14 +253,10 @@ class Speculation:
     def _unless_short(self, work: Callable[[], T | None]) -> T | None:
         """Do work that changes nothing before it has all the memory it needs; None, and no
         speculation from here on, if there is too little."""
-        try:
-            return work()
-        except Exception as error:
-            if not is_oom(error):
-                raise
-        # The error is gone here, and with its traceback what the work had made.
+        made = unless_short(self.model.device, lambda: [work()])
+        if made is not None:
+            return made[0]
         self.off = "memory was short"
-        release_memory(self.model.device)
         self.leave()
         return None
 

@@ -27,8 +27,8 @@ from kvlite.engine.oom_actions import cache_oom_actions
 from kvlite.engine.rows_attender import StepsAttender
 from kvlite.engine.sparse_attention import sparse_masks
 from kvlite.errors import OutOfMemory
-from kvlite.memory.free import is_oom, release_memory
-from kvlite.memory.oom import OOMPolicy, T
+from kvlite.memory.free import is_oom
+from kvlite.memory.oom import OOMPolicy, T, unless_short
 from kvlite.methods.layer_policy import LayerPolicy
 from kvlite.model.load import LoadedModel
 from kvlite.model.rotary import rotations_apart
@@ -184,8 +184,8 @@ class StepRows:
             return True
 
         self.cache.writing = self.recall is not None
-        if not _unless_short(self.model, exchanged):
-            _unless_short(self.model, exchanged)
+        if not unless_short(self.model.device, exchanged):
+            unless_short(self.model.device, exchanged)
         self.cache.writing = False
 
     def _enter(self) -> None:
@@ -228,8 +228,10 @@ class StepRows:
 
         try:
             made = self.safely(trimmed)
+        except OutOfMemory:
+            return
         except Exception as error:
-            if not isinstance(error, OutOfMemory) and not is_oom(error):
+            if not is_oom(error):
                 raise
             return
         self.cache.layers[index], self.policies[index] = made, step.policy
@@ -266,7 +268,7 @@ def step(model: LoadedModel, conversations: Sequence[StepRows]) -> list[Tensor |
             results[each] = error.with_traceback(None)  # which holds what it had made
     together = None
     if len(going) > 1:
-        together = _unless_short(model, partial(_through, model, [*going.values()]))
+        together = unless_short(model.device, partial(_through, model, [*going.values()]))
     try:
         for row, (each, rows) in enumerate(going.items()):
             try:
@@ -333,16 +335,12 @@ def _joined(parts: Sequence[Tensor]) -> Tensor:
     return torch.cat([*parts]) if len(parts) > 1 else parts[0]
 
 
-def _unless_short(model: LoadedModel, work: Callable[[], T]) -> T | None:
-    """Do work that can be done again; None if memory runs out."""
-    try:
-        return work()
-    except Exception as error:
-        if not is_oom(error):
-            raise
-    # The error is gone here, and with its traceback what the work had made.
-    release_memory(model.device)
-    return None
+def step_alone(model: LoadedModel, rows: StepRows) -> Tensor:
+    """As `step`, for one conversation. Raises OutOfMemory if that stopped it."""
+    (logits,) = step(model, [rows])
+    if isinstance(logits, OutOfMemory):
+        raise logits
+    return logits
 
 
 def decode_step(
@@ -363,7 +361,4 @@ def decode_step(
     Returns:
         Logits of the next token, `(batch, vocab)` float32.
     """
-    (logits,) = step(model, [StepRows(model, cache, token_ids[:, None], policies, recall)])
-    if isinstance(logits, OutOfMemory):
-        raise logits
-    return logits
+    return step_alone(model, StepRows(model, cache, token_ids[:, None], policies, recall))

@@ -35,6 +35,18 @@ def at_once(work: Callable[[], T]) -> T:
     return work()
 
 
+def unless_short(device: torch.device, work: Callable[[], T]) -> T | None:
+    """The result of work that can be done again; None if memory ran out, and the work's is free."""
+    try:
+        return work()
+    except Exception as error:
+        if not is_oom(error):
+            raise
+    # The error is gone here, and with its traceback what the work had made.
+    release_memory(device)
+    return None
+
+
 def alone() -> bool:
     """As `waits` where there are no others."""
     return False
@@ -163,14 +175,8 @@ class OOMPolicy:
 
     def _granted(self, offer: Callable[[], bool]) -> bool:
         """Whether something could be given up; running out of memory meanwhile counts as no."""
-        try:
-            with torch.inference_mode():
-                return offer()
-        except Exception as error:
-            if not is_oom(error):
-                raise
-        release_memory(self.device)
-        return False
+        with torch.inference_mode():
+            return bool(unless_short(self.device, offer))
 
     def _exhausted(self, oom_actions: OOMActions) -> str:
         lossy = any(oom_step.lossy for oom_step in self._possible(oom_actions))

@@ -110,6 +110,11 @@ class PackedTokenLayer(TokenLayer):
     """As `TokenLayer`, to rounding, of packed weights on a CPU: one compiled call before attention
     and one after it, as each of torch's functions takes longer than most of what these do."""
 
+    @property
+    def compiled(self) -> "PackedTokenLayer":
+        """Itself: one call takes tokens through several such layers."""
+        return self
+
     @staticmethod
     def takes(module: Any) -> bool:
         """Whether a layer is one for it."""

@@ -42,7 +42,6 @@ def name_candidates(
     scores: Tensor,
     positions: Tensor,
     quantized: Tensor | None,
-    start: int,
     seen: int | Tensor,
     wanted: Wanted,
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -50,9 +49,8 @@ def name_candidates(
 
     Args:
         scores: the estimated attention, `(batch, heads, n)` float32, for every position held.
-        positions: of what is in slots, `(batch, heads, slots)` int32.
-        quantized: those of a segment's entries, which begin behind the first `start` slots; or
-            None.
+        positions: of what is in slots, `(batch, heads, own slots)` int32.
+        quantized: those of a segment's entries, whose slots are numbered behind these; or None.
         seen: how many entries there are, a number, or `(1,)` int64 on the device; at least
             `wanted.candidates`.
 
@@ -63,7 +61,8 @@ def name_candidates(
     """
     batch, heads, entries = scores.shape
     packed, lines = 0 if quantized is None else quantized.shape[2], batch * heads
-    slots, named = packed + positions.shape[2], wanted.candidates
+    own_slots, named = positions.shape[2], wanted.candidates
+    slots = own_slots + packed
     neighbors = max(2, triton.next_power_of_2(-(-entries // GROUPS)))
     groups = -(-entries // neighbors)
     strides = (
@@ -80,7 +79,7 @@ def name_candidates(
     _survey[-(-max(entries, slots) // scanned), heads, batch](
         scores, positions, quantized, seen, slot_of, maxima, worth,
         *strides,
-        entries, slots, start, packed,
+        entries, slots, own_slots,
         ON_DEVICE=isinstance(seen, Tensor), NEIGHBORS=neighbors, SCANNED=scanned,
         num_warps=4,
     )  # fmt: skip
@@ -88,7 +87,7 @@ def name_candidates(
         scores, positions, quantized, seen, slot_of, maxima, numbers(groups), numbers(entries),
         numbers(entries), numbers(named), candidates, in_slots,
         *strides,
-        entries, slots, named, start, packed,
+        entries, slots, named, own_slots,
         ON_DEVICE=isinstance(seen, Tensor), FIRST=wanted.first, RECENT=wanted.recent,
         NEIGHBORS=neighbors, GROUPS=triton.next_power_of_2(groups), BITS=BITS, BLOCK=CHOSEN_FROM,
         num_warps=8,
@@ -96,11 +95,11 @@ def name_candidates(
     return candidates, in_slots, worth
 
 
-@triton.jit(do_not_specialize=["seen", "entries", "slots", "start", "packed"])
+@triton.jit(do_not_specialize=["seen", "entries", "slots", "own_slots"])
 def _survey(
     scores, positions, packed_positions, seen, slot_of, maxima, worth,
     s_batch, s_head, p_batch, p_head, c_batch, c_head,
-    entries, slots, start, packed,
+    entries, slots, own_slots,
     ON_DEVICE: tl.constexpr, NEIGHBORS: tl.constexpr, SCANNED: tl.constexpr,
 ):  # fmt: skip
     """Some entries of one KV head, and some slots: the maxima of groups, the slots that places are
@@ -122,19 +121,19 @@ def _survey(
         tl.store(maxima + line * groups + group, most, mask=group < groups)
     if at < slots:
         real = each < slots
-        place = _place(positions, packed_positions, each, real, start, packed)
+        place = _place(positions, packed_positions, each, real, own_slots)
         tl.store(slot_of + line * entries + place, each, mask=real)
         score = ascending(tl.load(scores + place, mask=real, other=0.0))
         gives_way = tl.where(place < filled, 0x7F800000 - score, 0)
         tl.store(worth + line * slots + each, gives_way, mask=real)
 
 
-@triton.jit(do_not_specialize=["seen", "entries", "slots", "wanted", "start", "packed"])
+@triton.jit(do_not_specialize=["seen", "entries", "slots", "wanted", "own_slots"])
 def _name(
     scores, positions, packed_positions, seen, slot_of, maxima, near, reaching, places, best,
     candidates, in_slots,
     s_batch, s_head, p_batch, p_head, c_batch, c_head,
-    entries, slots, wanted, start, packed,
+    entries, slots, wanted, own_slots,
     ON_DEVICE: tl.constexpr, FIRST: tl.constexpr, RECENT: tl.constexpr, NEIGHBORS: tl.constexpr,
     GROUPS: tl.constexpr, BITS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -184,7 +183,7 @@ def _name(
         # A place that is not held has whatever was there.
         slot = tl.load(slot_of + place, mask=real, other=-1)
         there = real & (slot >= 0) & (slot < slots)
-        own = _place(positions, packed_positions, slot, there, start, packed)
+        own = _place(positions, packed_positions, slot, there, own_slots)
         there = there & (own == place)
         tl.store(candidates + each, place, mask=real)
         tl.store(in_slots + each, tl.where(there, slot, -1), mask=real)
@@ -203,22 +202,10 @@ def _near(maxima, near, groups, wanted, GROUPS: tl.constexpr, BITS: tl.constexpr
 
 
 @triton.jit
-def _place(positions, packed_positions, slot, real, start, packed):
-    inside = is_packed(slot, start, packed)
-    place = tl.load(positions + own_slot(slot, start, packed), mask=real & ~inside, other=-1)
+def _place(positions, packed_positions, slot, real, own_slots):
+    inside = slot >= own_slots
+    place = tl.load(positions + slot, mask=real & ~inside, other=-1)
     if packed_positions is not None:
-        other = tl.load(packed_positions + slot - start, mask=real & inside, other=-1)
+        other = tl.load(packed_positions + slot - own_slots, mask=real & inside, other=-1)
         place = tl.where(inside, other, place)
     return place
-
-
-@triton.jit
-def is_packed(slot, start, packed):
-    """Whether slots are those of a segment's entries, which begin behind the first few."""
-    return (slot >= start) & (slot < start + packed)
-
-
-@triton.jit
-def own_slot(slot, start, packed):
-    """Where slots that are not of a segment lie among the others."""
-    return tl.where(slot < start, slot, slot - packed)

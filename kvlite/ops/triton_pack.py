@@ -8,8 +8,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kvlite.ops.triton_candidates import is_packed
-
 if TYPE_CHECKING:
     from kvlite.cache.packed import Packed
     from kvlite.cache.quantized import Codes
@@ -21,6 +19,7 @@ TO_WHOLE = tl.constexpr(1.5 * 2**23)
 def pack(
     segment: "Packed",
     rotation: Tensor,
+    own_slots: int,
     own: slice,
     source: tuple[Tensor, Tensor],
     coming: Tensor,
@@ -31,13 +30,14 @@ def pack(
 
     Args:
         rotation: `(dim, dim)` float32, by which keys and values are turned before they are rounded.
+        own_slots: how many slots come before the segment's.
         own: the heads.
         source: keys and values of these heads, `(batch, heads, places, dim)`.
         coming, leaving: places there, and the slots that become theirs, `(batch * heads, n)` int32.
         missing: how many of the n count, `(batch * heads,)` int32.
     """
     batch, heads, _, dim = source[0].shape
-    all_heads, count = segment.positions.shape[1:]
+    all_heads = segment.positions.shape[1]
     with torch.cuda.device_of(coming):
         _pack[coming.shape[1], heads, batch](
             *source,
@@ -46,7 +46,7 @@ def pack(
             *(each[:, own] for each in segment.values.tensors),
             segment.positions[:, own],
             *source[0].stride()[:2],
-            all_heads, count, segment.positions.stride(1), segment.start, coming.shape[1],
+            all_heads, segment.positions.stride(1), own_slots, coming.shape[1],
             K_BITS=segment.keys.bits, V_BITS=segment.values.bits, K_PART=_part(segment.keys),
             V_PART=_part(segment.values), K_GROUP=dim // segment.keys.groups,
             V_GROUP=dim // segment.values.groups, DIM=dim, WIDE=triton.next_power_of_2(dim),
@@ -59,12 +59,12 @@ def _part(vectors: "Codes") -> int:
     return gcd(vectors.dim // vectors.groups, vectors.dim * vectors.bits // 8)
 
 
-@triton.jit(do_not_specialize=["all_heads", "count", "capacity", "start", "room"])
+@triton.jit(do_not_specialize=["all_heads", "capacity", "own_slots", "room"])
 def _pack(
     keys, values, coming, leaving, missing, mean, rotation, k_codes, k_scales, k_zeros, v_codes,
     v_scales, v_zeros, positions,
     s_batch, s_head,
-    all_heads, count, capacity, start, room,
+    all_heads, capacity, own_slots, room,
     K_BITS: tl.constexpr, V_BITS: tl.constexpr, K_PART: tl.constexpr, V_PART: tl.constexpr,
     K_GROUP: tl.constexpr, V_GROUP: tl.constexpr, DIM: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
@@ -75,9 +75,9 @@ def _pack(
     entry = tl.program_id(0)
     if entry < tl.load(missing + noted):
         slot = tl.load(leaving + noted * room + entry)
-        if is_packed(slot, start, count):
+        if slot >= own_slots:
             place = tl.load(coming + noted * room + entry)
-            at = slot - start
+            at = slot - own_slots
             every = tl.arange(0, WIDE)
             held = every < DIM
             begin = batch * s_batch + head * s_head + place.to(tl.int64) * DIM + every

@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kvlite.ops.heads import runs
-from kvlite.ops.triton_candidates import Wanted, is_packed, name_candidates, own_slot
+from kvlite.ops.triton_candidates import Wanted, name_candidates
 from kvlite.ops.triton_largest import ascending, largest
 from kvlite.ops.triton_pack import pack
 
@@ -31,7 +31,8 @@ CHOSEN_FROM = 1 << 14
 def bring_back(
     held: "KVHeadGroup",
     packed: "tuple[Packed, Tensor] | None",
-    slots: int,
+    own_slots: int,
+    count: int | Tensor,
     source: tuple[Tensor, Tensor],
     queries: Tensor,
     scale: float,
@@ -47,9 +48,12 @@ def bring_back(
 
     Args:
         held: on the device. A slot whose position is not below `seen` is free, and stays it.
-        packed: its segment, if it has one, and what vectors are rotated by for it, `(dim, dim)`
-            float32.
-        slots: how many of the head group's are looked at.
+        packed: its segment, if it has one, or the storage that this is the beginning of, and what
+            vectors are rotated by for it, `(dim, dim)` float32. Slots are numbered by where they
+            lie: its own, and behind these the segment's.
+        own_slots: how many of its own are looked at.
+        count: entries of the segment, a number, or `(1,)` int64 on the device: of remembered
+            attention they come between the first few and the rest.
         source: keys and values `(batch, kv heads, places, dim)`, pinned; an entry's place is its
             position.
         queries: of the head group's heads, `(batch, heads, rows, dim)`; a row's channels lie
@@ -63,10 +67,10 @@ def bring_back(
     """
     keys, values = source
     (batch, _, asked, dim), named = queries.shape, wanted.candidates
-    wide, start, middle = triton.next_power_of_2(dim), 0, held.segment_len
+    wide, start, slots = triton.next_power_of_2(dim), 0, own_slots
     own_keys, own_values, own_positions = held.residuals
     if packed is not None:
-        start = packed[0].start
+        start, slots = packed[0].start, own_slots + packed[0].count
 
     def numbers(*shape: int) -> Tensor:
         return torch.empty(shape, dtype=torch.int32, device=queries.device)
@@ -75,17 +79,17 @@ def bring_back(
     with torch.cuda.device_of(queries):
         for at, first, length in runs(held.heads):
             own, far, lines = slice(at, at + length), slice(first, first + length), batch * length
-            positions = own_positions[:, own, : slots - middle]
+            positions = own_positions[:, own, :own_slots]
             quantized = None if packed is None else packed[0].positions[:, own]
             candidates, in_slots, worth = name_candidates(
-                scores[:, far], positions, quantized, start, seen, wanted
+                scores[:, far], positions, quantized, seen, wanted
             )
             logits = torch.empty(lines, asked, named, device=queries.device)
             _compare[-(-named // COMPARED), length, batch](
                 queries[:, own], keys[:, far], own_keys[:, own], candidates, in_slots, logits,
                 scale,
                 *queries.stride()[:3], *keys.stride()[:2], *own_keys.stride()[:2],
-                named, start, middle,
+                named, own_slots,
                 ROWS=asked, DIM=dim, WIDE=wide, TILE=COMPARED,
                 num_warps=4,
             )  # fmt: skip
@@ -105,20 +109,22 @@ def bring_back(
                 own_values[:, own], positions, None if held.rows is None else held.rows[:, own],
                 *keys.stride()[:2], *own_keys.stride()[:2], *positions.stride()[:2],
                 *((0, 0, 0) if held.rows is None else held.rows.stride()[:3]),
-                wanted.count, start, middle,
+                wanted.count, own_slots, start, count,
+                ON_DEVICE=isinstance(count, Tensor),
                 REMEMBERED=0 if held.rows is None else held.rows.shape[2], DIM=dim, WIDE=wide,
                 TILE=MOVED,
                 num_warps=4,
             )  # fmt: skip
             if packed is not None:
-                pack(*packed, own, (keys[:, far], values[:, far]), coming, leaving, missing)
+                host = keys[:, far], values[:, far]
+                pack(*packed, own_slots, own, host, coming, leaving, missing)
 
 
-@triton.jit(do_not_specialize=["wanted", "start", "packed"])
+@triton.jit(do_not_specialize=["wanted", "own_slots"])
 def _compare(
     queries, keys, own_keys, candidates, in_slots, logits, scale,
     q_batch, q_head, q_row, k_batch, k_head, o_batch, o_head,
-    wanted, start, packed,
+    wanted, own_slots,
     ROWS: tl.constexpr, DIM: tl.constexpr, WIDE: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """The logits of some candidates of one KV head; a key that is held exactly is read there."""
@@ -133,8 +139,8 @@ def _compare(
     slot = tl.load(in_slots + line * wanted + each, mask=real, other=0)
     channels = tl.arange(0, WIDE)
     inside = channels < DIM
-    near = (slot >= 0) & ~is_packed(slot, start, packed)
-    slot = own_slot(slot, start, packed).to(tl.int64)
+    near = (slot >= 0) & (slot < own_slots)
+    slot = slot.to(tl.int64)
     there = real[:, None] & inside[None, :]
     far = keys + place[:, None] * DIM + channels[None, :]
     far = tl.load(far, mask=there & ~near[:, None], other=0.0)
@@ -184,12 +190,13 @@ def _choose(
     tl.atomic_add(came, missing)
 
 
-@triton.jit(do_not_specialize=["room", "start", "packed"])
+@triton.jit(do_not_specialize=["room", "own_slots", "start", "count"])
 def _move(
     coming, leaving, missing_of, keys, values, own_keys, own_values, positions, rows,
     k_batch, k_head, o_batch, o_head, p_batch, p_head, r_batch, r_head, r_row,
-    room, start, packed,
-    REMEMBERED: tl.constexpr, DIM: tl.constexpr, WIDE: tl.constexpr, TILE: tl.constexpr,
+    room, own_slots, start, count,
+    ON_DEVICE: tl.constexpr, REMEMBERED: tl.constexpr, DIM: tl.constexpr, WIDE: tl.constexpr,
+    TILE: tl.constexpr,
 ):  # fmt: skip
     """Some of the entries that come into one KV head; what goes into a segment is not written."""
     head, batch = tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
@@ -198,20 +205,22 @@ def _move(
     come = entries < tl.load(missing_of + line)
     place = tl.load(coming + line * room + entries, mask=come, other=0)
     to = tl.load(leaving + line * room + entries, mask=come, other=0)
-    exact = come & ~is_packed(to, start, packed)
-    own = own_slot(to, start, packed)
+    exact = come & (to < own_slots)
     channels = tl.arange(0, WIDE)
     there = exact[:, None] & (channels < DIM)[None, :]
     begin = batch * k_batch + head * k_head + place.to(tl.int64)[:, None] * DIM + channels[None, :]
-    end = batch * o_batch + head * o_head + own.to(tl.int64)[:, None] * DIM + channels[None, :]
+    end = batch * o_batch + head * o_head + to.to(tl.int64)[:, None] * DIM + channels[None, :]
     key = tl.load(keys + begin, mask=there)
     value = tl.load(values + begin, mask=there)
     tl.store(own_keys + end, key, mask=there)
     tl.store(own_values + end, value, mask=there)
-    tl.store(positions + batch * p_batch + head * p_head + own, place, mask=exact)
+    tl.store(positions + batch * p_batch + head * p_head + to, place, mask=exact)
     if rows is not None:
+        packed = tl.load(count).to(tl.int32) if ON_DEVICE else count
+        slot = tl.where(to < start, to, to + packed)
+        slot = tl.where(exact, slot, start + to - own_slots)
         for row in range(REMEMBERED):
-            remembered = rows + batch * r_batch + head * r_head + row * r_row + to
+            remembered = rows + batch * r_batch + head * r_head + row * r_row + slot
             tl.store(remembered, 0.0, mask=come)
 
 

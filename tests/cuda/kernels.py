@@ -87,8 +87,7 @@ def survey(given: Arguments) -> None:
         given.maxima[:, group] = near.amax(2).view(torch.int32).flatten()
     places = given.positions
     if given.packed_positions is not None:
-        first, others = places.tensor_split([given.start], 2)
-        places = torch.cat([first, given.packed_positions, others], 2)
+        places = torch.cat([places, given.packed_positions], 2)
     places = places.long()
     slots = torch.arange(given.slots, dtype=torch.int32).expand(places.shape).flatten(0, 1)
     given.slot_of.fill_(-1).scatter_(1, places.flatten(0, 1), slots)
@@ -113,8 +112,8 @@ def name(given: Arguments) -> None:
 def compare(given: Arguments) -> None:
     shape = *given.keys.shape[:2], given.wanted
     places, slots = (each.view(shape).long() for each in (given.candidates, given.in_slots))
-    near = (slots >= 0) & ~_packed(given, slots)
-    own = torch.where(near, _own(given, slots), 0)
+    near = (slots >= 0) & (slots < given.own_slots)
+    own = torch.where(near, slots, 0)
     far, here = _rows(given.keys, places), _rows(given.own_keys, own)
     keys = torch.where(near[..., None], here, far).float()
     given.logits.copy_((given.queries.float() * given.scale @ keys.mT).flatten(0, 1))
@@ -147,21 +146,15 @@ def move(given: Arguments) -> None:
     for line in range(batch * heads):
         at, missing = (line // heads, line % heads), int(given.missing_of[line])
         slots, places = (each[line, :missing].long() for each in (given.leaving, given.coming))
-        exact = ~_packed(given, slots)
-        own, came = _own(given, slots)[exact], places[exact]
+        exact = slots < given.own_slots
+        own, came = slots[exact], places[exact]
         given.own_keys[at][own] = given.keys[at][came]
         given.own_values[at][own] = given.values[at][came]
         given.positions[at][own] = came.int()
         if given.rows is not None:
-            given.rows[at][:, slots] = 0.0
-
-
-def _packed(given: Arguments, slots: Tensor) -> Tensor:
-    return (slots >= given.start) & (slots < given.start + given.packed)
-
-
-def _own(given: Arguments, slots: Tensor) -> Tensor:
-    return torch.where(slots < given.start, slots, slots - given.packed)
+            behind = torch.where(slots < given.start, 0, int(given.count))
+            inside = slots - given.own_slots + given.start
+            given.rows[at][:, torch.where(exact, slots + behind, inside)] = 0.0
 
 
 def pack(given: Arguments) -> None:
@@ -169,8 +162,8 @@ def pack(given: Arguments) -> None:
     for line in range(batch * heads):
         at, missing = (line // heads, line % heads), int(given.missing[line])
         slots, coming = (each[line, :missing].long() for each in (given.leaving, given.coming))
-        inside = (slots >= given.start) & (slots < given.start + given.count)
-        places, coming = slots[inside] - given.start, coming[inside]
+        inside = slots >= given.own_slots
+        places, coming = slots[inside] - given.own_slots, coming[inside]
         for vectors, codes, scales, zeros, bits in (
             (given.keys, given.k_codes, given.k_scales, given.k_zeros, given.K_BITS),
             (given.values, given.v_codes, given.v_scales, given.v_zeros, given.V_BITS),

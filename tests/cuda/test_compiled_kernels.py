@@ -125,7 +125,7 @@ def recalled(
     positions = torch.arange(2 * ENTRIES, dtype=torch.int32, device=DEVICE)
     own, packed = positions.expand(1, KV_HEADS, -1).tensor_split(2, 2)
     memory = torch.zeros(1, KV_HEADS, 4, 2 * ENTRIES, device=DEVICE) if remembers else None
-    segment = None
+    segment, count = None, 0
     group = KVHeadGroup(tuple(range(KV_HEADS)), held, held, own.clone(), memory)
     if bits:
         form = parse_kv_bits(bits)
@@ -136,12 +136,13 @@ def recalled(
         )
         mean = torch.zeros(1, KV_HEADS, dim, device=DEVICE)
         group.segment = Packed(*sides, packed.clone(), mean, form)
-        segment, group.capacity = (group.segment, rotation(dim, DEVICE)), group.slots
+        segment, count = (group.segment, rotation(dim, DEVICE)), ENTRIES
     seen = 4 * ENTRIES - 5
     bring_back(
         group,
         segment,
-        group.capacity,
+        ENTRIES,
+        count if known else torch.full((1,), count, device=DEVICE),
         (host, host),
         held[:, :, :rows],
         0.1,

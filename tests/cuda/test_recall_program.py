@@ -4,6 +4,9 @@ CUDA graph's double take the plain step's tokens."""
 import pytest
 import torch
 
+from kvlite.engine.cuda_graph import Replay
+from kvlite.engine.step_program import StepProgram
+from tests import graph_double
 from tests.conftest import Tiny, make_tiny
 from tests.cuda import guard
 from tests.test_step_program import GROWS, compare
@@ -22,7 +25,7 @@ def unpadded() -> Tiny:
     return tiny
 
 
-# Entries count in the index sixteen at a time, and are quantized 32 at a time.
+# Entries count in the index sixteen at a time, and are quantized 32 at a time, within a recording.
 @pytest.mark.cases(1)
 @pytest.mark.parametrize(
     ("method", "bits", "entries", "steps"),
@@ -33,13 +36,21 @@ def unpadded() -> Tiny:
         ("uncomp", "16", 8, 18),
         ("spans", "4", 10, 36),
         ("h2o", "k8v2", 10, 18),
+        ("spans", "k8v4", 10, 70),
     ],
 )
 def test_replays_are_plain_steps(method: str, bits: str, entries: int, steps: int) -> None:
+    recorded = []
+
+    def counting(program: StepProgram) -> Replay:
+        recorded.append(1)
+        return graph_double.capture(program)
+
     with fake_cuda():
-        graphs = compare(unpadded(), method, steps, budget=60, recall=entries, bits=bits)
+        given = {"budget": 60, "recall": entries, "bits": bits}
+        graphs = compare(unpadded(), method, steps, capture=counting, **given)
         assert graphs.steps >= steps - GROWS - 1
-        assert graphs.reason == ""
+        assert (len(recorded), graphs.reason) == (1, "")
 
 
 @pytest.mark.parametrize(

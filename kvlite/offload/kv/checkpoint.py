@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from kvlite.cache import LayerCache
-from kvlite.cache.packed import Packed
 from kvlite.cache.recurrent import state_tensors
 from kvlite.cache.segment import bytes_held
 from kvlite.cache.snapshot import LayerReader, LayerWriter, Plain, Source
@@ -82,12 +81,12 @@ class HostKVCheckpoint:
         return all(mark.window is not None or self._holds(mark, layer) for mark, layer in pairs)
 
     def _holds(self, mark: _LayerMark, layer: HostKVLayer) -> bool:
-        segment = layer.head_group.segment
+        held = layer.head_group
         if not mark.exact:
-            return segment is None
+            return held.segment is None
         packed = mark.read - mark.exact[0].shape[2]
-        if isinstance(segment, Packed):
-            return segment.bits == self.bits and segment.count >= packed
+        if held.packed is not None:
+            return held.packed.bits == self.bits and held.packed.count >= packed
         return not packed
 
     def put_back(self, store: HostKVStore) -> None:
@@ -121,9 +120,9 @@ def _mark(layer: HostKVLayer, seen: int | None, quantizes: bool) -> _LayerMark:
 def _cut(layer: HostKVLayer, mark: _LayerMark) -> LayerCache:
     # Each was quantized once, so they are unchanged.
     head_group, (keys, _, positions) = layer.head_group, mark.exact
-    count, segment = mark.read - keys.shape[2], head_group.segment
+    count, segment = mark.read - keys.shape[2], head_group.packed
     heads = [*range(len(head_group.heads))]
-    if isinstance(segment, Packed):
+    if segment is not None:
         segment = segment.take(torch.arange(count).expand(*positions.shape[:2], -1), heads)
     cut = layer.cache.empty_like([mark.read], segments=[segment if count else None])
     (made,) = cut.head_groups

@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kvlite.cache.quantized import has_compiled, packed_codes, rotation, unpacked_codes
+from kvlite.cache.quantized import packed_codes, rotation, unpacked_codes
 from kvlite.cache.segment import blocks
-from kvlite.ops.device import has_triton
+from kvlite.ops.device import has_compiled, has_triton
 
 WORD = 64
 # So few keys, an answer's, are added by a compiled loop; a prompt does not wait for a compiler.

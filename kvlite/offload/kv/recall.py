@@ -16,8 +16,6 @@ import torch
 from torch import Tensor
 
 from kvlite.cache import KVHeadGroup
-from kvlite.cache.packed import Packed
-from kvlite.cache.quantized import has_compiled
 from kvlite.offload.kv.store import HostKVStore
 from kvlite.offload.kv.swap import (
     CANDIDATES,
@@ -31,6 +29,7 @@ from kvlite.offload.kv.swap import (
     swap_in_place,
 )
 from kvlite.offload.kv.transfer import KVTransfer
+from kvlite.ops.device import has_compiled
 
 
 @dataclass
@@ -62,13 +61,8 @@ class Recall:
 
     def wants(self, head_group: KVHeadGroup) -> bool:
         """Whether a head group may replace entries with others."""
-        segment = head_group.segment
-        tied = segment is not None and (
-            segment.fixed or (isinstance(segment, Packed) and segment.bits.by_channel)
-        )
-        return (
-            not tied and not head_group.shares_keys and self.count(head_group.used) > SINKS + RECENT
-        )
+        free = head_group.by_entry and not head_group.shares_keys
+        return free and self.count(head_group.used) > SINKS + RECENT
 
     def count(self, held: int) -> int:
         """How many entries a token wants in a head group that holds so many, including the first
@@ -153,12 +147,8 @@ def _in_place(head_group: KVHeadGroup, source: KVHeadGroup, transfer: KVTransfer
 
 
 def _compiles(head_group: KVHeadGroup) -> bool:
-    segment = head_group.segment
-    return (
-        has_compiled(head_group.residual_keys.device)
-        and head_group.residual_keys.dtype == torch.float32
-        and (segment is None or (isinstance(segment, Packed) and not segment.bits.by_channel))
-    )
+    keys = head_group.residual_keys
+    return has_compiled(keys.device) and keys.dtype == torch.float32 and head_group.by_entry
 
 
 def _swap_in_compiled(head_group: KVHeadGroup, query: RecallQuery) -> int:
@@ -177,10 +167,10 @@ _NOTHING = np.empty((0, 0, 0), np.float32)
 
 
 def _arrays(head_group: KVHeadGroup) -> tuple[Any, ...]:
-    segment, own = head_group.segment, tuple(each.numpy()[0] for each in head_group.residuals)
-    if not isinstance(segment, Packed):
+    packed, own = head_group.packed, tuple(each.numpy()[0] for each in head_group.residuals)
+    if packed is None:
         return own, _none_packed(len(head_group.heads)), (0, 0, 0)
-    return own, segment.arrays(), (segment.start, segment.keys.bits, segment.values.bits)
+    return own, packed.arrays(), (packed.start, packed.keys.bits, packed.values.bits)
 
 
 @cache

@@ -28,7 +28,7 @@ def recall_refusal(recall: Recall, index: int, layer: LayerCache) -> str:
         return "recall has only some of the tokens"
     if not recall.entries:
         return ""
-    wanted = [recall.count(group.slots) for group in layer.head_groups]
+    wanted = [recall.count(group.capacity) for group in layer.head_groups]
     if any(count > group.used for count, group in zip(wanted, layer.head_groups, strict=True)):
         return "the cache has fewer entries than a token may want"
     return "" if CANDIDATES * max(wanted) <= head_group.used else "little was read"
@@ -82,9 +82,15 @@ class RecallProgram:
             if recall.reaches(index, group) or (full and recall.wants(group))
         ]
         self.came = recall.counter(self.position.device)
-        # A place that no entry has, for slots that are free.
         for group in self.reached:
-            group.residual_positions[:, :, group.residual_len :] = clock.places - 1
+            self.mark_free(group)
+
+    def mark_free(self, group: KVHeadGroup) -> None:
+        """Let slots that are free have a place that no entry has."""
+        nowhere = self.clock.places - 1
+        group.residual_positions[:, :, group.residual_len :] = nowhere
+        if group.storage is not None:
+            group.storage.positions[:, :, group.segment_len :] = nowhere
 
     @property
     def room(self) -> int:
@@ -113,12 +119,21 @@ class RecallProgram:
         return search(turned, index.signs, index.sizes, clock.known, clock.places)
 
     def bring_back(
-        self, group: KVHeadGroup, queries: Tensor, scale: float, scores: Tensor, *, writes: bool
+        self,
+        group: KVHeadGroup,
+        packed: Tensor | None,
+        queries: Tensor,
+        scale: float,
+        scores: Tensor,
+        *,
+        writes: bool,
     ) -> None:
-        """As `Recall.bring_back`; entries are only looked for unless it `writes`."""
+        """As `Recall.bring_back`; entries are only looked for unless it `writes`. `packed` is as of
+        `DeviceFill`."""
         source, count = self.source.head_group, self.recall.count(group.used)
         query = RecallQuery(queries, scale, scores, source, count)
-        swap_on_device(group, group.slots, query, self.clock.seen, self.came, writes=writes)
+        given = group, group.residual_keys.shape[2], query, self.clock.seen, self.came
+        swap_on_device(*given, count=packed, writes=writes)
 
     def advance(self, seen: int) -> None:
         """Count a token that went through, after `seen` others."""

@@ -7,7 +7,6 @@ from torch import Tensor
 
 from kvlite.cache import KVHeadGroup, Selection
 from kvlite.cache.head_group import wide
-from kvlite.cache.packed import Packed
 from kvlite.cache.quantized import rotation
 from kvlite.offload.kv.store import INDEXED_AT_ONCE
 from kvlite.offload.kv.transfer import KVTransfer
@@ -98,7 +97,7 @@ def swap_in_place(
     """
     source, count = query.source, query.count
     if transfer.reads(source):
-        swap_on_device(head_group, head_group.used, query, source.used, came)
+        swap_on_device(head_group, head_group.residual_len, query, source.used, came)
         return
     queries, scores = query.of_heads(head_group.heads)
     places = head_group.residual_positions[:, :, : head_group.used].long()
@@ -142,34 +141,36 @@ def swap_in_place(
 
 def swap_on_device(
     head_group: KVHeadGroup,
-    slots: int,
+    own_slots: int,
     query: RecallQuery,
     seen: int | Tensor,
     came: Tensor,
     *,
+    count: Tensor | None = None,
     writes: bool = True,
 ) -> None:
     """`swap_in_place` with kernels, on a device that reads the source itself.
 
     Args:
-        slots: how many of the head group's are looked at; positions in those that are free are none
-            that the source has.
+        own_slots: how many of the head group's own are looked at; positions in those that are free
+            are none that the source has.
         seen: entries of the source, a number, or `(1,)` int64 on the device.
+        count: how many entries there are of the storage that its segment is the beginning of,
+            `(1,)` int64, where only the device knows; positions of the others likewise.
         writes: whether anything is changed.
     """
     # torch brings triton along on CUDA alone.
     from kvlite.ops.triton_candidates import Wanted
     from kvlite.ops.triton_recall import bring_back
 
-    scores, source, count = query.scores, query.source, query.count
-    wanted = Wanted(count, min(scores.shape[2], CANDIDATES * count), SINKS, RECENT)
-    segment, packed = head_group.segment, None
-    if segment is not None:
-        assert isinstance(segment, Packed) and not segment.bits.by_channel
-        packed = segment, rotation(query.queries.shape[3], scores.device)
+    scores, source, most = query.scores, query.source, query.count
+    wanted = Wanted(most, min(scores.shape[2], CANDIDATES * most), SINKS, RECENT)
+    segment = head_group.packed if count is None else head_group.storage
+    packed = None if segment is None else (segment, rotation(query.queries.shape[3], scores.device))
+    held = head_group.segment_len if count is None else count
     host = source.residual_keys, source.residual_values
     given = host, query.queries, query.scale, scores, seen
-    bring_back(head_group, packed, slots, *given, wanted, came, writes=writes)
+    bring_back(head_group, packed, own_slots, held, *given, wanted, came, writes=writes)
 
 
 def in_front(missing: Tensor) -> tuple[Tensor, Tensor]:

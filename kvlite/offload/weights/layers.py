@@ -22,6 +22,7 @@ from torch import Tensor
 
 from kvlite.errors import ModelError
 from kvlite.memory.free import is_oom, release_memory
+from kvlite.memory.oom import unless_short
 from kvlite.model.layers import Layers, Passing
 from kvlite.model.load import LoadedModel
 from kvlite.model.weights import MXFP4, PLAIN
@@ -220,12 +221,7 @@ def off_device(model: LoadedModel) -> StreamedLayers:
     layouts = [lay_out(layer, device) for layer in modules]
     source = InMemory([copied(layout) for layout in layouts])
     made = partial(StreamedLayers, modules, layouts, source, device, "ram")
-    streamed: StreamedLayers | None = None
-    try:
-        streamed = made()
-    except Exception as error:
-        if not is_oom(error):
-            raise
+    streamed = unless_short(device, made)
     if streamed is not None:
         _leave(layouts, device)
         return streamed
