@@ -159,7 +159,7 @@ class KvliteLM(TemplateLM):  # type: ignore[misc]
                 talk, prompts[at][-room:], stop=tuple(filter(None, stops)), **settings
             )
             *_, last = answer = [piece for piece in pieces if piece is not None]
-            if last.metrics.finish_reason == "memory":
+            if last.finish_reason == "memory":
                 raise OutOfMemory(
                     "memory ran out in an answer: take a smaller --budget or fewer --kv-bits, or "
                     "end other programs; begun again with the same --out, the run goes on"

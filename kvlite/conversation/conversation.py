@@ -350,7 +350,7 @@ class Conversation:
         for piece in turn.in_words(pieces):
             node.answer += piece.text
             node.reasoning += piece.reasoning
-            node.reasoning_tokens = piece.metrics.reasoning_tokens
+            node.reasoning_tokens = piece.reasoning_tokens
             yield with_sources(piece, self.context, said, self.documents, turn.settings)
 
     @property

@@ -64,8 +64,6 @@ class Session:
         given: the settings the user began with.
         changed: what the user changed of them since.
         waiting: documents that the next message will be about.
-        last: the metrics of the last answer.
-        sources: the passages that it came from.
         places: files that the conversation was saved in or loaded from.
     """
 
@@ -75,6 +73,16 @@ class Session:
         self.changed: dict[str, Any] = {}
         self.talk = runner.conversation()
         self.resume(self.talk)
+
+    @property
+    def last(self) -> GenerationMetrics | None:
+        """The metrics of the last answer."""
+        return None if self._last is None else self._last.metrics
+
+    @property
+    def sources(self) -> tuple[Source, ...]:
+        """The passages that it came from."""
+        return () if self._last is None else self._last.sources
 
     def begin(self, **changed: Any) -> None:
         """Begin a new conversation, with some settings changed from now on.
@@ -91,8 +99,7 @@ class Session:
         found by its documents."""
         self.talk.history.give_up_reading()  # which it would hold until garbage is looked for
         self.talk, talk.history.keeps_half_read = talk, True
-        self.last: GenerationMetrics | None = None
-        self.sources: tuple[Source, ...] = ()
+        self._last: Piece | None = None
         self.places: set[Path] = set()
         told = {node.text for branch in talk.history.branches for node in branch.nodes}
         found = [message for said in told if (message := _about(talk.documents, said))]
@@ -229,7 +236,7 @@ class Session:
 
     def _heard(self, pieces: Iterator[Piece]) -> Iterator[Piece]:
         for piece in pieces:
-            self.last, self.sources = piece.metrics, piece.sources
+            self._last = piece
             yield piece
 
     def undo(self, callbacks: Callbacks) -> None:

@@ -294,7 +294,7 @@ class AnswerBatch:
 
     def _next_piece(self, question: _Question) -> Heard:
         piece = next(question.pieces)
-        if piece.metrics.finish_reason is not None:
+        if piece.finish_reason is not None:
             self.going.remove(question)
         return question.index, piece
 

@@ -14,9 +14,10 @@ import torch
 from kvlite.cache.hidden_log import HiddenLog
 from kvlite.config.settings import Settings
 from kvlite.conversation.endings import FinishReason
+from kvlite.conversation.figures import Account
 from kvlite.conversation.metrics import Piece
 from kvlite.conversation.reasoning import turn_grammar, with_reasoning
-from kvlite.conversation.run_stats import RunStats, metrics_of, planned_phases
+from kvlite.conversation.run_stats import RunStats, planned_phases
 from kvlite.conversation.turn_config import TurnConfig, notes
 from kvlite.engine.callbacks import NO_CALLBACKS, Callbacks
 from kvlite.engine.compiled_rows import are_small
@@ -241,6 +242,7 @@ class Turn:
         text = AnswerText(self.model.tokenizer, self.settings.stop, self.model.spelled)
         ends = frozenset() if ignore_eos else self.model.stop_ids
         self.speculation = speculation = self._speculation(ends)
+        account = Account(self)
         try:
             while True:
                 token = None if self.graphs is None else self.graphs.drawn()
@@ -258,9 +260,14 @@ class Turn:
                     self._fail(self.turn_config.unfinished)
                 if reason is not None:
                     rest, rest_raw = text.flush()
-                    yield Piece(token, shown + rest, metrics_of(self, reason), raw=raw + rest_raw)
+                    shown, raw, figures = (
+                        shown + rest,
+                        raw + rest_raw,
+                        account.figures(self, reason),
+                    )
+                    yield Piece(token, shown, figures, reason, raw=raw)
                     return
-                yield Piece(token, shown, metrics_of(self, None), raw=raw)
+                yield Piece(token, shown, account.figures(self, None), raw=raw)
                 if self.rows is not None:
                     self.finish_step()  # memory ran out in a step with other turns
                 elif self.pending_ids:
@@ -268,8 +275,9 @@ class Turn:
         except OutOfMemory as error:
             self._fail(str(error))
             shown, raw = text.flush()
-            yield Piece(None, shown, metrics_of(self, "memory"), raw=raw)
+            yield Piece(None, shown, account.figures(self, "memory"), "memory", raw=raw)
         finally:
+            account.end()
             speculation.release()
             if self.graphs is not None:
                 self.graphs.release()
