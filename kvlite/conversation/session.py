@@ -129,9 +129,9 @@ class Session:
     def change(self, **values: Any) -> None:
         """Change settings of this conversation, from the next message on. Raises SettingError if
         they are unknown, out of range, or do not fit each other."""
-        settings = self.talk.settings.after_load(values)
-        Conversation(self.runner.model, settings)  # checks them
-        self.talk.settings = settings
+        config = self.talk.config.after_load(values)
+        Conversation(self.runner.model, config)  # checks them
+        self.talk.config = config
         self.changed |= values
 
     @property

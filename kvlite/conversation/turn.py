@@ -34,7 +34,6 @@ from kvlite.engine.slices import Slices
 from kvlite.engine.speculate import Speculation
 from kvlite.engine.step import StepRows, step
 from kvlite.errors import OutOfMemory, RecallError
-from kvlite.memory.device_budget import capped_bytes
 from kvlite.memory.meter import PeakMeter, aside
 from kvlite.memory.nvml import spill_note
 from kvlite.memory.oom import CHUNK
@@ -118,7 +117,7 @@ class Turn:
         self.say = NO_CALLBACKS.say
         self._beside: tuple[str, ...] = ()
         self._fallbacks_before = len(self.oom_policy.taken)
-        self._decide(*self.turn_config.placed(settings, model, store, context.told))
+        self._decide(*self.turn_config.placed(config, model, store, context.told))
         self.backend = host_scoring_backend(settings.scores, model.device)
         index, beside = ([], []) if store is None else (store.index_tensors, store.tensors)
         meter = PeakMeter(
@@ -126,7 +125,7 @@ class Turn:
             model.device,
             chain(model.tensors(), self.cache.tensors, index),
             beside,
-            capped_bytes(settings.vram),
+            config.vram,
             model.cards,
         )
         if meter.capped is not None:
@@ -237,7 +236,7 @@ class Turn:
         with aside():
             logits = self.logits.to("cpu", copy=True)
         self.prompt = PromptState(logits, [*self.policies], self.notes, len(self.oom_policy.taken))
-        sampler = Sampler(self.settings, self.model.device, self.grammar)
+        sampler = Sampler(self.config, self.model.device, self.grammar)
         self.graphs = graph_decoder(self.model, sampler)
         text = AnswerText(self.model.tokenizer, self.settings.stop, self.model.spelled)
         ends = frozenset() if ignore_eos else self.model.stop_ids
