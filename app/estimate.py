@@ -5,6 +5,7 @@ from html import escape
 
 from kvlite.config.settings import OPTIONS, Settings
 from kvlite.config.units import readable
+from kvlite.methods.engine_config import EngineConfig
 from kvlite.model.devices import choose_devices
 from kvlite.model.source import find_config
 from kvlite.model.transformers_lock import load_transformers, making_modules
@@ -45,15 +46,16 @@ def estimate(settings: Settings, tokens: int, own_bytes: int) -> MemoryEstimate:
     load_transformers()
     folder, devices = find_config(settings.model), choose_devices(settings.device)
 
-    def planner_for(settings: Settings) -> Planner:
-        return planner_here(settings, folder, devices, reads_text=False, freed=own_bytes)
+    def planner_for(config: EngineConfig) -> Planner:
+        return planner_here(config, folder, devices, reads_text=False, freed=own_bytes)
 
     with making_modules():
-        planner = planner_for(settings)
+        planner = planner_for(EngineConfig.from_settings(settings))
         most = planner.shape.max_context - settings.planned_tokens
         plan, nearest = planner.best(max(1, min(tokens, most))), None
         if not plan.fits:
-            other = planner_for(settings.replace(_OPEN)).best(plan.tokens)
+            opened = planner.config.changed(settings.replace(_OPEN))
+            other = planner_for(opened).best(plan.tokens)
             nearest = other if other.fits else None
         return MemoryEstimate(plan, tokens, reach(planner, plan.choice), nearest)
 

@@ -6,11 +6,13 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 import kvlite
+from kvlite.conversation.figures import Figures
 from kvlite.conversation.metrics import Piece
 from kvlite.engine.callbacks import Callbacks
 from kvlite.errors import ContextError, InterruptedCacheError, SettingError, Stopped
@@ -287,6 +289,52 @@ def test_every_piece_carries_the_account_so_far(runner: kvlite.Runner, prompt: l
         ]
         assert all(each.time_to_first_token_s > 0 for each in metrics_list)
         assert talk.messages[2 * turn + 1]["content"] == text_of(pieces)
+
+
+# What is measured only when somebody asks, and what depends on the clock.
+_MEASURED = {"peak_bytes", "phase_peak_bytes", "plan_error", "recalled_bytes", "recall_hit_rate"}
+
+
+def _of_the_moment(metrics: kvlite.GenerationMetrics) -> dict[str, object]:
+    made = metrics.to_json()
+    clocks = {name for name in made if name.endswith("_s")}
+    return {name: made[name] for name in made.keys() - clocks - _MEASURED}
+
+
+def test_metrics_asked_for_later_are_of_the_moment_of_the_piece(
+    runner: kvlite.Runner, prompt: list[int]
+) -> None:
+    """But for the peak and what was recalled, which are those of the answer's end then."""
+    pieces = runner.conversation().stream_tokens(prompt, ignore_eos=True)
+    expected = [piece.metrics for piece in pieces]
+    talk = runner.conversation()
+    kept = list(talk.stream_tokens(prompt, ignore_eos=True))
+    talk.generate(prompt[:100])  # so that the cache is another one
+    found = [piece.metrics for piece in kept]
+    assert [*map(_of_the_moment, found)] == [*map(_of_the_moment, expected)]
+    assert [each.seen_tokens for each in found] == [*range(300, 306)]
+    assert len({each.kept_entries_mean for each in found}) == 6
+    (last,) = {each.recalled_bytes for each in found}
+    assert last == expected[-1].recalled_bytes > 0
+    assert {each.peak_bytes for each in found} == {found[-1].peak_bytes}
+
+
+def test_metrics_are_not_made_for_every_token(
+    runner: kvlite.Runner, prompt: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, metrics = list[int](), Figures.metrics
+
+    def counted(self: Figures, *about: Any) -> kvlite.GenerationMetrics:
+        asked.append(self.counted["generated_tokens"])
+        return metrics(self, *about)
+
+    monkeypatch.setattr(Figures, "metrics", counted)
+    talk = runner.conversation()
+    pieces = list(talk.stream("What then?"))
+    assert not asked and pieces[-1].finish_reason == "length"
+    assert pieces[-1].metrics is pieces[-1].metrics and asked == [6]
+    talk.generate(prompt)
+    assert asked == [6, 6]
 
 
 def test_pieces_join_to_the_answer(runner: kvlite.Runner, prompt: list[int]) -> None:

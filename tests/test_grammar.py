@@ -14,7 +14,7 @@ from kvlite.conversation.runner import Runner
 from kvlite.engine.grammar import Grammar
 from kvlite.engine.sampling import Sampler
 from kvlite.errors import SettingError
-from kvlite.methods.engine_config import require_meanings
+from kvlite.methods.engine_config import EngineConfig, require_meanings
 
 WORDS = ("red", "green", "greenish grey", "größer", "  two  spaces")
 LARK = "start: " + " | ".join(f'"{word}"' for word in WORDS)
@@ -150,7 +150,9 @@ def test_a_mask_comes_before_penalties_and_temperatures(runner: Runner) -> None:
     logits[0, 17] = 90.0
     for settings in (Settings(repetition_penalty=2.0), Settings(temperature=2.0, top_p=0.5)):
         grammar = Grammar(runner.model.vocabulary, LARK)
-        drawn = Sampler(settings, torch.device("cpu"), grammar)(logits, [1, 2])
+        drawn = Sampler(EngineConfig.from_settings(settings), torch.device("cpu"), grammar)(
+            logits, [1, 2]
+        )
         assert runner.tokenizer.decode([drawn]).strip()[:1] in {word.strip()[0] for word in WORDS}
     assert float(logits[0, 17]) == 90.0  # which log probabilities are told from
 

@@ -21,6 +21,7 @@ from kvlite.engine.step import decode_step
 from kvlite.errors import ModelError, SettingError, Stopped
 from kvlite.memory.meter import TensorMeter
 from kvlite.methods import parse_method
+from kvlite.methods.engine_config import EngineConfig
 from kvlite.methods.layer_policy import layer_policies
 from kvlite.model.architectures import has_experts
 from kvlite.model.gguf.folder import gguf_folder
@@ -241,7 +242,7 @@ def test_a_gguf_is_read_where_it_is(
         if setting != "auto":
             continue
         given = settings.replace({"weights": setting, "vram": "64MB"})
-        planner = planner_here(given, folder, [CPU], reads_text=False)
+        planner = planner_here(EngineConfig.from_settings(given), folder, [CPU], reads_text=False)
         runner = Runner(model, given, planner.best(len(tokens)))
         answer = runner.generate(tokens, max_new_tokens=16, ignore_eos=True)
         assert answer.token_ids == expected

@@ -253,7 +253,7 @@ def test_an_answer_is_no_longer_than_the_model_goes(llama_8b: str) -> None:
 def test_what_is_streamed_can_be_chosen_beside_other_weights(
     llama_8b: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    room = card("24GiB")
+    room = card(24 * GIB, "a card")
     load_options = load_options_here(
         Settings(stream="disk", weights="bf16"), torch.device("cpu"), Path(llama_8b), room
     )

@@ -7,13 +7,14 @@ import torch
 
 from kvlite.config.settings import Settings
 from kvlite.engine.sampling import Sampler
+from kvlite.methods.engine_config import EngineConfig
 
 CPU = torch.device("cpu")
 LOGITS = torch.tensor([[0.0, 1.0, 2.0, 3.0, 4.0]])
 
 
 def draws(count: int = 400, **settings: Any) -> Counter[int]:
-    sampler = Sampler(Settings(**settings), CPU)
+    sampler = Sampler(EngineConfig.from_settings(Settings(**settings)), CPU)
     return Counter(sampler(LOGITS.clone(), [0, 1]) for _ in range(count))
 
 
@@ -25,7 +26,7 @@ def test_temperature_zero_takes_the_likeliest_whatever_the_seed() -> None:
 
 def test_the_same_seed_draws_the_same_tokens() -> None:
     def drawn(seed: int) -> list[int]:
-        sampler = Sampler(Settings(temperature=2.0, seed=seed), CPU)
+        sampler = Sampler(EngineConfig.from_settings(Settings(temperature=2.0, seed=seed)), CPU)
         return [sampler(LOGITS.clone(), []) for _ in range(40)]
 
     assert drawn(7) == drawn(7)
@@ -46,7 +47,7 @@ def test_top_k_top_p_and_min_p_cut_the_tail() -> None:
 
 
 def test_repetition_is_penalised_where_asked() -> None:
-    sampler = Sampler(Settings(repetition_penalty=2.0), CPU)
+    sampler = Sampler(EngineConfig.from_settings(Settings(repetition_penalty=2.0)), CPU)
     assert sampler(LOGITS.clone(), [4]) == 3
     assert sampler(LOGITS.clone(), []) == 4
 
@@ -55,7 +56,7 @@ def test_penalties_count_what_the_answer_has_and_biases_are_added() -> None:
     settings = Settings(
         presence_penalty=0.75, frequency_penalty=0.5, logit_bias=("0:4", "4:-1.5"), seed=1
     )
-    sampler, came = Sampler(settings, CPU), list[int]()
+    sampler, came = Sampler(EngineConfig.from_settings(settings), CPU), list[int]()
     for _ in range(30):
         expected = LOGITS[0].clone()
         expected[0] += 4

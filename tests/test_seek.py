@@ -15,7 +15,6 @@ from kvlite.conversation.checkpoint import Checkpoint
 from kvlite.conversation.conversation import Conversation
 from kvlite.engine.callbacks import Callbacks
 from kvlite.errors import OutOfMemory, SettingError
-from kvlite.memory.device_budget import checkpoint_limit
 from kvlite.offload.kv.checkpoint import HostKVCheckpoint
 from tests.conftest import Tiny, make_tiny
 from tests.faults import Faults
@@ -216,7 +215,7 @@ def test_nothing_is_copied_that_could_not_be_kept(
 ) -> None:
     talk = opened(make_tiny(architecture), **GIVEN[name], checkpoint_limit=limit)
     said(talk, FIRST, SECOND, THIRD)
-    most = checkpoint_limit(limit)
+    most = talk.config.checkpoint_bytes
     assert max(copies, default=0) <= most and talk.context.checkpoint_bytes <= most
     assert sum(copies) > 0 or limit != "auto"
 

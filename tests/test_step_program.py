@@ -17,6 +17,7 @@ from kvlite.engine.sampling import Sampler
 from kvlite.engine.step import StepRows, decode_step
 from kvlite.engine.step_program import StepProgram
 from kvlite.methods.budget import method_and_budget
+from kvlite.methods.engine_config import EngineConfig
 from kvlite.methods.layer_policy import LayerPolicy, layer_policies
 from kvlite.model.layers import Layers
 from kvlite.model.load import LoadedModel
@@ -57,7 +58,9 @@ class Read:
         self, settings: Settings = GREEDY, capture: Capture = graph_double.capture
     ) -> GraphDecoder:
         """One that goes on from it."""
-        return GraphDecoder(self.model, Sampler(settings, self.model.device), capture)
+        return GraphDecoder(
+            self.model, Sampler(EngineConfig.from_settings(settings), self.model.device), capture
+        )
 
     def rows(self, token: int) -> StepRows:
         """A token as the row of a step."""
@@ -124,7 +127,8 @@ def compare(
 ) -> GraphDecoder:
     """Answer twice from the same prompt; nothing may differ."""
     plain, mine = read(tiny, method, **options), read(tiny, method, **options)
-    graphs, sampler = mine.decoder(settings, capture), Sampler(settings, tiny.model.device)
+    graphs = mine.decoder(settings, capture)
+    sampler = Sampler(EngineConfig.from_settings(settings), tiny.model.device)
     for _ in range(steps):
         token = sampler(plain.logits, plain.token_ids)
         drawn = graphs.drawn()
@@ -349,7 +353,10 @@ def test_what_was_launched_ahead_need_not_count(llama: Tiny) -> None:
     """A plain step in its place, and the next draw, are as if it had not been."""
     settings = Settings(temperature=0.9, seed=3)
     plain, mine = read(llama, "snapkv"), read(llama, "snapkv")
-    graphs, sampler = mine.decoder(settings), Sampler(settings, llama.model.device)
+    graphs, sampler = (
+        mine.decoder(settings),
+        Sampler(EngineConfig.from_settings(settings), llama.model.device),
+    )
     said: list[int] = []
     for _ in range(40):
         said.append(sampler(plain.logits, plain.token_ids))

@@ -115,13 +115,13 @@ class ActiveConversation(OpenConversation[Session]):
             work.hear(piece)
             if last is None:  # the question has been read
                 before = look_at(self.session)
-            last = piece.metrics
+            last = piece
         if last is None:
             return
         record = self.record
         record.said = [*record.said[: record.earlier], *self._stored(self.talk.messages)]
         with suppress(OSError):  # the user learns of a full disk when the conversation is kept
-            account = account_of(last, before, self.session, reading_s)
+            account = account_of(last.metrics, before, self.session, reading_s)
             self.store.keep_account(record.id, keys_of(record.said)[-1], account)
 
     def _said(self) -> tuple[list[list[StoredMessage]], int]:

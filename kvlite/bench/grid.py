@@ -95,7 +95,7 @@ def require_memory(choices: Iterable[Choice], model: LoadedModel, tokens: int) -
         (host_kv_bytes(model.shape, tokens, 0, model.dtype.itemsize, bits) for bits in stores),
         default=0,
     )
-    if needed > (limit := ram_limit("auto", 0)):
+    if needed > (limit := ram_limit(None, 0)):
         raise SettingError(
             f"recall would take {readable(needed)} of host memory for {tokens:,} tokens, and "
             f"half of what is free is {readable(limit)}: give fewer --tokens, or --recall-bits 4"

@@ -35,7 +35,6 @@ from kvlite.conversation.prefix import answer_prompt
 from kvlite.conversation.runner import Runner
 from kvlite.conversation.turn_config import TurnConfig
 from kvlite.errors import OutOfMemory, SettingError, reason
-from kvlite.methods.engine_config import EngineConfig
 from kvlite.methods.layer_policy import can_recall
 
 # Settings that results are named by, and those that only say where and in which parts work is done.
@@ -159,7 +158,7 @@ class KvliteLM(TemplateLM):  # type: ignore[misc]
                 talk, prompts[at][-room:], stop=tuple(filter(None, stops)), **settings
             )
             *_, last = answer = [piece for piece in pieces if piece is not None]
-            if last.metrics.finish_reason == "memory":
+            if last.finish_reason == "memory":
                 raise OutOfMemory(
                     "memory ran out in an answer: take a smaller --budget or fewer --kv-bits, or "
                     "end other programs; begun again with the same --out, the run goes on"
@@ -172,7 +171,7 @@ class KvliteLM(TemplateLM):  # type: ignore[misc]
     def _read(self, context: Sequence[int], longest: int) -> Branch:
         model = self.runner.model
         answer = dict.fromkeys(("max_new_tokens", "reserve_tokens"), max(1, longest))
-        config = EngineConfig.from_settings(self.runner.settings.replace(answer))
+        config = self.runner.config.after_load(answer)
         turn = TurnConfig.of(Context(model), [*context], config, answers=True)
         recalls = config.settings.recall != "off" and can_recall(config.method)
         recall = None

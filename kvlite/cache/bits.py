@@ -97,10 +97,12 @@ def parse_kv_bits(text: str | int) -> KVBits | None:
     return KVBits(keys, values, group, by_channel)
 
 
-def saving(widths: Sequence[str], sizes: Sequence[KVSize]) -> tuple[str, ...]:
-    """Those of some widths, as a user writes them, with which entries of these sizes are smaller
-    than with 16 bits, and 16 itself."""
-    found = ((width, parse_kv_bits(width)) for width in widths)
-    return tuple(
-        width for width, bits in found if bits is None or all(bits.saves(size) for size in sizes)
-    )
+def saving(widths: Sequence[str], sizes: Sequence[KVSize]) -> dict[str, KVBits | None]:
+    """Those of some widths, as a user writes them and parsed, with which entries of these sizes are
+    smaller than with 16 bits, and 16 itself."""
+    found = {width: parse_kv_bits(width) for width in widths}
+    return {
+        width: bits
+        for width, bits in found.items()
+        if bits is None or all(bits.saves(size) for size in sizes)
+    }

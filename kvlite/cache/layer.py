@@ -188,6 +188,9 @@ class LayerCache:
     @property
     def entries_mean(self) -> float:
         """Entries held, on average over the KV heads."""
+        first, *others = self.head_groups
+        if not others and not first.head_alias:  # as mostly, and it is asked with every token
+            return float(first.used)
         return sum(heads * used for heads, used in self.lengths) / self.kv_heads
 
     def resized(

@@ -81,7 +81,7 @@ class _Answer:
 
     @property
     def reason(self) -> "FinishReason | None":
-        return None if self.last is None else self.last.metrics.finish_reason
+        return None if self.last is None else self.last.finish_reason
 
     @property
     def ended(self) -> bool:
@@ -93,7 +93,7 @@ class _Answer:
             how.screen.print(f"kvlite: {self.error}")
         elif self.last is not None:
             if self.reasoning:
-                thought = thought_for(self.last.metrics.reasoning_tokens)
+                thought = thought_for(self.last.reasoning_tokens)
                 how.screen.print(thought, style="dim")
             _write(self.text)
             print_account(self.last, how.screen, sources=how.sources)

@@ -205,7 +205,7 @@ def _opened(
 ) -> "Conversation":
     from kvlite.conversation.conversation import Conversation
 
-    talk = Conversation(runner.model, settings)
+    talk = Conversation(runner.model, runner.config.changed(settings))
     if saved.about.light:
         with reading_bar(screen, "Reading") as bar:
             saved.restore(talk, callbacks=Callbacks(bar.update, bar.note))

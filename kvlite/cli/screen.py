@@ -115,7 +115,7 @@ def print_answer(
         for piece in begin(callbacks):
             bar.close()
             pieces.append(piece)
-            thinking.hear(piece.reasoning, piece.text, piece.metrics.reasoning_tokens)
+            thinking.hear(piece.reasoning, piece.text, piece.reasoning_tokens)
             if not as_json:
                 write(piece.text if wrap is None else wrap.push(piece.text))
     metrics = pieces[-1].metrics

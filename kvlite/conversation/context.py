@@ -185,7 +185,7 @@ class Context:
 
     def _capture(self, made: Checkpoint, store: HostKVStore | None, config: EngineConfig) -> None:
         self.release(made)  # it stays lost if what follows is interrupted
-        most = config.checkpoint_limit
+        most = config.checkpoint_bytes
         work = partial(capture, made, self.model, self.cache, store, most)
         try:
             self.oom_policy.run(work, {})
@@ -196,7 +196,7 @@ class Context:
             self._keep_within(config)
 
     def _copy_out(self, config: EngineConfig) -> None:
-        most = config.checkpoint_limit
+        most = config.checkpoint_bytes
         try:
             self.oom_policy.run(partial(copy_out, self.checkpoints, self.cache, most), {})
         except OutOfMemory:
@@ -308,7 +308,7 @@ class Context:
         self.checkpoints = [each for each in self.checkpoints if not each.lost]
 
     def _keep_within(self, config: EngineConfig) -> None:
-        limit = config.checkpoint_limit
+        limit = config.checkpoint_bytes
         while self.checkpoint_bytes > limit:
             holding = next(each for each in self.checkpoints if bytes_of([each]))
             self.release(holding)

@@ -48,7 +48,7 @@ class Conversation:
         history: everything said, on all branches.
     """
 
-    def __init__(self, model: LoadedModel, settings: Settings) -> None:
+    def __init__(self, model: LoadedModel, settings: Settings | EngineConfig) -> None:
         """Start empty.
 
         Raises:
@@ -71,7 +71,7 @@ class Conversation:
 
     @settings.setter
     def settings(self, settings: Settings) -> None:
-        self.config = EngineConfig.from_settings(settings)
+        self.config = self.config.changed(settings)
 
     @property
     def cache(self) -> KVCache:
@@ -350,7 +350,7 @@ class Conversation:
         for piece in turn.in_words(pieces):
             node.answer += piece.text
             node.reasoning += piece.reasoning
-            node.reasoning_tokens = piece.metrics.reasoning_tokens
+            node.reasoning_tokens = piece.reasoning_tokens
             yield with_sources(piece, self.context, said, self.documents, turn.settings)
 
     @property

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
 from kvlite.cache.bits import UNCHANGED
@@ -9,6 +10,7 @@ from kvlite.config.units import readable
 from kvlite.conversation.endings import TERMINAL, FinishReason, Remedies, ended
 
 if TYPE_CHECKING:
+    from kvlite.conversation.figures import Figures
     from kvlite.conversation.sources import Source
 
 _PLACES = {"ram": "in RAM", "disk": "on disk"}
@@ -197,21 +199,33 @@ class GenerationMetrics:
 
 @dataclass(frozen=True)
 class Piece:
-    """A token of an answer, the text that can no longer change, and the metrics so far. The last
+    """A token of an answer, the text that can no longer change, and what it has come to. The last
     piece has no token if memory ran out; if a conversation has documents, it has the passages that
     the answer came from, at most three, the one that was looked at most first.
 
     Attributes:
+        figures: of this moment; metrics are made of them.
+        finish_reason: as of `GenerationMetrics`.
         reasoning: text that is reasoning, and no part of `text`; only of answers in words.
         raw: all text, with the control tokens that stand around reasoning and calls.
+        reasoning_tokens: as of `GenerationMetrics`.
     """
 
     token_id: int | None
     text: str
-    metrics: GenerationMetrics
+    figures: "Figures"
+    finish_reason: FinishReason | None = None
     sources: tuple["Source", ...] = ()
     reasoning: str = ""
     raw: str = ""
+    reasoning_tokens: int = 0
+
+    @cached_property
+    def metrics(self) -> GenerationMetrics:
+        """The metrics so far, made when they are asked for. They are of the moment of the piece,
+        whenever that is; but the peak of memory, and what was recalled, are known when they are
+        first asked for, or once the answer has ended."""
+        return self.figures.metrics(self.finish_reason, self.reasoning_tokens)
 
 
 @dataclass(frozen=True)

@@ -31,11 +31,10 @@ def with_reasoning(
     for piece in pieces:
         count += reader.is_reasoning
         parts = reader.push(piece.raw)
-        if piece.metrics.finish_reason is not None:
+        if piece.finish_reason is not None:
             parts += reader.flush()
         text, reasoning = text_in(parts, "text"), text_in(parts, "reasoning")
-        metrics = replace(piece.metrics, reasoning_tokens=count) if count else piece.metrics
-        yield replace(piece, text=text, reasoning=reasoning, metrics=metrics)
+        yield replace(piece, text=text, reasoning=reasoning, reasoning_tokens=count)
 
 
 def _read(model: LoadedModel, ids: Sequence[int], begun: int) -> tuple[AnswerReader, int]:

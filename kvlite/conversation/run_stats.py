@@ -7,10 +7,7 @@ from itertools import chain
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from kvlite.cache.bits import written
 from kvlite.cache.segment import bytes_held
-from kvlite.conversation.endings import FinishReason
-from kvlite.conversation.metrics import GenerationMetrics
 from kvlite.engine.slices import SLICE_S, Slices, T
 from kvlite.errors import ForecastError
 from kvlite.memory.meter import PeakMeter
@@ -99,78 +96,15 @@ class RunStats:
         self.generated, self.first_s = 0, 0.0
         self.started = perf_counter() - self.read_s
 
-    def figures(self, read: int, *, ended: bool) -> dict[str, Any]:
-        """Fields of `GenerationMetrics`. `read` counts the tokens of an earlier answer, too."""
-        decoding, peak, planned = self.last_s - self.first_s, self.meter.peak_bytes, self.planned
-        if ended:
-            self.meter.end_phase("answer")
+    def counted(self) -> dict[str, Any]:
+        """Fields of `GenerationMetrics`, of this moment."""
+        decoding = self.last_s - self.first_s
         return {
             "generated_tokens": self.generated,
             "streamed_bytes": self.streamed,
-            "peak_bytes": peak,
-            "peak_of": "tensors" if self.meter.of_tensors else "process",
-            "planned_peak_bytes": planned,
-            "phase_peak_bytes": self.meter.phases,
-            "planned_phase_bytes": self.planned_phases,
-            "plan_error": planned / peak - 1 if planned and self.meter.of_tensors else None,
             "time_to_first_token_s": self.first_s,
-            "prefill_tokens_per_s": read / self.read_s,
             "decode_tokens_per_s": (self.generated - 1) / decoding if decoding > 0 else 0.0,
         }
-
-
-def metrics_of(turn: "Turn", reason: FinishReason | None) -> GenerationMetrics:
-    """The metrics of a turn so far."""
-    model, cache, config, graphs = turn.model, turn.cache, turn.turn_config, turn.graphs
-    itemsize, shape = model.dtype.itemsize, model.shape
-    return GenerationMetrics(
-        finish_reason=reason,
-        limit=config.limited_by if reason == "length" else "",
-        compacts=turn.settings.beyond_context == "compact",
-        failure=turn.failure,
-        notes=turn.notes,
-        fallbacks=turn.fallbacks,
-        model=turn.settings.model,
-        device=" and ".join(map(str, model.all_devices)),
-        weights=model.weights.name,
-        dtype=str(model.dtype).removeprefix("torch."),
-        method=config.method.spec,
-        kv_bits=written(turn.policies[0].bits),
-        budget=config.budget,
-        prompt_tokens=len(turn.ids),
-        again_tokens=len(turn.again),
-        ahead_tokens=turn.ahead[0],
-        ahead_s=turn.ahead[1],
-        seen_tokens=cache.seen,
-        kept_entries_mean=cache.entries_mean,
-        kv_bytes=cache.nbytes,
-        full_kv_bytes=shape.full_kv_bytes(cache.seen, itemsize),
-        state_bytes=cache.state_bytes,
-        layers=shape.layers,
-        recurrent_layers=shape.recurrent_layers,
-        graph_steps=None if graphs is None else graphs.steps,
-        no_graph="" if graphs is None else graphs.reason,
-        together=turn.together,
-        **({} if turn.backend is None else turn.backend.figures()),
-        **_recalled(turn, shape.kv_size.entry_bytes(itemsize)),
-        **({} if turn.speculation is None else turn.speculation.figures()),
-        **turn.run_stats.figures(len(turn.again) + len(turn.ids), ended=reason is not None),
-    )
-
-
-def _recalled(turn: "Turn", entry_bytes: int) -> dict[str, Any]:
-    """`entry_bytes` is one entry of one KV head."""
-    store, recall = turn.store, turn.recall
-    if store is None or recall is None:
-        return {}
-    brought = recall.brought  # which may wait for the device
-    return {
-        "index_bytes": store.index_bytes,
-        "host_kv_bytes": store.nbytes,
-        "host_kv_place": "disk" if store.on_disk else "ram",
-        "recalled_bytes": brought * entry_bytes,
-        "recall_hit_rate": 1 - brought / recall.wanted if recall.wanted else None,
-    }
 
 
 def planned_phases(turn: "Turn") -> dict[str, int]:

@@ -24,7 +24,6 @@ from kvlite.methods.engine_config import EngineConfig, require_meanings
 from kvlite.methods.layer_policy import layer_policies
 from kvlite.model.architectures import UNTESTED, architecture
 from kvlite.model.devices import choose_devices
-from kvlite.model.jinja_template import read_template
 from kvlite.model.load import LoadedModel, load_model, use_chat_template
 from kvlite.model.shape import ModelShape
 from kvlite.model.source import find_model
@@ -33,7 +32,8 @@ from kvlite.model.weights import PLAIN
 from kvlite.offload.weights.experts import LEAST
 from kvlite.offload.weights.loader import STREAMED, load_mtp, open_whole
 from kvlite.planner.candidates import planner_here
-from kvlite.planner.plan import Choice, Plan, Planner, refusal
+from kvlite.planner.choice import Choice
+from kvlite.planner.plan import Plan, Planner, refusal
 
 # Tokens planned for if nobody says how many will be read; and the fewest that must fit.
 TOKENS, FEW = 4096, 256
@@ -43,14 +43,22 @@ class Runner:
     """A loaded model: begins and opens conversations.
 
     Attributes:
-        settings: the defaults of its conversations, with the plan's choices filled in.
+        config: the defaults of its conversations, with the plan's choices filled in.
         plan: made before weights were read; None if there could be none.
     """
 
-    def __init__(self, model: LoadedModel, settings: Settings, plan: Plan | None = None) -> None:
+    def __init__(
+        self, model: LoadedModel, settings: Settings | EngineConfig, plan: Plan | None = None
+    ) -> None:
+        """Raises SettingError if settings cannot be parsed, or do not fit each other."""
         self.model = model
-        self.settings = settings
+        self.config = require_meanings(settings)
         self.plan = plan
+
+    @property
+    def settings(self) -> Settings:
+        """The defaults of its conversations, as given."""
+        return self.config.settings
 
     @property
     def tokenizer(self) -> Any:
@@ -79,7 +87,7 @@ class Runner:
 
     def conversation(self, **settings: Any) -> Conversation:
         """A new conversation; `settings` override the runner's."""
-        return Conversation(self.model, self.settings.after_load(settings))
+        return Conversation(self.model, self.config.after_load(settings))
 
     def open(
         self,
@@ -107,7 +115,7 @@ class Runner:
         require_callbacks(reading, "reading")
         with Snapshot(path_of(path)) as saved:
             chosen = saved.settings(self.settings).after_load(settings)
-            talk = Conversation(self.model, chosen)
+            talk = Conversation(self.model, self.config.changed(chosen))
             saved.restore(talk, progress, reading)
             return talk
 
@@ -183,7 +191,7 @@ def prepare(
     devices = choose_devices(settings.device)
     folder = find_model(settings.model, notify, cancel)
     planner = planner_here(
-        settings, folder, devices, reads_text=reads is not None, freed=freed, cancel=cancel
+        config, folder, devices, reads_text=reads is not None, freed=freed, cancel=cancel
     )
     tokenizer = planner.forecaster.tokenizer
     asked = None
@@ -197,7 +205,7 @@ def prepare(
         plan = _planned(planner, max(1, min(FEW, most)))  # nobody said how much will be read
     if plan is not None and not plan.fits:
         raise refusal(plan)
-    prepared = Prepared(settings, folder, devices, planner, plan)
+    prepared = Prepared(folder, devices, planner, plan)
     if prepared.untested:
         prepared.require_plain()
     return prepared
@@ -207,11 +215,15 @@ def prepare(
 class Prepared:
     """A model that was found, checked and planned, and is not loaded."""
 
-    settings: Settings
     folder: Path
     devices: Sequence[torch.device]
     planner: Planner
     plan: Plan | None
+
+    @property
+    def settings(self) -> Settings:
+        """As given."""
+        return self.planner.settings
 
     @property
     def choice(self) -> Choice:
@@ -247,10 +259,11 @@ class Prepared:
     ) -> Runner:
         """Read its weights. Raises ModelError if it cannot be loaded or run, and Stopped if
         `cancel` was set."""
-        settings, devices, plan, choice = self.settings, self.devices, self.plan, self.choice
+        config, devices, plan, choice = self.choice.config, self.devices, self.plan, self.choice
+        settings = config.settings
         shape, forecaster = self.planner.shape, self.planner.forecaster
         for each in devices:
-            hold(each, settings.vram)
+            hold(each, config.vram)
         planned = () if plan is None or choice.stream != "off" else plan.cards
         counts = [each.layers for each in planned]
         cards = [card for card, count in zip(devices, counts, strict=False) for _ in range(count)]
@@ -270,7 +283,7 @@ class Prepared:
         )
         if streams is not None:
             model.layers = streams(model, LEAST if plan is None else plan.resident)
-        use_chat_template(model, read_template(settings.chat_template))
+        use_chat_template(model, config.chat_template)
         if plan is not None and plan.mtp:
             plan = _with_mtp(model, plan)
         if choice.weights.stored and not choice.weights.keeps_experts_packed(shape.model_type):
@@ -287,7 +300,7 @@ class Prepared:
                 f"{settings.model} has no chat template: it goes on with your text as it is; for "
                 "answers take an instruction-tuned model"
             )
-        return Runner(model, choice.applied(settings), plan)
+        return Runner(model, config, plan)
 
 
 def _with_mtp(model: LoadedModel, plan: Plan) -> Plan:

@@ -60,8 +60,6 @@ class Session:
         given: the settings the user began with.
         changed: what the user changed of them since.
         waiting: documents that the next message will be about.
-        last: the metrics of the last answer.
-        sources: the passages that it came from.
         places: files that the conversation was saved in or loaded from.
         entry: its record in the library, which no other program writes meanwhile; None if it has
             none.
@@ -81,6 +79,16 @@ class Session:
         """Where it is kept under a name."""
         return open_library()
 
+    @property
+    def last(self) -> GenerationMetrics | None:
+        """The metrics of the last answer."""
+        return None if self._last is None else self._last.metrics
+
+    @property
+    def sources(self) -> tuple[Source, ...]:
+        """The passages that it came from."""
+        return () if self._last is None else self._last.sources
+
     def begin(self, **changed: Any) -> None:
         """Begin a new conversation, with some settings changed from now on.
 
@@ -96,8 +104,7 @@ class Session:
         found by its documents."""
         self.talk.history.give_up_reading()  # which it would hold until garbage is looked for
         self.talk, talk.history.keeps_half_read = talk, True
-        self.last: GenerationMetrics | None = None
-        self.sources: tuple[Source, ...] = ()
+        self._last: Piece | None = None
         self.places: set[Path] = set()
         self.leave_library()
         told = {node.text for branch in talk.history.branches for node in branch.nodes}
@@ -129,9 +136,9 @@ class Session:
     def change(self, **values: Any) -> None:
         """Change settings of this conversation, from the next message on. Raises SettingError if
         they are unknown, out of range, or do not fit each other."""
-        settings = self.talk.settings.after_load(values)
-        Conversation(self.runner.model, settings)  # checks them
-        self.talk.settings = settings
+        config = self.talk.config.after_load(values)
+        Conversation(self.runner.model, config)  # checks them
+        self.talk.config = config
         self.changed |= values
 
     @property
@@ -236,7 +243,7 @@ class Session:
 
     def _heard(self, pieces: Iterator[Piece]) -> Iterator[Piece]:
         for piece in pieces:
-            self.last, self.sources = piece.metrics, piece.sources
+            self._last = piece
             yield piece
 
     def undo(self, callbacks: Callbacks) -> None:

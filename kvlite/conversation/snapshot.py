@@ -33,6 +33,7 @@ from kvlite.engine.callbacks import NO_CALLBACKS, Callbacks, Progress
 from kvlite.errors import ModelError, OutOfMemory, RecallError, SnapshotError
 from kvlite.memory.free import is_oom, with_free
 from kvlite.memory.oom import OOM_STEPS
+from kvlite.methods.engine_config import EngineConfig
 from kvlite.model.identity import Identity
 from kvlite.model.load import LoadedModel
 from kvlite.model.recurrent_states import require_states
@@ -201,7 +202,7 @@ class Snapshot(TensorFile):
                 history, documents = self._json("ways"), self.documents()
                 history_from(history, None, model.shape.layers)  # checks it before anything is read
                 if not light:
-                    cache, store, notes = self._caches(model, talk.settings, len(token_ids))
+                    cache, store, notes = self._caches(model, talk.config, len(token_ids))
                 noted = (*map(str, plain["noted"]), *notes)
         except Exception as error:
             if not is_oom(error):
@@ -225,7 +226,7 @@ class Snapshot(TensorFile):
         talk.history.resume(branches, current)
 
     def _caches(
-        self, model: LoadedModel, settings: Settings, tokens: int
+        self, model: LoadedModel, config: EngineConfig, tokens: int
     ) -> tuple[KVCache, HostKVStore | None, list[str]]:
         plain, shape = self.values["cache"], model.shape
         require(len(plain["layers"]) == shape.layers and 0 <= plain["seen"] <= tokens)
@@ -239,12 +240,13 @@ class Snapshot(TensorFile):
         states = readers[model.devices[0]].states(plain.get("states", {}), model.device_of)
         require_states(states, shape, model.dtype)
         cache = KVCache(layers, plain["seen"], plain["rehearsed"], plain["writing"], states)
-        if "tier" in self.values and (settings.recall != "off" or not cache.entries_mean):
-            return cache, *self._store(model, settings, tokens)
+        recalls = config.settings.recall != "off"
+        if "tier" in self.values and (recalls or not cache.entries_mean):
+            return cache, *self._store(model, config, tokens)
         return cache, None, []
 
     def _store(
-        self, model: LoadedModel, settings: Settings, tokens: int
+        self, model: LoadedModel, config: EngineConfig, tokens: int
     ) -> tuple[HostKVStore, list[str]]:
         plain = self.values["tier"]
         require(0 < plain["seen"] <= tokens)
@@ -252,7 +254,7 @@ class Snapshot(TensorFile):
         bits = None if plain["bits"] is None else KVBits(**plain["bits"])
         store = HostKVStore.empty(model.shape, model.dtype, bits)
         try:
-            said = place(settings, store, needed)
+            said = place(config, store, needed)
             fill_store(store, self, plain, model)
         except RecallError as error:
             raise SnapshotError(

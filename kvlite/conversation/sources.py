@@ -106,7 +106,7 @@ def with_sources(
         documents: that messages may have.
         settings: with the system message, and what the template is told.
     """
-    if piece.metrics.finish_reason in (None, "memory") or not (documents and context.cache.queries):
+    if piece.finish_reason in (None, "memory") or not (documents and context.cache.queries):
         return piece
     try:
         return replace(piece, sources=_sources(context, said, documents, settings))
@@ -114,8 +114,8 @@ def with_sources(
         if not is_oom(error):
             raise
         note = "there was no memory left to find the passages that the answer came from"
-        metrics = piece.metrics
-        return replace(piece, metrics=replace(metrics, notes=(*metrics.notes, note)))
+        notes = *piece.figures.counted["notes"], note
+        return replace(piece, figures=piece.figures.changed(notes=notes))
 
 
 def _sources(

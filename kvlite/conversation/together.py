@@ -294,7 +294,7 @@ class AnswerBatch:
 
     def _next_piece(self, question: _Question) -> Heard:
         piece = next(question.pieces)
-        if piece.metrics.finish_reason is not None:
+        if piece.finish_reason is not None:
             self.going.remove(question)
         return question.index, piece
 
@@ -355,7 +355,7 @@ class AnswerBatch:
         sources = {each.source for each in self.going}
         taken = sum(each.source.copy_bytes for each in self.going)
         taken += sum(each.store_bytes for each in sources)
-        limit = ram_limit(first.config.settings.recall_limit, taken)
+        limit = ram_limit(first.config.recall_limit, taken)
         model = first.talk.model
         nbytes += host_bytes if model.device.type == "cpu" else 0  # which has one memory
         return taken + host_bytes <= limit and nbytes <= spare_bytes(model.all_devices)

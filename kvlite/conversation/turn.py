@@ -14,9 +14,10 @@ import torch
 from kvlite.cache.hidden_log import HiddenLog
 from kvlite.config.settings import Settings
 from kvlite.conversation.endings import FinishReason
+from kvlite.conversation.figures import Account
 from kvlite.conversation.metrics import Piece
 from kvlite.conversation.reasoning import turn_grammar, with_reasoning
-from kvlite.conversation.run_stats import RunStats, metrics_of, planned_phases
+from kvlite.conversation.run_stats import RunStats, planned_phases
 from kvlite.conversation.turn_config import TurnConfig, notes
 from kvlite.engine.callbacks import NO_CALLBACKS, Callbacks
 from kvlite.engine.compiled_rows import are_small
@@ -33,7 +34,6 @@ from kvlite.engine.slices import Slices
 from kvlite.engine.speculate import Speculation
 from kvlite.engine.step import StepRows, step
 from kvlite.errors import OutOfMemory, RecallError
-from kvlite.memory.device_budget import capped_bytes
 from kvlite.memory.meter import PeakMeter, aside
 from kvlite.memory.nvml import spill_note
 from kvlite.memory.oom import CHUNK
@@ -117,7 +117,7 @@ class Turn:
         self.say = NO_CALLBACKS.say
         self._beside: tuple[str, ...] = ()
         self._fallbacks_before = len(self.oom_policy.taken)
-        self._decide(*self.turn_config.placed(settings, model, store, context.told))
+        self._decide(*self.turn_config.placed(config, model, store, context.told))
         self.backend = host_scoring_backend(settings.scores, model.device)
         index, beside = ([], []) if store is None else (store.index_tensors, store.tensors)
         meter = PeakMeter(
@@ -125,7 +125,7 @@ class Turn:
             model.device,
             chain(model.tensors(), self.cache.tensors, index),
             beside,
-            capped_bytes(settings.vram),
+            config.vram,
             model.cards,
         )
         if meter.capped is not None:
@@ -236,11 +236,12 @@ class Turn:
         with aside():
             logits = self.logits.to("cpu", copy=True)
         self.prompt = PromptState(logits, [*self.policies], self.notes, len(self.oom_policy.taken))
-        sampler = Sampler(self.settings, self.model.device, self.grammar)
+        sampler = Sampler(self.config, self.model.device, self.grammar)
         self.graphs = graph_decoder(self.model, sampler)
         text = AnswerText(self.model.tokenizer, self.settings.stop, self.model.spelled)
         ends = frozenset() if ignore_eos else self.model.stop_ids
         self.speculation = speculation = self._speculation(ends)
+        account = Account(self)
         try:
             while True:
                 token = None if self.graphs is None else self.graphs.drawn()
@@ -258,9 +259,14 @@ class Turn:
                     self._fail(self.turn_config.unfinished)
                 if reason is not None:
                     rest, rest_raw = text.flush()
-                    yield Piece(token, shown + rest, metrics_of(self, reason), raw=raw + rest_raw)
+                    shown, raw, figures = (
+                        shown + rest,
+                        raw + rest_raw,
+                        account.figures(self, reason),
+                    )
+                    yield Piece(token, shown, figures, reason, raw=raw)
                     return
-                yield Piece(token, shown, metrics_of(self, None), raw=raw)
+                yield Piece(token, shown, account.figures(self, None), raw=raw)
                 if self.rows is not None:
                     self.finish_step()  # memory ran out in a step with other turns
                 elif self.pending_ids:
@@ -268,8 +274,9 @@ class Turn:
         except OutOfMemory as error:
             self._fail(str(error))
             shown, raw = text.flush()
-            yield Piece(None, shown, metrics_of(self, "memory"), raw=raw)
+            yield Piece(None, shown, account.figures(self, "memory"), "memory", raw=raw)
         finally:
+            account.end()
             speculation.release()
             if self.graphs is not None:
                 self.graphs.release()

@@ -14,7 +14,7 @@ from kvlite.errors import ContextError, RecallError, SettingError
 from kvlite.memory.oom import BUDGET, EIGHT_BITS, FOUR_BITS, OOMPolicy
 from kvlite.methods.base import Method
 from kvlite.methods.budget import require_budget
-from kvlite.methods.engine_config import EngineConfig, parse_logit_bias
+from kvlite.methods.engine_config import EngineConfig
 from kvlite.methods.layer_policy import LayerPolicy, can_recall, loses
 from kvlite.model.load import LoadedModel
 from kvlite.offload import HostKVStore
@@ -61,7 +61,7 @@ class TurnConfig:
         model, oom_policy, before = context.model, context.oom_policy, context.cache.seen
         settings = config.settings
         _require_known(ids, model.shape.vocab, "token", "encode the text with its own tokenizer")
-        if biased := [*parse_logit_bias(settings.logit_bias)]:
+        if biased := [*config.logit_bias]:
             _require_known(biased, model.shape.vocab, "--logit-bias: token", "leave it out")
         seen = before + len(ids)
         most, reserved = model.shape.max_context, settings.planned_tokens if answers else 0
@@ -92,7 +92,7 @@ class TurnConfig:
 
     def placed(
         self,
-        settings: Settings,
+        config: EngineConfig,
         model: LoadedModel,
         store: HostKVStore | None,
         told: Collection[str],
@@ -102,17 +102,18 @@ class TurnConfig:
         if not self.loses and not (store and store.begun):
             return None, []
         if store is None:
-            if settings.recall == "off" or not can_recall(self.method):
+            recall = config.settings.recall
+            if recall == "off" or not can_recall(self.method):
                 return None, []
             gone = (
-                f"--recall {settings.recall} cannot begin now, since some of what was read before "
+                f"--recall {recall} cannot begin now, since some of what was read before "
                 "is gone: only a new conversation can recall"
             )
             return None, [] if gone in told else [gone]
         shape, itemsize = model.shape, model.dtype.itemsize
         needed = host_kv_bytes(shape, self.seen, self.planned, itemsize, store.bits)
         try:
-            return store, place(settings, store, needed)
+            return store, place(config, store, needed)
         except RecallError as error:
             return None, [str(error)]
 

@@ -18,7 +18,6 @@ from kvlite.conversation.context import Context
 from kvlite.conversation.metrics import Piece
 from kvlite.engine.callbacks import Callbacks
 from kvlite.memory.oom import CHUNK, HIDDEN
-from kvlite.methods.engine_config import EngineConfig
 
 if TYPE_CHECKING:
     from kvlite.conversation.conversation import Conversation
@@ -55,7 +54,7 @@ def checked(
     branch.require(len(branch.nodes))
     assert branch.tip is not None
     drawn = talk.config if turn is None or talk.history.prompt is None else turn.config
-    chosen = EngineConfig.from_settings(drawn.settings.after_load(settings).replace(_WHOLE))
+    chosen = drawn.changed(drawn.settings.after_load(settings).replace(_WHOLE))
     own = Context(talk.model)
     own.oom_policy.allowed = CHUNK, HIDDEN  # which cost no quality, and leave the model as it is
     ids = context.token_ids[: branch.tip.prompt_end]

@@ -6,9 +6,8 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from kvlite.config.settings import Settings
 from kvlite.engine.grammar import Grammar
-from kvlite.methods.engine_config import parse_logit_bias
+from kvlite.methods.engine_config import EngineConfig
 
 # Settings that do not change what is read: an answer can be drawn again with others.
 DRAWING = (
@@ -59,7 +58,7 @@ class Sampler:
     """
 
     def __init__(
-        self, settings: Settings, device: torch.device, grammar: Grammar | None = None
+        self, config: EngineConfig, device: torch.device, grammar: Grammar | None = None
     ) -> None:
         from transformers import (
             LogitsProcessorList,
@@ -71,6 +70,7 @@ class Sampler:
             TopPLogitsWarper,
         )
 
+        settings, biases = config.settings, config.logit_bias
         self.grammar = grammar
         self.greedy = settings.temperature < COLDEST
         self.penalized = settings.repetition_penalty != 1
@@ -82,7 +82,7 @@ class Sampler:
         self.on_host = grammar is not None or counts
         if counts:
             self.processors.append(self.penalties)
-        if biases := parse_logit_bias(settings.logit_bias):
+        if biases:
             pairs: list[list[list[int] | float]] = [[[each], biases[each]] for each in biases]
             self.processors.append(SequenceBiasLogitsProcessor(pairs))
         if not self.greedy:

@@ -187,9 +187,10 @@ class _Asked:
             return failed(self.task, heard)
         self.said += heard.text
         self.reasoning += heard.reasoning
-        metrics, reason = heard.metrics, heard.metrics.finish_reason
+        reason = heard.finish_reason
         if reason is None or reason == "interrupted":
             return None
+        metrics = heard.metrics
         own = self.task.id, self.task.document, self.task.question
         made = *own, self.said, reason, metrics, metrics.failure or None, self.document_tokens
         sources = tuple(each.to_json() for each in heard.sources)

@@ -214,7 +214,7 @@ def answered_on_devices(
 
 
 def _shared(settings: Settings, count: int) -> Settings:
-    auto = {"recall_limit": ram_limit("auto", held=0), "checkpoint_limit": checkpoint_limit("auto")}
+    auto = {"recall_limit": ram_limit(None, held=0), "checkpoint_limit": checkpoint_limit(None)}
     shares = {name: f"{limit // count}B" for name, limit in auto.items()}
     return settings.replace(
         {name: share for name, share in shares.items() if getattr(settings, name) == "auto"}

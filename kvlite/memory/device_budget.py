@@ -99,39 +99,37 @@ def capped_bytes(vram: str) -> int | None:
     return size_or_auto("--vram", vram, "24GiB, 800MB", least=1)
 
 
-def ram_limit(text: str, held: int) -> int:
-    """Bytes that a host store may take: as written, or with `auto` half of what would be free
-    without the `held` bytes it has now.
+def parse_recall_limit(text: str) -> int | None:
+    """The bytes that `--recall-limit` allows, None for auto. Raises SettingError if it is no
+    size."""
+    return size_or_auto("--recall-limit", text, "8GiB, 500MB")
 
-    Raises:
-        SettingError: it is not a size.
-    """
-    limit = size_or_auto("--recall-limit", text, "8GiB, 500MB")
+
+def parse_checkpoint_limit(text: str) -> int | None:
+    """The bytes that `--checkpoint-limit` allows, None for auto. Raises SettingError if it is no
+    size."""
+    return size_or_auto("--checkpoint-limit", text, "2GiB, 500MB")
+
+
+def ram_limit(limit: int | None, held: int) -> int:
+    """Bytes that a host store may take: as limited, or half of what would be free without the
+    `held` bytes it has now."""
     if limit is not None:
         return limit
     return int(HOST_KV_SHARE * (psutil.virtual_memory().available + held))
 
 
-def checkpoint_limit(text: str) -> int:
-    """Bytes of host memory that checkpoints may take: as written, or with `auto` a share of what is
-    free.
-
-    Raises:
-        SettingError: it is not a size.
-    """
-    limit = size_or_auto("--checkpoint-limit", text, "2GiB, 500MB")
+def checkpoint_limit(limit: int | None) -> int:
+    """Bytes of host memory that checkpoints may take: as limited, or a share of what is free."""
     return int(CHECKPOINT_SHARE * psutil.virtual_memory().available) if limit is None else limit
 
 
-def device_budget(device: "torch.device", vram: str, freed: int = 0) -> DeviceBudget:
-    """What a device of this machine offers now, or will once `freed` bytes of it are.
-
-    Raises:
-        SettingError: `vram` is not a size.
-    """
+def device_budget(device: "torch.device", cap: int | None, freed: int = 0) -> DeviceBudget:
+    """What a device of this machine offers now, or will once `freed` bytes of it are; at most
+    `cap`."""
     import torch
 
-    cap, free = capped_bytes(vram), free_bytes(device) + freed
+    free = free_bytes(device) + freed
     if device.type == "cpu":
         total = free if cap is None else min(cap, free)
         name = "this machine's RAM" if cap is None else f"{readable(cap)} of this machine's RAM"
@@ -151,11 +149,10 @@ def spare_bytes(devices: "Sequence[torch.device]") -> int:
     return max(0, int((1 - ERROR) * len(devices) * least))
 
 
-def card(vram: str, name: str = "") -> DeviceBudget:
+def card(total: int, name: str) -> DeviceBudget:
     """What a card of this size, not in this machine, offers."""
-    total, shown = capped_bytes(vram) or 0, name or f"a card of {vram}"
     host = psutil.virtual_memory().available
-    return DeviceBudget(shown, "cuda", total, CONTEXT, margin(), host, bandwidth(name))
+    return DeviceBudget(name, "cuda", total, CONTEXT, margin(), host, bandwidth(name))
 
 
 def together(cards: Sequence[DeviceBudget]) -> DeviceBudget:
@@ -178,11 +175,10 @@ def several(names: Iterable[str]) -> str:
     return " and ".join(f"{count} x {name}" if count > 1 else name for name, count in counted)
 
 
-def hold(device: "torch.device", vram: str) -> None:
-    """Limit torch's allocator on a GPU to `vram`; on a CPU, a `TensorMeter` does that."""
+def hold(device: "torch.device", cap: int | None) -> None:
+    """Limit torch's allocator on a GPU to `cap`; on a CPU, a `TensorMeter` does that."""
     import torch
 
-    cap = capped_bytes(vram)
     if device.type == "cpu":
         return
     if cap is None:  # an earlier model may have had a limit

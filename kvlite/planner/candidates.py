@@ -45,24 +45,25 @@ def open_planner(
         SettingError: a setting is out of range, or does not fit the model.
         Stopped: `cancel` was set.
     """
+    config = EngineConfig.from_settings(settings)
     folder = find_config(settings.model, notify, cancel)
     if not card and not _elsewhere(settings):
         devices = choose_devices(settings.device)
-        return planner_here(settings, folder, devices, reads_text=reads_text, cancel=cancel)
+        return planner_here(config, folder, devices, reads_text=reads_text, cancel=cancel)
     cards = (
         len(choose_devices("all")) if settings.device == "all" else settings.device.count(",") + 1
     )
-    room = together([_room(settings, card)] * cards)
+    room = together([_room(config, card)] * cards)
     load_options = [
         (stream, weights)
         for stream in _streams(settings, room)
         for weights in _weights_elsewhere(settings, folder)
     ]
-    return _planner(settings, folder, room, load_options, reads_text, cancel)
+    return _planner(config, folder, room, load_options, reads_text, cancel)
 
 
 def planner_here(
-    settings: Settings,
+    config: EngineConfig,
     folder: Path,
     devices: Sequence[torch.device],
     *,
@@ -73,13 +74,13 @@ def planner_here(
     """A planner for the model in a folder, on devices of this machine, where `freed` bytes more
     will be free before it is loaded; otherwise as `open_planner`."""
     freed //= len(devices)
-    room = together([device_budget(device, settings.vram, freed) for device in devices])
-    load_options = load_options_here(settings, devices[0], folder, room)
-    return _planner(settings, folder, room, load_options, reads_text, cancel)
+    room = together([device_budget(device, config.vram, freed) for device in devices])
+    load_options = load_options_here(config.settings, devices[0], folder, room)
+    return _planner(config, folder, room, load_options, reads_text, cancel)
 
 
 def _planner(
-    settings: Settings,
+    engine_config: EngineConfig,
     folder: Path,
     room: DeviceBudget,
     load_options: Sequence[tuple[str, Weights]],
@@ -95,11 +96,10 @@ def _planner(
         config, shape, find_calibration(folder), tokenizer, on_cpu=room.kind == "cpu"
     )
     in_files = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
-    config = EngineConfig.from_settings(settings)
     if room.cards:
-        require_cards(config, shape, len(room.cards))
-        load_options = layable(load_options, shape, settings)
-    return Planner(forecaster, room, config, load_options, in_files, cancel)
+        require_cards(engine_config, shape, len(room.cards))
+        load_options = layable(load_options, shape, engine_config.settings)
+    return Planner(forecaster, room, engine_config, load_options, in_files, cancel)
 
 
 def read_tokenizer(folder: Path) -> Any:
@@ -157,13 +157,14 @@ def _elsewhere(settings: Settings) -> bool:
     return settings.vram != "auto" or settings.device.startswith("cuda")
 
 
-def _room(settings: Settings, name: str) -> DeviceBudget:
-    if settings.vram == "auto":
+def _room(config: EngineConfig, name: str) -> DeviceBudget:
+    settings = config.settings
+    if config.vram is None:
         raise SettingError(
             f"{name or f'--device {settings.device}'} is not here: say how much memory it has, as "
             "in --vram 24GiB"
         )
-    return card(settings.vram, name)
+    return card(config.vram, name or f"a card of {settings.vram}")
 
 
 def _weights_elsewhere(settings: Settings, folder: Path) -> list[Weights]:

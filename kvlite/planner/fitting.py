@@ -13,6 +13,7 @@ from kvlite.config.checked_file import from_json
 from kvlite.config.settings import Settings
 from kvlite.config.units import readable
 from kvlite.errors import KvliteError, sentence
+from kvlite.methods.engine_config import EngineConfig
 from kvlite.model.devices import choose_devices
 from kvlite.model.source import find_config
 from kvlite.model.transformers_lock import load_transformers, making_modules
@@ -83,9 +84,10 @@ def plan_here(settings: Settings, tokens: int, freed: int = 0) -> Plan:
         KvliteError: as `find_config`, `planner_here` and `Planner.best`.
     """
     load_transformers()
+    config = EngineConfig.from_settings(settings)
     folder, devices = find_config(settings.model), choose_devices(settings.device)
     with making_modules():
-        planner = planner_here(settings, folder, devices, reads_text=False, freed=freed)
+        planner = planner_here(config, folder, devices, reads_text=False, freed=freed)
         return planner.best(_within(planner, tokens))
 
 

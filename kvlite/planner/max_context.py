@@ -4,11 +4,11 @@ from bisect import bisect_left
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from kvlite.cache.bits import saving
+from kvlite.cache.bits import AUTO, saving
 from kvlite.config.settings import Settings
-from kvlite.methods.budget import AUTO_LEAST, AUTO_SHARE, parse_budget
-from kvlite.methods.engine_config import EngineConfig
-from kvlite.planner.plan import BITS, CHUNKS, Choice, Plan, Planner
+from kvlite.methods.budget import AUTO_LEAST, AUTO_SHARE
+from kvlite.planner.choice import Choice
+from kvlite.planner.plan import BITS, CHUNKS, Plan, Planner
 
 FULL = "full"
 
@@ -47,18 +47,17 @@ def reaches(planner: Planner) -> list[MaxContext]:
     methods = [FULL] if settings.method == FULL else [FULL, settings.method]
     rows = []
     for method in methods:
-        config = EngineConfig.from_settings(replace(settings, method=method))
+        config = planner.config.changed(replace(settings, method=method))
         others = Planner(
             planner.forecaster, planner.room, config, planner.load_options, cancel=planner.cancel
         )
-        bits = (
-            saving(BITS, planner.shape.kv_sizes)
-            if settings.kv_bits == "auto"
-            else (settings.kv_bits,)
-        )
+        bits = {settings.kv_bits: config.kv_bits}
+        if settings.kv_bits == AUTO:
+            bits = saving(BITS, planner.shape.kv_sizes)
         for weights in dict.fromkeys(weights for _, weights in planner.load_options):
-            for width in bits:
-                choice = Choice(weights, "off", settings.budget, width, settings.chunk or CHUNKS[0])
+            for width, packed in bits.items():
+                given, chunk = replace(config, kv_bits=packed), settings.chunk or CHUNKS[0]
+                choice = Choice(weights, "off", settings.budget, width, chunk, given)
                 tokens = reach(others, choice)
                 whole = tokens >= planner.shape.max_context - settings.planned_tokens
                 name = "the default" if config.method.spec == Settings.method else method
@@ -120,7 +119,7 @@ def _bends(planner: Planner, choice: Choice) -> list[int]:
     most = planner.shape.max_context - planner.settings.planned_tokens
     grows = choice.budget == "auto" and planner.method.compresses
     windows = {window for window in planner.shape.windows if window is not None}
-    bends = {1, choice.chunk, parse_budget(choice.budget).entries}
+    bends = {1, choice.chunk, choice.given.budget.entries}
     bends = bends.union(*(window.bends(most) for window in windows))
     bends |= {int(AUTO_LEAST / AUTO_SHARE)} if grows else set()
     return [*sorted(n for n in bends if n and n < most), *([most] if most > 0 else [])]

@@ -5,42 +5,26 @@ from dataclasses import dataclass, replace
 from threading import Event
 from typing import Any
 
-from kvlite.cache.bits import AUTO, UNCHANGED, parse_kv_bits, saving, written
-from kvlite.config.settings import Settings
+from kvlite.cache.bits import AUTO, UNCHANGED, saving, written
 from kvlite.config.units import readable
 from kvlite.engine.mtp import beside_bytes
 from kvlite.engine.prefill import CHUNK
 from kvlite.errors import SettingError, require_uncancelled
 from kvlite.memory.device_budget import DeviceBudget
-from kvlite.methods.budget import AUTO_LEAST, parse_budget
+from kvlite.methods.budget import AUTO_LEAST, Budget
 from kvlite.methods.engine_config import EngineConfig
 from kvlite.model.chat_template import tokens_of
 from kvlite.model.mtp import empty_mtp, has_mtp, mtp_bytes
 from kvlite.model.weights import Weights, held_tensors
 from kvlite.offload.weights.experts import LEAST, Resident
 from kvlite.planner.cards import CardPlan, over_cards
+from kvlite.planner.choice import Choice
 from kvlite.planner.forecaster import Forecaster
 from kvlite.planner.held_weights import HeldWeights
 from kvlite.planner.peaks import Forecast, Moment
 
 CHUNKS, BITS, LEASTS = (CHUNK, 512, 256, 128), ("16", "8", "4"), (AUTO_LEAST, 512, 256)
 PCIE = 25e9  # bytes a second
-
-
-@dataclass(frozen=True)
-class Choice:
-    """Settings as a plan decided them; `budget` and `kv_bits` as a user writes them."""
-
-    weights: Weights
-    stream: str
-    budget: str
-    kv_bits: str
-    chunk: int
-
-    def applied(self, settings: Settings) -> Settings:
-        """The settings with what was decided."""
-        weights = settings.weights if self.weights.stored else self.weights.name
-        return settings.replace({**vars(self), "weights": weights})
 
 
 @dataclass(frozen=True)
@@ -242,11 +226,11 @@ class Planner:
         """The forecast of a choice: everything but the weights."""
         streamed = choice.stream != "off"
         kind = self.forecaster.kind(choice.weights, streamed)
-        key = kind, choice.budget, choice.kv_bits, choice.chunk, tokens
+        key = kind, choice.given.budget, choice.given.kv_bits, choice.chunk, tokens
         if key not in self.known:
             require_uncancelled(self.cancel)
             self.known[key] = self.forecaster.first_turn(
-                self.config_for(choice),
+                choice.given,
                 choice.weights,
                 chunk=choice.chunk,
                 tokens=tokens,
@@ -258,11 +242,6 @@ class Planner:
     def _longest(self, tokens: int) -> int:
         """Tokens of an answer that are planned for, within the model's context."""
         return max(0, min(self.settings.planned_tokens, self.shape.max_context - tokens))
-
-    def config_for(self, choice: Choice) -> EngineConfig:
-        """The planner's, with a choice's budget and bits."""
-        budget, bits = parse_budget(choice.budget), parse_kv_bits(choice.kv_bits)
-        return replace(self.config, budget=budget, kv_bits=bits)
 
     def best(self, tokens: int) -> Plan:
         """The first choice that fits, or else the smallest.
@@ -318,12 +297,13 @@ class Planner:
 
     def _choices(self, weights: Weights, stream: str) -> Iterator[Choice]:
         """Values of the settings that were left open, the best first."""
-        settings = self.settings
-        budgets = [settings.budget]
+        settings, config = self.settings, self.config
+        budgets = {settings.budget: config.budget}
         lossy = not settings.never_lossy
         if settings.budget == "auto" and self.method.compresses and lossy:
-            budgets += [str(least) for least in LEASTS if least >= self.method.min_budget]
-        bits: tuple[str, ...] = (UNCHANGED,) if settings.kv_bits == AUTO else (settings.kv_bits,)
+            leasts = (least for least in LEASTS if least >= self.method.min_budget)
+            budgets |= {str(least): Budget(entries=least) for least in leasts}
+        bits = {UNCHANGED if settings.kv_bits == AUTO else settings.kv_bits: config.kv_bits}
         quantizable = (
             all(size.dim % 2 == 0 for size in self.shape.kv_sizes)
             and self.method.prefilling.mask is None
@@ -331,10 +311,11 @@ class Planner:
         if settings.kv_bits == AUTO and quantizable and lossy:
             bits = saving(BITS, self.shape.kv_sizes)
         chunks = CHUNKS if settings.chunk is None else (settings.chunk,)
-        for budget in budgets:
-            for width in bits:
+        for budget, parsed in budgets.items():
+            for width, packed in bits.items():
+                given = replace(config, budget=parsed, kv_bits=packed)
                 for chunk in chunks:
-                    yield Choice(weights, stream, budget, width, chunk)
+                    yield Choice(weights, stream, budget, width, chunk, given)
 
     def _reasons(self, plan: Plan) -> Iterator[str]:
         yield from self._given_up(plan)
@@ -399,6 +380,6 @@ def refusal(plan: Plan) -> SettingError:
     return SettingError(
         f"{plan.model} needs at least {readable(peak)} to {phase} ({plan.tokens:,} tokens, "
         f"{choice.weights.name} weights of {readable(plan.weight_bytes)}, a cache of "
-        f"{written(parse_kv_bits(choice.kv_bits))} bits), and {room.name} offers "
+        f"{written(choice.given.kv_bits)} bits), and {room.name} offers "
         f"{readable(room.tensors)}: use a smaller model, a shorter text, or more memory (--vram)"
     )

@@ -264,7 +264,7 @@ class ServedModel:
                     piece = _without_token(piece) if ask.empty else piece
                     self.state.counters.generated += piece.token_id is not None
                     put(Token(choice, piece, _chances(talk, piece, ask.top)))
-                    goes_on = piece.metrics.finish_reason is None
+                    goes_on = piece.finish_reason is None
                     yield Pause(talk.context.turn if goes_on else None)
             finally:
                 if piece is not None:  # an answer that nobody waits for any more took time, too
@@ -287,10 +287,11 @@ class ServedModel:
 
 def _without_token(piece: Piece) -> Piece:
     """A piece of an answer that has no tokens, where one had to be made."""
-    metrics = replace(piece.metrics, generated_tokens=0)
-    if metrics.finish_reason not in (None, "memory"):
-        metrics = replace(metrics, finish_reason="length", limit="answer")
-    return replace(piece, token_id=None, text="", raw="", reasoning="", metrics=metrics)
+    reason, figures = piece.finish_reason, piece.figures.changed(generated_tokens=0)
+    if reason not in (None, "memory"):
+        reason, figures = "length", figures.changed(limit="answer")
+    nothing = replace(piece, token_id=None, text="", raw="", reasoning="")
+    return replace(nothing, finish_reason=reason, figures=figures)
 
 
 def _chances(talk: Conversation, piece: Piece, top: int | None) -> Chances | None:

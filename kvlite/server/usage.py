@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from kvlite.conversation.metrics import GenerationMetrics
+from kvlite.conversation.metrics import GenerationMetrics, Piece
 from kvlite.model.answers.reader import AnswerReader, Part, text_in
 from kvlite.model.chat_template import chat_tokens
 from kvlite.model.text_limit import require_fits, too_long
@@ -57,6 +57,7 @@ class Usage:
         generated: tokens of all answers.
         reasoned: those of them that are reasoning.
         first_s: seconds until the first token of the first answer.
+        last: what came last.
     """
 
     model: str
@@ -65,20 +66,25 @@ class Usage:
     generated: int = 0
     reasoned: int = 0
     first_s: float = 0.0
-    metrics: GenerationMetrics | None = None
+    last: Piece | None = None
+
+    @property
+    def metrics(self) -> GenerationMetrics | None:
+        """Of the last answer, if one has begun."""
+        return None if self.last is None else self.last.metrics
 
     def add(self, token: Token) -> None:
         """Count a token."""
         assert token.piece is not None
-        self.metrics = token.piece.metrics
+        self.last = token.piece
         if self.fresh is None:
-            self.fresh = self.metrics.prompt_tokens
-            self.first_s = self.metrics.time_to_first_token_s
+            self.fresh = self.last.metrics.prompt_tokens
+            self.first_s = self.last.metrics.time_to_first_token_s
         self.generated += token.piece.token_id is not None
 
     def join(self, other: "Usage") -> None:
         """Count what another prompt of the same request cost; its tokens are counted already."""
-        self.metrics = other.metrics or self.metrics
+        self.last = other.last or self.last
         if other.fresh is not None:
             self.first_s = self.first_s or other.first_s
             self.fresh = (self.fresh or 0) + other.fresh
@@ -88,7 +94,7 @@ class Usage:
     def reason(self, token: Token) -> str | None:
         """Why an answer ended with this token, None if it goes on; a Refusal for lack of memory."""
         assert token.piece is not None
-        reason = token.piece.metrics.finish_reason
+        reason = token.piece.finish_reason
         if reason == "memory":
             said = "the answer ended for lack of memory: ask for less, or send kvlite.budget"
             raise Refusal(said, 503, code="out_of_memory")
@@ -98,11 +104,11 @@ class Usage:
         """As in OpenAI's objects; `kvlite` has the metrics, with the model's name here, no path."""
         known = 0 if self.fresh is None else max(0, self.prompt - self.fresh)
         own = None
-        if self.metrics is not None:
+        if (metrics := self.metrics) is not None:
             read = {"prompt_tokens": self.fresh, "time_to_first_token_s": self.first_s}
-            own = {**self.metrics.to_json(), **read, "model": self.model}
+            own = {**metrics.to_json(), **read, "model": self.model}
             own |= {name: in_fields(own[name]) for name in ("failure", "no_speculation")}
-            own["notes"] = [*map(in_fields, self.metrics.notes)]
+            own["notes"] = [*map(in_fields, metrics.notes)]
         return {
             "prompt_tokens": self.prompt,
             "completion_tokens": self.generated,

@@ -17,6 +17,8 @@ _LOG = logging.getLogger(__name__)
 PAUSE = 0.08
 # Seconds after which work is shown again though nothing changed: a clock goes on.
 BEAT = 1.0
+# Seconds for which the figures of an answer stay.
+LIVE = 0.5
 
 
 @dataclass(frozen=True)
@@ -126,6 +128,7 @@ class Work:
         self.shown = Shown(title=title, since=time.monotonic())
         self.on_show: Callable[[Shown], None] | None = None
         self.planned: Callable[[int], None] | None = None
+        self._measured = 0.0
         self._failed = failed
         self._task: Task | None = task
         self._changed = Condition()
@@ -166,9 +169,17 @@ class Work:
             reading=None,
             text=self.shown.text + piece.text,
             reasoning=self.shown.reasoning + piece.reasoning,
-            reasoning_tokens=piece.metrics.reasoning_tokens,
-            metrics=piece.metrics,
+            reasoning_tokens=piece.reasoning_tokens,
+            metrics=self._metrics(piece),
         )
+
+    def _metrics(self, piece: Piece) -> GenerationMetrics | None:
+        """Those to show: nobody could read them if they changed with every token."""
+        now = time.monotonic()
+        if piece.finish_reason is None and now - self._measured < LIVE:
+            return self.shown.metrics
+        self._measured = now
+        return piece.metrics
 
     def prepare(self, first: "Task") -> bool:
         """Do something before it; whether that went well. If not, the work has ended."""

@@ -13,6 +13,7 @@ import kvlite
 from kvlite.cli.chat.views import memory, status_line
 from kvlite.config.units import readable
 from kvlite.conversation.metrics import GenerationMetrics, brief, told
+from kvlite.conversation.session import Session
 from kvlite.memory.nvml import CardUse
 from kvlite.planner.usage import Holding, Part, Place, holding, places
 from tests.chat.conftest import Chat
@@ -20,11 +21,13 @@ from tests.chat.conftest import Chat
 CPU = torch.device("cpu")
 
 
-def test_status_has_what_fits(chat: Chat) -> None:
+def test_status_has_what_fits(chat: Chat, monkeypatch: pytest.MonkeyPatch) -> None:
     session = chat.session
     assert status_line(session, 80) == "context 0/1,024, KV 0 B"
     chat("Hello there")
-    session.last = replace(session.last, decode_tokens_per_s=23.4)
+    assert session.last is not None
+    last = replace(session.last, decode_tokens_per_s=23.4)
+    monkeypatch.setattr(Session, "last", last)
     context = f"context {session.talk.cache.seen:,}/1,024"
     kv = f"{context}, KV {readable(session.talk.cache.nbytes)}"
     whole = f"{kv}, 23.4 tokens/s"

@@ -25,6 +25,7 @@ from kvlite.engine.step_program import StepProgram
 from kvlite.memory.device_budget import hold
 from kvlite.memory.oom import HIDDEN
 from kvlite.methods import parse_method
+from kvlite.methods.engine_config import EngineConfig
 from kvlite.methods.layer_policy import LayerPolicy, layer_policies
 from kvlite.model.devices import choose_device
 from kvlite.model.experts import experts_of, take_one_by_one
@@ -182,7 +183,9 @@ def launched_by_a_program(cuda: FakeCuda, reading: Reading) -> int:
         program.rehearse()
         return program.run
 
-    graphs = GraphDecoder(model, Sampler(DRAWING, model.device), captured)
+    graphs = GraphDecoder(
+        model, Sampler(EngineConfig.from_settings(DRAWING), model.device), captured
+    )
     token: int | None = 5
     for _ in range(3):
         assert token is not None, graphs.reason
@@ -300,7 +303,7 @@ def test_a_program_does_not_write_to_a_host_store_that_has_grown(cuda: FakeCuda)
     reading = read(make_tiny("llama", "cuda", **SIZES).model, "spans", recall=16)
     reading.step()
     assert reading.recall is not None
-    sampler = Sampler(DRAWING, reading.model.device)
+    sampler = Sampler(EngineConfig.from_settings(DRAWING), reading.model.device)
     with torch.inference_mode():
         program = StepProgram(reading.model, [reading.rows(5)], sampler, [3])
         assert program.serves([reading.rows(5)])
@@ -450,5 +453,5 @@ def test_streamed_weights_come_while_others_compute(cuda: FakeCuda) -> None:
 
 @pytest.mark.parametrize("named", ["auto", "cuda", "cuda:0"])
 def test_memory_of_a_device_is_limited_however_it_is_named(cuda: FakeCuda, named: str) -> None:
-    for vram in ("auto", "8GiB"):
+    for vram in (None, 8 << 30):
         hold(choose_device(named), vram)

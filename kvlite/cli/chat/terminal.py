@@ -129,7 +129,7 @@ class ChatTerminal:
             try:
                 for piece in begin(Callbacks(bar.update, note, callbacks.cancel)):
                     bar.close()
-                    thinking.hear(piece.reasoning, piece.text, piece.metrics.reasoning_tokens)
+                    thinking.hear(piece.reasoning, piece.text, piece.reasoning_tokens)
                     if stream is None and piece.text:
                         stream = MarkdownStream(self.screen, self.status)
                     if stream is not None:

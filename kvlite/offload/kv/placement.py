@@ -2,10 +2,10 @@
 
 from kvlite.cache import KVBits
 from kvlite.config.paths import cache_folder
-from kvlite.config.settings import Settings
 from kvlite.config.units import readable
 from kvlite.errors import RecallError
 from kvlite.memory.device_budget import ram_limit
+from kvlite.methods.engine_config import EngineConfig
 from kvlite.model.shape import ModelShape
 from kvlite.offload.kv.index import sign_bytes
 from kvlite.offload.kv.storage import Disk
@@ -35,11 +35,11 @@ def index_bytes(shape: ModelShape, tokens: int) -> int:
     return len(shape.full_layers) * shape.kv_heads * line
 
 
-def place(settings: Settings, store: HostKVStore, needed: int) -> list[str]:
+def place(config: EngineConfig, store: HostKVStore, needed: int) -> list[str]:
     """Decide where a host store goes that will take `needed` bytes, and whether its layers may
-    reserve more; returns messages for the user. Raises RecallError if it fits nowhere, and
-    SettingError if `recall_limit` is no size."""
-    limit = ram_limit(settings.recall_limit, 0 if store.on_disk else store.nbytes)
+    reserve more; returns messages for the user. Raises RecallError if it fits nowhere."""
+    settings = config.settings
+    limit = ram_limit(config.recall_limit, 0 if store.on_disk else store.nbytes)
     stays = store.on_disk and settings.recall == "auto"
     if settings.recall != "disk" and not stays and needed <= limit:
         store.disk, store.spare = None, needed + needed // SPARE <= limit
