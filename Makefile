@@ -13,7 +13,7 @@ export HF_HUB_OFFLINE := 1
 # would compile everything anew.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: setup browser demo test long judges documents attack soak check gpu gpu-report format clean
+.PHONY: setup browser demo test long judges documents attack soak kill9 check gpu gpu-report format clean
 
 setup: $(READY)
 
@@ -82,6 +82,10 @@ attack: $(COMPILED)
 
 soak: $(COMPILED)
 	$(BIN)/python -m tests.attack $(SEED) --minutes $(MINUTES)
+
+# Commands and the app's service are killed while they read, answer or save, 200 times.
+kill9: $(COMPILED)
+	KVLITE_CACHE=tests/.cache $(BIN)/python -m tests.kill9 $(SEED) 200
 
 # What is owed to a GPU, with the Python that has a CUDA build of torch; see tests/gpu/__main__.py.
 gpu:

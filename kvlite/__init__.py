@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from kvlite.jobs.answer import BatchAnswer
     from kvlite.jobs.run import batch
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = [
     "Answer",
     "BatchAnswer",
