@@ -25,7 +25,7 @@ from starlette.requests import Request
 from kvlite.config.atomic_file import part_name, replaced, sweep
 from kvlite.config.checked_file import Damaged, PassedOver, from_json, of_type, sound
 from kvlite.conversation.convert import open_library
-from kvlite.conversation.entries import entry_named
+from kvlite.conversation.entries import entries, entry_named
 from kvlite.conversation.snapshot import Snapshot
 from kvlite.documents import Document, read_document
 from kvlite.documents.opening import FILE_LIMIT
@@ -182,11 +182,15 @@ def with_documents(
 
 
 def _found(name: str, files: Files, paths: list[Path]) -> Sequence[Document]:
-    """The documents of a name; the path is added if it is the library's."""
+    """The documents of a name; the path is added if it is the library's, where conversations may
+    have the name, too."""
     if name.startswith("file-"):
         return [files.document(name)]
     try:
-        entry = entry_named(open_library(), name)
+        library = open_library()
+        read = (each for each in entries(library) if not each.is_conversation)
+        entry = next((each for each in read if each.name == name), None)
+        entry = entry or entry_named(library, name)
         if entry.about is None:
             raise SnapshotError(entry.flaw or "a server answers it")
         path = entry.about.path
