@@ -11,7 +11,7 @@ from kvlite.config.atomic_file import replaced
 from kvlite.config.checked_file import Damaged, sound
 from kvlite.config.settings import Settings
 from kvlite.errors import SettingError, SnapshotError
-from kvlite.web.openai_client import ServerAnswer, Upstream
+from kvlite.web.server_api import ServerAnswer, Upstream
 from kvlite.web.server_talk import Said, ServerTalk, Turn
 from kvlite.web.work import PAUSE, Work
 

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from kvlite.config.settings import Settings
-from kvlite.web.openai_client import OpenAIClient, Upstream
+from kvlite.web.openai_client import OpenAIClient
+from kvlite.web.server_api import Upstream
 from kvlite.web.work import Shown
 from kvlite_app.engine.server_conversation import ServerHost
 from kvlite_app.engine.service import Service
