@@ -10,7 +10,7 @@ from kvlite.config.environment import read_text
 from kvlite.config.settings import OPTIONS, Settings, checked, flag_of
 from kvlite.errors import SettingError
 from kvlite.methods import METHODS
-from kvlite.web.openai_client import FIELDS, REASONS
+from kvlite.web.server_api import FIELDS, REASONS
 
 from .words import WORDS
 

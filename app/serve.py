@@ -16,7 +16,7 @@ from kvlite.config.paths import data_folder
 from kvlite.config.settings import Settings
 from kvlite.errors import SettingError
 from kvlite.server.config import ServerConfig as ApiConfig
-from kvlite.web.openai_client import Upstream
+from kvlite.web.server_api import Upstream
 
 from .web.guard import ServerConfig
 

@@ -13,7 +13,7 @@ from kvlite.config.settings import Settings
 from kvlite.conversation.library import Library
 from kvlite.conversation.record import Record, StoredMessage, first_words, keys_of
 from kvlite.errors import SettingError, SnapshotError
-from kvlite.web.openai_client import ServerAnswer, Upstream
+from kvlite.web.server_api import ServerAnswer, Upstream
 from kvlite.web.server_talk import Said, ServerTalk, Turn
 from kvlite.web.work import PAUSE, Work
 

@@ -1,7 +1,7 @@
 """`--server`: another program answers, by OpenAI's API. No model is loaded here."""
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -14,15 +14,11 @@ from kvlite.config.resolve import Resolved
 from kvlite.config.settings import flag_of
 from kvlite.documents import Document
 from kvlite.errors import KvliteError, SettingError, Stopped, sentence
-from kvlite.web.openai_client import (
-    SAID,
-    TAKEN,
-    OpenAIClient,
-    ServerAnswer,
-    Upstream,
-    fields_of,
-)
+from kvlite.web.server_api import SAID, TAKEN, ServerAnswer, Upstream, fields_of
 from kvlite.web.server_talk import Begin, Said, ServerTalk
+
+if TYPE_CHECKING:
+    from kvlite.web.openai_client import OpenAIClient
 
 _CUT = (
     "The server cut the answer, at --max-tokens, a limit of its own, or as the context is full: in "
@@ -45,6 +41,8 @@ def talk_with(url: str, resolved: Resolved, documents: Sequence[Document]) -> Se
     """A conversation by the settings that were given, with --model or the server's first; the first
     message is about the documents. Raises SettingError if nothing that has models answers there; or
     it is to be told what it cannot be."""
+    from kvlite.web.openai_client import OpenAIClient
+
     client, settings = OpenAIClient(url), resolved.settings
     fields_of(settings, resolved.given)
     _require_heard(client, resolved)
@@ -57,6 +55,8 @@ def talk_with(url: str, resolved: Resolved, documents: Sequence[Document]) -> Se
 def upstream_of(url: str, resolved: Resolved) -> Upstream:
     """A server that answers what others ask, once it is known that it does. Raises SettingError if
     nothing that has models answers there; or it is to be told what it cannot be."""
+    from kvlite.web.openai_client import OpenAIClient
+
     client = OpenAIClient(url)
     _require_heard(client, resolved)
     models = client.models()
@@ -66,7 +66,7 @@ def upstream_of(url: str, resolved: Resolved) -> Upstream:
     return Upstream(client, found, resolved.given)
 
 
-def _require_heard(client: OpenAIClient, resolved: Resolved) -> None:
+def _require_heard(client: "OpenAIClient", resolved: Resolved) -> None:
     """Raises SettingError if the server would ignore a flag; variables and profiles are for models
     here, too."""
     flags = [name for name, origin in resolved.origins.items() if origin.kind == "flag"]

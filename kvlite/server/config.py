@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvlite.errors import SettingError
-from kvlite.web.openai_client import TAKEN
 from kvlite.web.origins import is_loopback
+from kvlite.web.server_api import TAKEN
 
 # Settings that a request may change under `kvlite`.
 OWN = TAKEN

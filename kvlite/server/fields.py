@@ -18,7 +18,7 @@ from kvlite.server.messages import Fields, Item, Message, Plain, joined, text_of
 from kvlite.server.refusals import Refusal, refusal_of_fields
 from kvlite.server.thinking import Reasons
 from kvlite.server.values import SOMETHING, Biases, Whole
-from kvlite.web.openai_client import FIELDS
+from kvlite.web.server_api import FIELDS
 
 # Settings that are fields of their own, as vLLM and llama.cpp call them too.
 _SAMPLING = tuple(name for name in FIELDS if name not in ("max_new_tokens", "stop"))

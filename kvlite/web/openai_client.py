@@ -1,84 +1,31 @@
-"""Another program answers, by OpenAI's API. Nothing of a model is imported here, so that the first
-token of a warm server comes at once."""
+"""Another program answers, by OpenAI's API. Its package takes a moment to import: so does this, for
+whoever has a model of their own. Nothing of a model is imported, so that a warm server's first
+token comes at once."""
 
 import asyncio
 import os
 import re
 import socket
 import threading
-from collections.abc import AsyncGenerator, Collection, Generator, Sequence
+from collections.abc import AsyncGenerator, Generator, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import closing
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from contextlib import contextmanager, suppress
+from typing import Any
 
-from kvlite.config.checked_file import Damaged, from_json, sound
-from kvlite.config.settings import Settings
+import httpx
+import openai
+from openai._streaming import ServerSentEvent, SSEDecoder
+
+from kvlite.config.checked_file import Damaged, sound
 from kvlite.engine.callbacks import Callbacks
 from kvlite.errors import SettingError, reason
+from kvlite.web.server_api import ServerAnswer
 
-if TYPE_CHECKING:
-    import httpx
-
-# Settings that servers know, by the names of OpenAI's API, vLLM and llama.cpp.
-FIELDS = {
-    **{
-        name: name
-        for name in (
-            *("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed"),
-            *("presence_penalty", "frequency_penalty", "stop"),
-        )
-    },
-    "max_new_tokens": "max_tokens",
-}
-# Those that kvlite's own server takes besides, under `kvlite`.
-TAKEN = (
-    *("method", "budget", "kv_bits", "recall", "recall_bits", "recall_entries", "speculate"),
-    "never_lossy",
-)
-# Of reasoning, by the names of kvlite, vLLM, SGLang and llama.cpp; others may refuse them.
-REASONS = ("thinking", "reasoning_budget")
-# All that a server can be told, or that is done before it is.
-SAID = {*FIELDS, *TAKEN, *REASONS, "model", "system", "logit_bias", "schema", "ocr", "encoding"}
 _READING = re.compile(r": reading, ([0-9]+)%")
 # Seconds between two looks at whether nobody wants the answer any more.
 _BEAT = 0.05
 # Seconds without a word after which a server is given up. kvlite's own says every 5 how far it is.
 SILENCE = 600.0
-
-Message = dict[str, str]
-
-
-@dataclass
-class ServerAnswer:
-    """An answer, as far as it has come.
-
-    Attributes:
-        usage: its cost, if the server says so.
-        thoughts: in how many parts its reasoning came.
-    """
-
-    text: str = ""
-    reasoning: str = ""
-    thoughts: int = 0
-    finish_reason: str | None = None
-    model: str = ""
-    usage: dict[str, Any] = field(default_factory=dict)
-
-    @property
-    def reasoning_tokens(self) -> int:
-        """Tokens of its reasoning; until the server says so, the parts in which it came."""
-        details = self.usage.get("completion_tokens_details")
-        return _count(details, "reasoning_tokens") or self.thoughts
-
-    def line(self) -> str:
-        """What it cost, in words."""
-        read, made = (_count(self.usage, each) for each in ("prompt_tokens", "completion_tokens"))
-        if not made:
-            return self.model
-        known = _count(self.usage.get("prompt_tokens_details"), "cached_tokens")
-        said = f", {known:,} of them known" if known else ""
-        return f"{self.model}: {read:,} tokens sent{said}, {made:,} generated"
 
 
 class OpenAIClient:
@@ -86,14 +33,9 @@ class OpenAIClient:
 
     def __init__(self, url: str) -> None:
         """Raises SettingError if this is no address."""
-        import httpx
-
+        url = url if "://" in url else f"http://{url}"
         if not re.match("https?://", url):
-            if "://" in url:
-                raise SettingError(
-                    f"--server {url} is no address of a server: begin it with http://"
-                )
-            url = f"http://{url}"
+            raise SettingError(f"--server {url} is no address of a server: begin it with http://")
         try:
             path = httpx.URL(url).path.strip("/")
         except httpx.InvalidURL as error:
@@ -101,50 +43,36 @@ class OpenAIClient:
         self.url = url.rstrip("/") if path else f"{url.rstrip('/')}/v1"
         # What others may read: no password, no query.
         self._named = str(httpx.URL(url).copy_with(userinfo=b"", query=None))
-        key = os.environ.get("KVLITE_API_KEY") or os.environ.get("OPENAI_API_KEY")
-        self._headers = {"Authorization": f"Bearer {key}"} if key else {}
+        self._key = os.environ.get("KVLITE_API_KEY") or os.environ.get("OPENAI_API_KEY")
 
     def models(self) -> list[str]:
         """What its models are called; none if it does not say. Raises SettingError if nothing
         answers there, or not to this key."""
-        return [str(each["id"]) for each in self._listed()]
+        return [str(each.id) for each in self._listed()]
 
     def is_kvlite(self) -> bool:
         """Whether it says that its models are kvlite's. Raises SettingError as `models`."""
-        return any(each.get("owned_by") == "kvlite" for each in self._listed())
+        return any(getattr(each, "owned_by", "") == "kvlite" for each in self._listed())
 
-    def _listed(self) -> list[dict[str, Any]]:
-        import httpx
+    def _listed(self) -> list[openai.types.Model]:
+        async def listed() -> list[openai.types.Model]:
+            async with self._api() as api:
+                page = await api.models.list(timeout=10, extra_headers=self._headers)
+                return [each for each in page.data if each.id]
 
-        async def got() -> httpx.Response:
-            async with httpx.AsyncClient(**self._how) as client:
-                return await client.get(f"{self.url}/models", timeout=10)
-
-        try:
-            with asyncio.Runner(loop_factory=_Loop) as runner:
-                response = runner.run(got())
-        except (httpx.HTTPError, httpx.InvalidURL, UnicodeError) as error:
-            raise self._unreachable(error) from None
-        if response.status_code not in (200, 404):
-            raise self._refused(_message(response))
-        try:
-            with sound():
-                return [{**each, "id": each["id"]} for each in from_json(response.content)["data"]]
-        except Damaged:
-            return []
+        unsaid = suppress(Damaged, openai.NotFoundError)
+        with self._errors_told(), unsaid, sound(), asyncio.Runner(loop_factory=_Loop) as runner:
+            return runner.run(listed())
+        return []
 
     def first_model(self) -> str:
         """The server's first model. Raises SettingError as `models`, or if it does not say."""
-        found = self.models()
-        if not found:
-            raise self._refused("it has no /models: name one (--model)")
-        return found[0]
+        for name in self.models():
+            return name
+        raise self._refused("it has no /models: name one (--model)")
 
     def answer(
-        self,
-        fields: dict[str, Any],
-        messages: Sequence[Message],
-        callbacks: Callbacks,
+        self, fields: dict[str, Any], messages: Sequence[dict[str, str]], callbacks: Callbacks
     ) -> Generator[ServerAnswer]:
         """Answer messages: the answer each time that some of it has come, and once it has ended.
         Cancelled, it ends where it is, and the server is left. Raises SettingError if the server
@@ -157,98 +85,84 @@ class OpenAIClient:
         streamed = {"stream": True, "stream_options": {"include_usage": True}}
         body = {**fields, "messages": [*messages], **streamed}
         answer = ServerAnswer(model=str(fields["model"]))
-        with closing(self._lines("/chat/completions", body, callbacks)) as lines:
-            for line in lines:
-                if callbacks.progress is not None and (known := _READING.match(line)):
-                    callbacks.progress(int(known[1]), 100)
-                name, _, data = line.partition(":")
-                if name == "data" and data.strip() != "[DONE]" and self._took(answer, data):
-                    yield answer
+        with self._errors_told(), asyncio.Runner(loop_factory=_Loop) as runner:
+            # Closing the runner cancels what is awaited, which ends the answer there.
+            parts = self._parts(answer, body, callbacks)
+            while runner.run(_next(parts, callbacks)):
+                yield answer
         if callbacks.cancelled:
             answer.finish_reason = "interrupted"
         yield answer
 
-    def _took(self, answer: ServerAnswer, data: str) -> bool:
-        """Take a chunk of the stream; whether it has text or reasoning."""
+    async def _parts(
+        self, answer: ServerAnswer, body: dict[str, Any], callbacks: Callbacks
+    ) -> AsyncGenerator[bool]:
+        """True each time that the answer has more text or reasoning."""
         with sound(lambda why: self._refused(f"it sends no OpenAI chunks ({why})")):
-            chunk = from_json(data)
-            if "error" in chunk:
-                raise self._refused(_error_text(chunk))
-            answer.usage |= chunk.get("usage") or {}
-            choice = (chunk.get("choices") or [{}])[0]
-            delta = choice.get("delta") or {}
-            text = delta.get("content") or ""
-            thought = delta.get("reasoning_content") or delta.get("reasoning")
-            thought = thought if isinstance(thought, str) else ""
-            answer.finish_reason = choice.get("finish_reason") or answer.finish_reason
-            answer.text += text
-            answer.reasoning += thought
-            answer.thoughts += bool(thought)
-        return bool(text or thought)
+            async with self._api() as api:
+                api._make_sse_decoder = lambda: _Decoder(callbacks)  # type: ignore[method-assign]
+                chunks = await api.post(
+                    "/chat/completions",
+                    body=body,
+                    options={"headers": self._headers},
+                    cast_to=object,
+                    stream=True,
+                    stream_cls=openai.AsyncStream[object],
+                )
+                async for chunk in chunks:
+                    if answer.take(chunk):
+                        yield True
 
-    def _lines(self, path: str, body: dict[str, Any], callbacks: Callbacks) -> Generator[str]:
-        with asyncio.Runner(loop_factory=_Loop) as runner:
-            # Closing the runner cancels what is awaited, which ends the answer there.
-            lines = self._heard(path, body)
-            while (line := runner.run(_next(lines, callbacks))) is not None:
-                yield line
-
-    async def _heard(self, path: str, body: dict[str, Any]) -> AsyncGenerator[str]:
-        import httpx
-
-        try:
-            async with (
-                httpx.AsyncClient(**self._how) as client,
-                client.stream("POST", self.url + path, json=body) as response,
-            ):
-                if response.status_code != 200:
-                    await response.aread()
-                    raise self._refused(_message(response))
-                # An answer may hold characters that httpx takes for ends of lines.
-                rest = b""
-                async for part in response.aiter_bytes():
-                    *whole, rest = (rest + part).split(b"\n")
-                    for line in whole:
-                        yield line.decode(errors="replace").removesuffix("\r")
-                yield rest.decode(errors="replace")
-        except httpx.ReadTimeout:
-            raise SettingError(
-                f"--server {self._named} has said nothing for {SILENCE:g} seconds: look whether it "
-                "is well, or ask for less at once"
-            ) from None
-        except (httpx.HTTPError, httpx.InvalidURL, UnicodeError) as error:
-            raise self._unreachable(error) from None
+    def _api(self) -> openai.AsyncOpenAI:
+        timeout = httpx.Timeout(SILENCE, connect=10.0)
+        web = httpx.AsyncClient(timeout=timeout, trust_env=False)
+        key = self._key or "none"
+        return openai.AsyncOpenAI(base_url=self.url, api_key=key, max_retries=0, http_client=web)
 
     @property
-    def _how(self) -> dict[str, Any]:
-        import httpx
+    def _headers(self) -> dict[str, Any]:
+        # What the environment has for OpenAI's own server is not sent to others.
+        left_out = ["OpenAI-Organization", "OpenAI-Project"]
+        return dict.fromkeys([*left_out, *([] if self._key else ["Authorization"])], openai.Omit())
 
-        timeout = httpx.Timeout(SILENCE, connect=10.0)
-        return {"headers": self._headers, "timeout": timeout, "trust_env": False}
+    @contextmanager
+    def _errors_told(self) -> Iterator[None]:
+        try:
+            yield
+        except (openai.APIConnectionError, httpx.HTTPError) as error:
+            cause = error.__cause__  # none where a stream breaks off
+            cause = cause if isinstance(cause, Exception) else error
+            if isinstance(cause, httpx.ReadTimeout):
+                silence = cause.request.extensions["timeout"]["read"]
+                raise SettingError(
+                    f"--server {self._named} has said nothing for {silence:g} seconds: look "
+                    "whether it is well, or ask for less at once"
+                ) from None
+            raise SettingError(
+                f"--server {self._named} cannot be reached ({reason(cause)}): start "
+                "`kvlite serve`, or check the address"
+            ) from None
+        except openai.APIError as error:
+            raise self._refused(_error_text(error)) from None
 
     def _refused(self, why: str) -> SettingError:
         return SettingError(f"--server {self._named} did not answer: {why[:300]}")
 
-    def _unreachable(self, error: Exception) -> SettingError:
-        return SettingError(
-            f"--server {self._named} cannot be reached ({reason(error)}): start `kvlite serve`, or "
-            "check the address"
-        )
 
+class _Decoder(SSEDecoder):
+    """Hears comments, too, in which kvlite's server says how far it has read; and takes a line of
+    data at once, as some servers send no empty one behind it."""
 
-@dataclass(frozen=True)
-class Upstream:
-    """A server that answers in the place of a model here.
+    def __init__(self, callbacks: Callbacks) -> None:
+        super().__init__()
+        self._callbacks = callbacks
 
-    Attributes:
-        models: what its models are called.
-        given: names of the settings that were given, which go along even where they are the usual
-            ones.
-    """
-
-    client: OpenAIClient
-    models: Sequence[str]
-    given: frozenset[str]
+    def decode(self, line: str) -> ServerSentEvent | None:
+        known = _READING.match(line)
+        if known and self._callbacks.progress is not None:
+            self._callbacks.progress(int(known[1]), 100)
+        name, _, data = line.partition(":")
+        return ServerSentEvent(data=data.strip()) if name == "data" else None
 
 
 class _Loop(asyncio.SelectorEventLoop):
@@ -269,61 +183,21 @@ class _Loop(asyncio.SelectorEventLoop):
         return await asyncio.wrap_future(found, loop=self)
 
 
-async def _next(lines: AsyncGenerator[str], callbacks: Callbacks) -> str | None:
-    coming = asyncio.ensure_future(anext(lines, None))
+async def _next(parts: AsyncGenerator[bool], callbacks: Callbacks) -> bool:
+    coming = asyncio.ensure_future(anext(parts, False))
     while not coming.done():
         await asyncio.wait({coming}, timeout=_BEAT)
         if callbacks.cancelled:
             coming.cancel()
-    return None if callbacks.cancelled else coming.result()
+    return not callbacks.cancelled and coming.result()
 
 
-def fields_of(settings: Settings, names: Collection[str]) -> dict[str, Any]:
-    """Settings as fields of a request; raises SettingError if one cannot be said to a server."""
-    said = {to: getattr(settings, name) for name, to in FIELDS.items() if name in names}
-    made = {to: value for to, value in said.items() if value is not None}
-    if "model" in names:
-        made["model"] = settings.model
-    if settings.thinking != "auto":
-        switch = ("enable_thinking", "thinking")
-        made["chat_template_kwargs"] = dict.fromkeys(switch, settings.thinking == "on")
-    if settings.reasoning_budget is not None:
-        made["thinking_token_budget"] = settings.reasoning_budget
-    if settings.logit_bias:
-        pairs = (each.partition(":") for each in settings.logit_bias)
-        made["logit_bias"] = {token: float(bias) for token, _, bias in pairs}
-    if settings.schema:
-        made["response_format"] = _format(settings.schema.strip())
-    if own := {name: getattr(settings, name) for name in TAKEN if name in names}:
-        made["kvlite"] = own
-    return made
-
-
-def _format(schema: str) -> dict[str, Any]:
-    if schema == "json":
-        return {"type": "json_object"}
-    if not schema.startswith("{"):
-        raise SettingError("--schema with --server is a JSON Schema, or json: not a grammar")
-    return {
-        "type": "json_schema",
-        "json_schema": {"name": "answer", "schema": from_json(schema)},
-    }
-
-
-def _count(usage: Any, name: str) -> int:
-    found = usage.get(name) if isinstance(usage, dict) else None
-    return found if isinstance(found, int) else 0
-
-
-def _message(response: "httpx.Response") -> str:
-    try:
-        with sound():
-            return _error_text(from_json(response.content))
-    except Damaged:
-        return f"HTTP {response.status_code}"
-
-
-def _error_text(said: dict[str, Any]) -> str:
+def _error_text(error: openai.APIError) -> str:
     """What an error says: OpenAI's are objects, some servers' are plain texts."""
-    error = said["error"]
-    return error if isinstance(error, str) else str(error["message"])
+    said = error.body
+    if isinstance(said, dict) and "message" in said:
+        return str(said["message"])
+    if isinstance(error, openai.APIStatusError):
+        is_page = said == error.response.text.strip()
+        return said if isinstance(said, str) and not is_page else f"HTTP {error.status_code}"
+    return said if isinstance(said, str) else "it sends no OpenAI chunks"

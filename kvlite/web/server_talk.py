@@ -10,7 +10,7 @@ from kvlite.conversation.message import Message, numbered
 from kvlite.documents import Document, whole_characters
 from kvlite.engine.callbacks import Callbacks
 from kvlite.errors import SettingError, Stopped
-from kvlite.web.openai_client import FIELDS, ServerAnswer, Upstream, fields_of
+from kvlite.web.server_api import FIELDS, ServerAnswer, Upstream, fields_of
 
 _USUAL = Settings()
 

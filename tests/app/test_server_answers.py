@@ -11,7 +11,8 @@ import pytest
 from kvlite.config.settings import Settings
 from kvlite.errors import SettingError, SnapshotError, Stopped
 from kvlite.server.config import ServerConfig
-from kvlite.web.openai_client import OpenAIClient, Upstream
+from kvlite.web.openai_client import OpenAIClient
+from kvlite.web.server_api import Upstream
 from kvlite.web.work import Work
 from kvlite_app.engine.server_conversation import ServerHost
 from kvlite_app.engine.service import Service

@@ -10,7 +10,8 @@ import pytest
 
 from kvlite.config.settings import Settings
 from kvlite.conversation.record import Record, keys_of
-from kvlite.web.openai_client import OpenAIClient, Upstream
+from kvlite.web.openai_client import OpenAIClient
+from kvlite.web.server_api import Upstream
 from kvlite.web.work import Shown
 from kvlite_app.engine.server_conversation import ServerHost
 from kvlite_app.engine.service import Service

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from prompt_toolkit.application import create_app_session
@@ -106,10 +106,17 @@ def test_nothing_of_torch_is_imported(server: Server, text: Path) -> None:
     assert done.stdout.splitlines()[-1] == "None set()", done.stderr
 
 
+def test_its_client_is_imported_for_a_server_alone() -> None:
+    code = "import sys, kvlite.cli.main, kvlite_app.serve; sys.exit('openai' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
 class Odd(BaseHTTPRequestHandler):
     """Answers what no server should."""
 
     said: Any = b""
+    status = 200
+    headers_of: ClassVar[list[Any]] = []
 
     def do_GET(self) -> None:
         self.send_response(200)
@@ -117,7 +124,8 @@ class Odd(BaseHTTPRequestHandler):
         self.wfile.write(b'{"data": [{"id": "odd"}]}' if self.said else b"<html>")
 
     def do_POST(self) -> None:
-        self.send_response(200)
+        self.headers_of.append(self.headers)
+        self.send_response(self.status)
         self.end_headers()
         self.wfile.write(self.said)
 
@@ -178,6 +186,36 @@ def test_what_goes_wrong_is_one_sentence(
     assert "give a key of this server" in refused("--server", server.address, command=["app"])
     saved = kvlite("ask", text.with_suffix(".kv"), "Who?", "--server", server.address)
     assert saved.code == 2 and "leave --server out" in saved.err
+
+
+def test_servers_that_know_little_of_http_are_heard(
+    kvlite: Run, text: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("KVLITE_API_KEY", "OPENAI_API_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("OPENAI_ORG_ID", "ours")  # which is no other server's business
+    monkeypatch.setattr(Odd, "headers_of", [])
+    with HTTPServer(("127.0.0.1", 0), Odd) as odd:
+        threading.Thread(target=odd.serve_forever, daemon=True).start()
+        address = f"http://127.0.0.1:{odd.server_port}"
+        chunk = b'data: {"choices": [{"delta": {"content": "%s"}}]}'
+        for end in (b"\n", b"\r\n", b"\n\n: comment\n\n"):
+            monkeypatch.setattr(Odd, "said", end.join((chunk % b"One", chunk % b" two")))
+            done = kvlite("ask", text, "Who?", "--server", address)
+            assert (done.code, done.out) == (0, "One two\n"), done.err
+        for status, said, told in (
+            (502, b"<html><b>Bad gateway</b></html>", "HTTP 502"),
+            (422, b'{"detail": "no such field"}', "HTTP 422"),
+            (500, b'{"error": "out of memory"}', "out of memory"),
+            (404, b'{"error": {"message": "no such model"}}', "no such model"),
+        ):
+            monkeypatch.setattr(Odd, "status", status)
+            monkeypatch.setattr(Odd, "said", said)
+            done = kvlite("ask", text, "Who?", "--server", address)
+            assert done.code == 2 and f"{address} did not answer: {told}" in done.err
+        odd.shutdown()
+    for headers in Odd.headers_of:
+        assert not {"authorization", "openai-organization"} & {each.lower() for each in headers}
 
 
 @pytest.mark.parametrize("flags", [[], ["--model", "a"]])

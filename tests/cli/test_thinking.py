@@ -18,7 +18,8 @@ from kvlite.engine.callbacks import NO_CALLBACKS
 from kvlite.engine.detokenizer import TextStream
 from kvlite.jobs.answer import BatchAnswer
 from kvlite.server.config import ServerConfig
-from kvlite.web.openai_client import OpenAIClient, Upstream
+from kvlite.web.openai_client import OpenAIClient
+from kvlite.web.server_api import Upstream
 from kvlite.web.server_talk import Said, ServerTalk
 from tests.cli.conftest import Run
 from tests.cli.test_chat import playing
