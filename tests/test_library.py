@@ -86,13 +86,13 @@ def test_what_was_read_is_found_again(model: LoadedModel, library: Library) -> N
     assert entries.entries(library) == []
     assert matching(library, model, [REPORT], settings()) is None
     added = add_document(library, read(model))
-    assert added.name == "report.pdf" and added.path.parent == library.folder
+    assert added.name == "report.pdf" and added.path.parent.parent == library.folder
     assert added.removed == []
     (entry,) = entries.entries(library)
-    assert added.nbytes == entry.nbytes > (added.path / "whole.kv").stat().st_size
+    assert added.nbytes == entry.nbytes > added.path.stat().st_size
     assert entry.about is not None and entry.about.documents == ("report.pdf",)
     assert entry.record is not None and entry.record.waiting == ["report.pdf"]
-    assert not entry.is_conversation and entry.path == added.path
+    assert not entry.is_conversation and entry.path == added.path.parent
     assert entry.about.tokens > 100 and abs(entry.used - time.time()) < 60
     assert matching(library, model, [REPORT], settings()) == entry
 
@@ -221,11 +221,11 @@ def test_removing(model: LoadedModel, library: Library) -> None:
     with pytest.raises(SettingError, match=r"no 'other': there is report\.pdf"):
         remove(library, "other")
     assert remove(library, "report.pdf") == added.nbytes
-    assert names(library) == [] and not added.path.exists()
+    assert names(library) == [] and not added.path.parent.exists()
 
 
 def aged(added: Added, seconds: float) -> int:
-    os.utime(added.path / "record.json", (seconds, seconds))
+    os.utime(added.path.parent / "record.json", (seconds, seconds))
     return added.nbytes
 
 
@@ -259,7 +259,7 @@ def test_a_limit_takes_of_a_conversation_only_what_can_be_read_again(
     added = keep(library, talk, "trip")
     aged(added, 1)  # used before all others
     assert set_limit(library, f"{3 * size + 9_999}B") == []
-    assert not (added.path / "whole.kv").exists()
+    assert not added.path.exists()
     assert names(library) == ["a", "b", "c", "trip"]
     assert set_limit(library, "1KiB") == ["a", "b", "c"]
     (entry,) = entries.entries(library)
@@ -322,7 +322,7 @@ def test_damaged_entries_are_listed_and_can_be_removed(
     model: LoadedModel, library: Library
 ) -> None:
     added = add_document(library, read(model))
-    whole = added.path / "whole.kv"
+    whole = added.path
     (library.folder / "half.kv").write_bytes(whole.read_bytes()[:500])
     (library.folder / "notes.txt").write_text("mine")
     found = {each.name: each for each in entries.entries(library)}
@@ -333,7 +333,7 @@ def test_damaged_entries_are_listed_and_can_be_removed(
     whole.write_bytes(b"")
     assert add_document(library, read(model)).name == "report.pdf"  # nobody misses the other
     assert names(library) == ["report.pdf"]
-    (added.path / "record.json").write_text("{")
+    added.path.with_name("record.json").write_text("{")
     (entry,) = entries.entries(library)
     assert "record.json cannot be read" in entry.flaw
     remove(library, entry.name)

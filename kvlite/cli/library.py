@@ -117,7 +117,7 @@ def _plain(entry: "Entry") -> dict[str, object]:
     plain: dict[str, object] = {
         "id": entry.id,
         "name": entry.name,
-        "path": str(entry.path),
+        "path": str(entry.path if entry.about is None else entry.about.path),
         "bytes": entry.nbytes,
         "used": _stamp(entry.used),
         "flaw": entry.flaw,

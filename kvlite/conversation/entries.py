@@ -62,7 +62,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Added:
-    """A new entry, and the names of those removed to keep to the limit."""
+    """A new entry, its file, and the names of those removed to keep to the limit."""
 
     name: str
     path: Path
@@ -195,8 +195,8 @@ def _add(
         finally:
             if not library.has(id):
                 shutil.rmtree(library.place(id), ignore_errors=True)
-    place = library.place(id)
-    return Added(record.title, place, _bytes_in(place), _keep_to_limit(library, id))
+    nbytes = _bytes_in(library.place(id))
+    return Added(record.title, library.whole(id), nbytes, _keep_to_limit(library, id))
 
 
 def document_named(library: Library, name: str) -> Record:

@@ -111,7 +111,7 @@ def library() -> list[dict[str, Any]]:
     """What `kvlite library` lists of documents, and the bytes that each was saved in."""
     keys = ("name", "tokens", "messages", "documents", "method", "light", "flaw")
     return [
-        {key: each[key] for key in keys} | {"bytes": Path(each["path"], "whole.kv").stat().st_size}
+        {key: each[key] for key in keys} | {"bytes": Path(each["path"]).stat().st_size}
         for each in command_json("library")["entries"]
         if not each["messages"]
     ]

@@ -116,7 +116,7 @@ def test_a_document_of_the_library_is_there_by_its_name(own: Server) -> None:
     talk = runner.conversation()
     talk.documents = (Document("crane.txt", TEXT, ()),)
     assert talk.read_ahead(all_of(talk.documents))
-    path = add_document(Library(), talk, "crane").path / "whole.kv"
+    path = add_document(Library(), talk, "crane").path
     before = path.read_bytes()
     body = {"messages": said("How?"), "kvlite": {"documents": ["crane"]}}
     made = [own.http.post(CHAT, json=body).json() for _ in range(2)]
