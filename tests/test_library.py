@@ -1,8 +1,10 @@
 """The library: what is there, what opens, what has to go."""
 
 import os
+import shutil
 import threading
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -385,6 +387,66 @@ def test_what_010_kept_is_moved_into_folders(model: LoadedModel, library: Librar
     assert trip.used == 1_000_000 and trip.is_conversation and trip.record.waiting == []
     assert found["on the page"].id == record.id
     assert entries.entries(library) == entries.entries(library)
+
+
+class KilledError(BaseException):
+    pass
+
+
+def is_killed(root: Path, at: int, *, after: bool) -> bool:
+    """Whether converting what is there came so far that it was killed: before or after the step
+    number `at` that changes a file's name."""
+    done = 0
+
+    def step(does: Any, *given: Any) -> None:
+        nonlocal done
+        done += 1
+        if done <= at or after:
+            does(*given)
+        if done > at:
+            raise KilledError
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("replace", "rename"):
+            patch.setattr(os, name, partial(step, getattr(os, name)))
+        try:
+            open_library(root=root)
+        except KilledError:
+            return True
+    return False
+
+
+@pytest.mark.parametrize("after", [False, True])
+def test_a_conversion_that_is_killed_goes_on(
+    model: LoadedModel, library: Library, tmp_path: Path, after: bool
+) -> None:
+    library.folder.mkdir(parents=True)
+    read(model).save(library.folder / "report.pdf.kv")
+    asked(model).save(library.folder / "trip.kv")
+    served = library.root / "server" / "8000" / "model" / "3.kv"
+    served.parent.mkdir(parents=True)
+    asked(model).save(served)
+    record = library.new()
+    (library.root / "app" / "everyone").mkdir(parents=True)
+    library.save(record)
+    library.place(record.id).rename(library.root / "app" / "everyone" / record.id)
+    steps, goes_on = 0, True
+    while goes_on:
+        root = shutil.copytree(library.root, tmp_path / f"killed {steps}")
+        goes_on = is_killed(root, steps, after=after)
+        opened = open_library(root=root)
+        found = entries.entries(opened)
+        assert sorted(each.name for each in found) == [
+            "A program's conversation",
+            "New conversation",
+            "report.pdf",
+            "trip",
+        ]
+        flawed = [each.name for each in found if each.flaw]
+        assert flawed == ["New conversation"]  # which has no file
+        assert not [*root.glob("library/*.kv"), *root.glob("server/*/*/*.kv")]
+        steps += 1
+    assert steps > 6
 
 
 def test_how_long_ago() -> None:
