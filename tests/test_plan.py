@@ -382,7 +382,8 @@ def test_a_turn_without_a_plan_goes_on(llama: Tiny, monkeypatch: pytest.MonkeyPa
     def fails(*_: object) -> None:
         raise RuntimeError("asks for numbers")
 
-    monkeypatch.setattr(llama.model, "meta", None)  # which may know the answer
+    monkeypatch.setattr(llama.model, "meta", None)
+    monkeypatch.setattr(llama.model, "forecasts", {})  # which may have the answer
     monkeypatch.setattr("kvlite.planner.forecast._forecast", fails)
     talk = Conversation(llama.model, Settings(measure="tensors"))
     metrics = talk.generate([5, 6, 7], max_new_tokens=2, ignore_eos=True).metrics

@@ -285,7 +285,7 @@ class Prepared:
         if streams is not None:
             model.layers = streams(model, LEAST if plan is None else plan.resident)
         if streams is None and has_triton(model.device) != forecaster.on_cpu:
-            model.meta = forecaster.model(choice.weights)  # which knows what was planned
+            model.forecasts = forecaster.model(choice.weights).forecasts
         use_chat_template(model, config.chat_template)
         if plan is not None and plan.mtp:
             plan = _with_mtp(model, plan)
