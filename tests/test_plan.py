@@ -19,6 +19,7 @@ from kvlite.errors import SettingError
 from kvlite.memory.device_budget import CONTEXT, MARGIN, bandwidth, capped_bytes, card, margin
 from kvlite.memory.nvml import CardUse, spill_note
 from kvlite.model.weights import Weights
+from kvlite.planner import forecast
 from kvlite.planner.candidates import load_options_here, open_planner
 from kvlite.planner.cards import split
 from kvlite.planner.forecaster import Forecaster
@@ -331,6 +332,26 @@ def test_a_model_answers_within_a_cap(wide_folder: Path, share: float) -> None:
     assert metrics.plan_error == pytest.approx(metrics.planned_peak_bytes / metrics.peak_bytes - 1)
 
 
+def test_what_was_planned_at_load_is_not_planned_again(
+    wide_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, measured = list[int](), forecast._measured
+
+    def counted(*given: Any) -> Forecast:
+        asked.append(given[3].new)
+        return measured(*given)
+
+    monkeypatch.setattr(forecast, "_measured", counted)
+    settings = Settings(model=str(wide_folder), max_new_tokens=4, measure="tensors", device="cpu")
+    runner = open_runner(settings, reads=lambda tokenizer, max_context: 900)
+    assert set(asked) == {900}
+    asked.clear()
+    for count in (900, 901, 900):
+        metrics = runner.conversation().generate(list(range(3, 3 + count)), ignore_eos=True).metrics
+        assert metrics.plan_error == pytest.approx(0, abs=0.03)
+    assert asked == [901]
+
+
 @pytest.mark.long
 def test_one_step_below_the_least_is_refused_with_the_numbers(wide_folder: Path) -> None:
     settings = Settings(model=str(wide_folder), max_new_tokens=8, device="cpu", vram="1MiB")
@@ -361,6 +382,8 @@ def test_a_turn_without_a_plan_goes_on(llama: Tiny, monkeypatch: pytest.MonkeyPa
     def fails(*_: object) -> None:
         raise RuntimeError("asks for numbers")
 
+    monkeypatch.setattr(llama.model, "meta", None)
+    monkeypatch.setattr(llama.model, "forecasts", {})  # which may have the answer
     monkeypatch.setattr("kvlite.planner.forecast._forecast", fails)
     talk = Conversation(llama.model, Settings(measure="tensors"))
     metrics = talk.generate([5, 6, 7], max_new_tokens=2, ignore_eos=True).metrics

@@ -18,6 +18,7 @@ from kvlite.config.units import readable
 from kvlite.documents import Document, read_document, require_readable
 from kvlite.engine.callbacks import Callbacks
 from kvlite.errors import SettingError, SnapshotError
+from kvlite.model.answers.thinking import thinking_variables
 from kvlite.model.chat_template import all_of, question_about, tokens_of
 from kvlite.model.source import folder_here, require_model
 from kvlite.model.text_limit import text_limit_of
@@ -101,7 +102,8 @@ def load_for(
     from kvlite.conversation.runner import open_runner
 
     called = ", ".join(each.name for each in documents)
-    reads = partial(tokens_of, text=text, called=called) if text else None
+    said = {"system": settings.system, "variables": thinking_variables(settings.thinking)}
+    reads = partial(tokens_of, text=text, called=called, said=said) if text else None
     return load_by(partial(open_runner, settings, reads=reads), screen)
 
 

@@ -5,6 +5,7 @@ from typing import Any
 
 from kvlite.config.arguments import whole_number
 from kvlite.conversation.checkpoint import Checkpoint
+from kvlite.conversation.metrics import Piece
 from kvlite.errors import SettingError
 
 Message = dict[str, Any]
@@ -26,6 +27,12 @@ class Node:
     answer: str = ""
     reasoning: str = ""
     reasoning_tokens: int = 0
+
+    def hear(self, piece: Piece) -> None:
+        """More of the answer has come."""
+        self.answer += piece.text
+        self.reasoning += piece.reasoning
+        self.reasoning_tokens = piece.reasoning_tokens
 
 
 @dataclass

@@ -1,6 +1,6 @@
 """What a conversation has read, as tokens: its cache, its host store, and checkpoints."""
 
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from threading import Event
@@ -169,10 +169,12 @@ class Context:
 
     read = whole(read_in_slices)
 
-    def answer(self, turn: Turn, *, ignore_eos: bool, cancel: Event | None) -> Iterator[Piece]:
+    def answer(
+        self, turn: Turn, cancel: Event | None, *, in_words: bool = True, ignore_eos: bool = False
+    ) -> Generator[Piece]:
         """Answer a turn that was read. A new turn ends the answer."""
-        self._answer = turn.answer(ignore_eos=ignore_eos, cancel=cancel)
-        yield from self._answer
+        self._answer = turn.answer(cancel, in_words=in_words, ignore_eos=ignore_eos)
+        return self._answer
 
     def checkpoint(self, config: EngineConfig, *, answering: bool = False) -> Checkpoint:
         """A checkpoint to read on from or, if `answering`, of the cache before its answer. It is

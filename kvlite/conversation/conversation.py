@@ -1,6 +1,7 @@
 """A conversation: messages, their answers, and ways back to any of them."""
 
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from threading import Event, Lock
@@ -201,7 +202,9 @@ class Conversation:
         self.history.end_step(chosen)
         turn = self.history.next_turn([*self.context.pending_ids, *ids], chosen)
         self.history.read(turn, callbacks)
-        yield from self.context.answer(turn, ignore_eos=ignore_eos, cancel=callbacks.cancel)
+        yield from self.context.answer(
+            turn, callbacks.cancel, in_words=False, ignore_eos=ignore_eos
+        )
 
     @alone_by_steps
     def stream(
@@ -211,7 +214,8 @@ class Conversation:
 
         Args and errors are those of `generate`; errors are raised with the first piece.
         """
-        yield from self._stream(text, callbacks, self.config.after_load(settings))
+        said = self._read(text, callbacks, self.config.after_load(settings))
+        yield from self._answered(*said, callbacks.cancel)
 
     def ask_each(
         self, texts: Sequence[str], *, callbacks: Callbacks = NO_CALLBACKS, **settings: Any
@@ -235,10 +239,10 @@ class Conversation:
         last = nodes[-1]
         turn = self.history.redraw(chosen, callbacks)
         if turn is None:
-            yield from self._stream(last.text, callbacks, chosen)
+            node, turn = self._read(last.text, callbacks, chosen)
         else:
             node = self.history.say(last.start, last.text)
-            yield from self._answered(node, turn, callbacks.cancel)
+        yield from self._answered(node, turn, callbacks.cancel)
 
     @alone_by_steps
     def continue_answer(
@@ -272,7 +276,7 @@ class Conversation:
         if start.prefill_start is not None and not goes_on(ids, start.prefilled_ids):
             start = start.prefill_start
         self.history.seek(number - 1, start, chosen, callbacks)
-        yield from self._stream(text, callbacks, chosen)
+        yield from self._answered(*self._read(text, callbacks, chosen), callbacks.cancel)
 
     @alone
     def undo(self, *, callbacks: Callbacks = NO_CALLBACKS) -> str:
@@ -332,7 +336,7 @@ class Conversation:
                 self.history.give_up_reading()
             return snapshot.save(path_of(path), self, progress, most, light=light)
 
-    def _stream(self, text: str, callbacks: Callbacks, chosen: EngineConfig) -> Iterator[Piece]:
+    def _read(self, text: str, callbacks: Callbacks, chosen: EngineConfig) -> tuple[Node, Turn]:
         require_text(text)
         self.history.end_step(chosen)
         ids = self.message_ids(text, chosen.settings, callbacks.cancel)
@@ -342,16 +346,14 @@ class Conversation:
         start = self.history.next_start(chosen)
         self.history.read(turn, callbacks, start)
         self.history.prompt = self.context.checkpoint(chosen, answering=True)
-        yield from self._answered(self.history.say(start, text), turn, callbacks.cancel)
+        return self.history.say(start, text), turn
 
     def _answered(self, node: Node, turn: Turn, cancel: Event | None) -> Iterator[Piece]:
         said = self.history.said
-        pieces = self.context.answer(turn, ignore_eos=False, cancel=cancel)
-        for piece in turn.in_words(pieces):
-            node.answer += piece.text
-            node.reasoning += piece.reasoning
-            node.reasoning_tokens = piece.reasoning_tokens
-            yield with_sources(piece, self.context, said, self.documents, turn.settings)
+        with closing(self.context.answer(turn, cancel)) as pieces:
+            for piece in pieces:
+                node.hear(piece)
+                yield with_sources(piece, self.context, said, self.documents, turn.settings)
 
     @property
     def _unread(self) -> list[int]:

@@ -63,7 +63,7 @@ def answer_prompt(
     yield from talk.history.read_in_slices(turn, callbacks, start)
     if _checkpoint_at(talk.context, len(talk.token_ids)) is None:
         talk.context.checkpoint(chosen)
-    yield from talk.context.answer(turn, ignore_eos=ignore_eos, cancel=callbacks.cancel)
+    yield from talk.context.answer(turn, callbacks.cancel, in_words=False, ignore_eos=ignore_eos)
 
 
 def _go_back(

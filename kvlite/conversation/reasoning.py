@@ -1,6 +1,6 @@
 """Answers in words: reasoning told apart from text, and what an answer must follow after it."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from kvlite.config.settings import Settings
@@ -19,22 +19,22 @@ from kvlite.model.grammar import is_schema, whole_schema_rule
 from kvlite.model.load import LoadedModel
 
 
-def with_reasoning(
-    pieces: Iterable[Piece], model: LoadedModel, ids: Sequence[int], begun: int = 0
-) -> Iterator[Piece]:
-    """Pieces of one answer, with what is reasoning in its own place. `ids` are the prompt, which
-    may begin reasoning, and what there is of the answer: the last `begun` of them."""
-    if model.answer_form.reasoning is None:
-        yield from pieces
-        return
-    reader, count = _read(model, ids, begun)
-    for piece in pieces:
-        count += reader.is_reasoning
-        parts = reader.push(piece.raw)
+class Reasoning:
+    """Tells in an answer what is reasoning from what is text."""
+
+    def __init__(self, model: LoadedModel, ids: Sequence[int], begun: int) -> None:
+        """`ids` are the prompt, which may begin reasoning, and what there is of the answer: the
+        last `begun` of them."""
+        self._reader, self._count = _read(model, ids, begun)
+
+    def told(self, piece: Piece) -> Piece:
+        """The next piece of the answer, with its reasoning in its own place."""
+        self._count += self._reader.is_reasoning
+        parts = self._reader.push(piece.raw)
         if piece.finish_reason is not None:
-            parts += reader.flush()
+            parts += self._reader.flush()
         text, reasoning = text_in(parts, "text"), text_in(parts, "reasoning")
-        yield replace(piece, text=text, reasoning=reasoning, reasoning_tokens=count)
+        return replace(piece, text=text, reasoning=reasoning, reasoning_tokens=self._count)
 
 
 def _read(model: LoadedModel, ids: Sequence[int], begun: int) -> tuple[AnswerReader, int]:
@@ -66,7 +66,7 @@ def turn_grammar(
     model: LoadedModel, settings: Settings, ids: Sequence[int], begun: int = 0
 ) -> Grammar | None:
     """What an answer must follow: a schema once its reasoning has ended, and a limit of reasoning;
-    None if nothing. Args are those of `with_reasoning`, errors those of `Grammar`."""
+    None if nothing. Args are those of `Reasoning`, errors those of `Grammar`."""
     text, most, form = settings.schema, settings.reasoning_budget, model.answer_form
     at = len(ids) - begun
     if form.reasoning is not None and (is_schema(text) if text else most is not None):

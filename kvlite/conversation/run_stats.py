@@ -116,7 +116,7 @@ def planned_phases(turn: "Turn") -> dict[str, int]:
         longest=turn.turn_config.planned,
         known=len(turn.token_ids) - len(turn.again),
         chunk=turn.chunk,
-        recalled=turn.settings.recall_entries,
+        recalled=0 if turn.store is None else turn.settings.recall_entries,
     )
     store = None if turn.store is None else meta(replace(turn.store, transfers={}, disk=None))
     try:

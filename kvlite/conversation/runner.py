@@ -31,6 +31,7 @@ from kvlite.model.text_limit import text_limit
 from kvlite.model.weights import PLAIN
 from kvlite.offload.weights.experts import LEAST
 from kvlite.offload.weights.loader import STREAMED, load_mtp, open_whole
+from kvlite.ops.device import has_triton
 from kvlite.planner.candidates import planner_here
 from kvlite.planner.choice import Choice
 from kvlite.planner.plan import Plan, Planner, refusal
@@ -283,6 +284,8 @@ class Prepared:
         )
         if streams is not None:
             model.layers = streams(model, LEAST if plan is None else plan.resident)
+        if streams is None and has_triton(model.device) != forecaster.on_cpu:
+            model.forecasts = forecaster.model(choice.weights).forecasts
         use_chat_template(model, config.chat_template)
         if plan is not None and plan.mtp:
             plan = _with_mtp(model, plan)

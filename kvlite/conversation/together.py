@@ -332,7 +332,7 @@ class AnswerBatch:
             self.reading = max(self.reading, plan.get("read", 0) - beside)
         said = [*talk.history.said, (question.text, len(own.token_ids))]
         about = own, said, talk.documents, config.settings
-        answer = turn.in_words(own.answer(turn, ignore_eos=False, cancel=cancel))
+        answer = own.answer(turn, cancel)
         question.turn, question.pieces = turn, (with_sources(piece, *about) for piece in answer)
 
     def _has_room(self) -> bool:

@@ -1,6 +1,6 @@
 """One turn: read tokens, generate an answer, account for both."""
 
-from collections.abc import Collection, Generator, Iterable, Iterator, Mapping
+from collections.abc import Collection, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -16,7 +16,7 @@ from kvlite.config.settings import Settings
 from kvlite.conversation.endings import FinishReason
 from kvlite.conversation.figures import Account
 from kvlite.conversation.metrics import Piece
-from kvlite.conversation.reasoning import turn_grammar, with_reasoning
+from kvlite.conversation.reasoning import Reasoning, turn_grammar
 from kvlite.conversation.run_stats import RunStats, planned_phases
 from kvlite.conversation.turn_config import TurnConfig, notes
 from kvlite.engine.callbacks import NO_CALLBACKS, Callbacks
@@ -230,9 +230,12 @@ class Turn:
             callbacks=callbacks,
         )
 
-    def answer(self, *, ignore_eos: bool, cancel: Event | None) -> Generator[Piece]:
+    def answer(
+        self, cancel: Event | None, *, in_words: bool, ignore_eos: bool = False
+    ) -> Generator[Piece]:
         """Generate until the model ends, a stop string, the length limit, or `cancel`. If memory
-        runs out and nothing is left to give up, the last piece has no token."""
+        runs out and nothing is left to give up, the last piece has no token. In words, reasoning is
+        told apart."""
         with aside():
             logits = self.logits.to("cpu", copy=True)
         self.prompt = PromptState(logits, [*self.policies], self.notes, len(self.oom_policy.taken))
@@ -241,7 +244,14 @@ class Turn:
         text = AnswerText(self.model.tokenizer, self.settings.stop, self.model.spelled)
         ends = frozenset() if ignore_eos else self.model.stop_ids
         self.speculation = speculation = self._speculation(ends)
-        account = Account(self)
+        account, reasoning = Account(self), None
+        if in_words and self.model.answer_form.reasoning is not None:
+            reasoning = Reasoning(self.model, self.token_ids, self.begun)
+
+        def piece(token: int | None, shown: str, raw: str, why: FinishReason | None) -> Piece:
+            made = Piece(token, shown, account.figures(self, why), why, raw=raw)
+            return made if reasoning is None else reasoning.told(made)
+
         try:
             while True:
                 token = None if self.graphs is None else self.graphs.drawn()
@@ -259,14 +269,9 @@ class Turn:
                     self._fail(self.turn_config.unfinished)
                 if reason is not None:
                     rest, rest_raw = text.flush()
-                    shown, raw, figures = (
-                        shown + rest,
-                        raw + rest_raw,
-                        account.figures(self, reason),
-                    )
-                    yield Piece(token, shown, figures, reason, raw=raw)
+                    yield piece(token, shown + rest, raw + rest_raw, reason)
                     return
-                yield Piece(token, shown, account.figures(self, None), raw=raw)
+                yield piece(token, shown, raw, None)
                 if self.rows is not None:
                     self.finish_step()  # memory ran out in a step with other turns
                 elif self.pending_ids:
@@ -274,7 +279,7 @@ class Turn:
         except OutOfMemory as error:
             self._fail(str(error))
             shown, raw = text.flush()
-            yield Piece(None, shown, account.figures(self, "memory"), "memory", raw=raw)
+            yield piece(None, shown, raw, "memory")
         finally:
             account.end()
             speculation.release()
@@ -304,10 +309,6 @@ class Turn:
         """Go on with an answer, of which it reads the last of so many tokens."""
         self.begun = begun
         self.grammar = self._grammar([*self.token_ids, *self.ids])
-
-    def in_words(self, pieces: Iterable[Piece]) -> Iterator[Piece]:
-        """An answer with reasoning told apart, once all that is before it was read."""
-        return with_reasoning(pieces, self.model, self.token_ids, self.begun)
 
     def _grammar(self, ids: list[int]) -> Grammar | None:
         return turn_grammar(self.model, self.settings, ids, self.begun) if self.answers else None

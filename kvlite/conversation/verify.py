@@ -68,7 +68,7 @@ def checked(
     for note in own.notes:
         callbacks.say(note)
     own.read(turn, callbacks)
-    yield from turn.in_words(own.answer(turn, ignore_eos=False, cancel=callbacks.cancel))
+    yield from own.answer(turn, callbacks.cancel)
 
 
 def _notes(talk: "Conversation", *, copied: bool) -> Iterator[str]:

@@ -235,10 +235,17 @@ def _pieces(shown: Rendering) -> list[str]:
 
 
 def tokens_of(
-    tokenizer: Any, text: str, max_context: int, cancel: Event | None = None, called: str = ""
+    tokenizer: Any,
+    text: str,
+    max_context: int,
+    cancel: Event | None = None,
+    called: str = "",
+    said: Mapping[str, Any] | None = None,
 ) -> int:
-    """How many tokens a text has, without the template; `called` are the names of its documents.
-    Raises ContextError if there are more than the model was trained for; Stopped if `cancel` was
-    set."""
+    """How many tokens a text has, without the template, or as the first message, `said` with other
+    arguments of `said_tokens`; `called` are the names of its documents. Raises ContextError if
+    there are more than the model was trained for; Stopped if `cancel` was set."""
     encode = partial(text_tokens, tokenizer, text, first=True)
+    if said is not None:
+        encode = partial(said_tokens, tokenizer, text, opening=True, first=True, **said)
     return len(tokenized(encode, tokenizer, text, max_context, cancel, called))

@@ -51,6 +51,8 @@ class LoadedModel:
         layers: the decoder layers.
         carried: what goes from one to the next, where that is more than a hidden state.
         meta: the same model without weights, once a forecast needed it.
+        forecasts: of first turns, which the same model without weights has, too
+            (`planner.forecast`).
         mtp: its own head that does, if it was loaded (`model.mtp`).
         cards: the device of each layer, where they lie on several; none where all are on one. All
             else of the model is on the first.
@@ -67,6 +69,7 @@ class LoadedModel:
     layers: Layers = field(init=False)
     carried: Carried | None = field(init=False)
     meta: "LoadedModel | None" = field(default=None, init=False, repr=False)
+    forecasts: dict[Any, Any] = field(default_factory=dict, init=False, repr=False)
     mtp: Any = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:

@@ -27,6 +27,9 @@ from kvlite.planner.meta import MetaMeter
 from kvlite.planner.meta_cache import MetaOpCache
 from kvlite.planner.peaks import Forecast, Moment
 
+# First turns that a model remembers.
+REMEMBERED = 64
+
 
 @dataclass(frozen=True)
 class Task:
@@ -128,7 +131,6 @@ class _Foresight(Prefill):
         return layer
 
 
-@torch.inference_mode()
 def forecast(
     model: LoadedModel,
     cache: KVCache,
@@ -137,7 +139,8 @@ def forecast(
     store: HostKVStore | None = None,
     op_cache: MetaOpCache | None = None,
 ) -> Forecast:
-    """What a turn will take, in bytes of live tensors.
+    """What a turn will take, in bytes of live tensors. Of a conversation's first turn that is known
+    if the same model was asked before, as when it was loaded.
 
     Args:
         model: on the meta device (`model.meta`).
@@ -149,6 +152,29 @@ def forecast(
     Raises:
         ForecastError: something does not run on meta tensors.
     """
+    if cache.seen or (store is not None and store.begun):
+        return _measured(model, cache, policies, task, store, op_cache)
+    stored = None if store is None else (store.bits, store.spare)
+    batch = cache.layers[0].keys.shape[0]
+    key = task, tuple(policies), stored, batch, bytes_held(cache.tensors)
+    if key not in model.forecasts:
+        if len(model.forecasts) >= REMEMBERED:
+            model.forecasts.clear()
+        made = _measured(model, cache, policies, task, store, op_cache)
+        model.forecasts[key] = made
+    found: Forecast = model.forecasts[key]
+    return found
+
+
+@torch.inference_mode()
+def _measured(
+    model: LoadedModel,
+    cache: KVCache,
+    policies: Sequence[LayerPolicy],
+    task: Task,
+    store: HostKVStore | None,
+    op_cache: MetaOpCache | None,
+) -> Forecast:
     index, aside = (store.index_tensors, store.tensors) if store else ([], [])
     held = [*model.tensors(), *cache.tensors, *index]
     meter = MetaMeter(held, host=aside, op_cache=op_cache or MetaOpCache())

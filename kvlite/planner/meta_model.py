@@ -70,4 +70,5 @@ def meta_model_of(model: LoadedModel) -> LoadedModel:
             calibration=model.calibration,
             kernels=has_triton(model.device),
         )
+        model.meta.forecasts = model.forecasts
     return model.meta

@@ -294,7 +294,7 @@ def together(place: Place) -> Iterator[Row]:
             ids = place.tokens(place.short // 4, seed)
             turn = talk.context.next_turn(ids, talk.config)
             talk.context.read(turn, Callbacks())
-            going.append((turn, talk.context.answer(turn, ignore_eos=True, cancel=None)))
+            going.append((turn, talk.context.answer(turn, None, in_words=False, ignore_eos=True)))
         took = list[float]()
         for _ in range(place.answer):
             began = perf_counter()
