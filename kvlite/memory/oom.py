@@ -124,13 +124,9 @@ class OOMPolicy:
         """
         tries = 0
         while True:
-            try:
-                return work()
-            except Exception as error:
-                if not is_oom(error):
-                    raise
-            # The error is gone here, and with its traceback the tensors of the failed work.
-            release_memory(self.device)
+            done = unless_short(self.device, lambda: [work()])
+            if done is not None:
+                return done[0]
             tries += 1
             if tries > 1 and not self._gave_up(oom_actions, lossless=self.never_lossy):
                 raise OutOfMemory(self._exhausted(oom_actions))

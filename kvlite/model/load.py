@@ -51,6 +51,7 @@ class LoadedModel:
         layers: the decoder layers.
         carried: what goes from one to the next, where that is more than a hidden state.
         meta: the same model without weights, once a forecast needed it.
+        plans_kernels: of such a model, whether its plan is for a device with Triton's kernels.
         mtp: its own head that does, if it was loaded (`model.mtp`).
         cards: the device of each layer, where they lie on several; none where all are on one. All
             else of the model is on the first.
@@ -67,6 +68,7 @@ class LoadedModel:
     layers: Layers = field(init=False)
     carried: Carried | None = field(init=False)
     meta: "LoadedModel | None" = field(default=None, init=False, repr=False)
+    plans_kernels: bool = field(default=False, init=False)
     mtp: Any = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
