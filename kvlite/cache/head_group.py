@@ -157,7 +157,7 @@ class KVHeadGroup:
     def by_entry(self) -> bool:
         """Whether each of its entries is held by itself, so that any can be replaced."""
         packed = self.packed
-        return self.segment is None if packed is None else packed.by_entry
+        return self.segment is None if packed is None else not packed.bits.by_channel
 
     @property
     def segment_len(self) -> int:
@@ -212,11 +212,6 @@ class KVHeadGroup:
     def spare(self) -> int:
         """Entries per head that can still be quantized in place."""
         return 0 if self.storage is None else self.storage.count - self.segment_len
-
-    def clear_spare(self) -> None:
-        """Let what it has storage for beyond its quantized entries be finite numbers."""
-        assert self.storage is not None
-        self.storage.clear(slice(self.segment_len, None))
 
     def fill(self, used: int) -> None:
         """Let so many entries count, quantized as far as they would be, without any numbers: to

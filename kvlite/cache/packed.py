@@ -68,11 +68,6 @@ class Packed:
         return self
 
     @property
-    def by_entry(self) -> bool:
-        """Whether each entry is rounded by itself, so that one can be replaced."""
-        return not self.bits.by_channel
-
-    @property
     def sides(self) -> tuple[Quantized, Quantized]:
         """Keys and values, where each entry is rounded by itself."""
         assert isinstance(self.keys, Quantized) and isinstance(self.values, Quantized)

@@ -160,7 +160,7 @@ class Selection:
         if not inside.any():
             return self._gathered(exact, own)
         packed = source.packed
-        if packed is None or not packed.by_entry:
+        if packed is None or not source.by_entry:
             return self._gathered(whole(), slots)
         held = self._gathered(exact, own)
         restored = torch.empty_like(held)

@@ -24,7 +24,8 @@ def through_layers(
     rotations = [each.rotations[start] for each in conversations]
     layers: list[PackedTokenLayer] = []
     rows: list[list[LayerStep]] = []
-    if model.layers.passing is None and _are_apart(conversations):
+    plain = all(len(each.token_ids) == 1 and not each.cache.queries for each in conversations)
+    if model.layers.passing is None and plain:
         for index in range(start, len(model.layers)):
             layer: PackedTokenLayer | None = getattr(model.step_layer(index), "compiled", None)
             if layer is None:
@@ -71,11 +72,6 @@ def through_layers(
             step.held += [[each[None, :, :count]] for each, count in zip(own, used, strict=False)]
     compiled_rows.count(rows, lines, came.tolist())
     return start + len(layers), torch.from_numpy(out).view(batch, tokens, width)
-
-
-def _are_apart(conversations: Sequence["StepRows"]) -> bool:
-    """Whether rows are of one sequence each, which keep no queries."""
-    return all(len(each.token_ids) == 1 and not each.cache.queries for each in conversations)
 
 
 def _are_plain(row: Sequence["LayerStep"]) -> bool:

@@ -151,7 +151,8 @@ class GraphDecoder:
             conversations[0].replayed(program.hidden.transpose(0, 1), launch.logits)
         self._last, self._stands = launch, (cache.seen, None)
         self.steps += 1
-        if ahead and program.draws and program.appends and program.room and program.free:
+        appends = all(row.appends for row in program.rows)
+        if ahead and program.draws and appends and program.room and program.free:
             self._ahead = self._launched(program, replay)
         return launch.logits
 
@@ -202,7 +203,8 @@ class GraphDecoder:
             self.reason = "memory is short"
             return None, None
         if self._served(conversations) and self._program is not None:
-            self._program.follow()
+            for row in self._program.rows:
+                row.follow()
             return self._program, self._replay
         reasons = (
             reason_against(

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from kvlite.engine.quantized_attention import SegmentAttention, compiled, fused, in_parts
-from kvlite.ops.device import has_compiled, has_triton
+from kvlite.model.load import LoadedModel
+from kvlite.ops.device import WIDEST, has_compiled, has_triton
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,13 @@ def implementation_for(keys: Tensor) -> Implementation:
     if has_compiled(keys.device) and keys.dtype == torch.float32:
         return COMPILED
     return TORCH
+
+
+def sums_in_tiles(model: LoadedModel, keys: Tensor) -> bool:
+    """Whether a kernel sums up the attention that entries with such keys get, on their device or
+    the planned one; products of float32 would not fit into registers."""
+    kernels = model.plans_kernels if keys.is_meta else has_triton(keys.device)
+    return kernels and keys.dtype != torch.float32 and keys.shape[-1] <= WIDEST
 
 
 def lacking(device: torch.device) -> str:

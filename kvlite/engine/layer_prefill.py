@@ -2,7 +2,7 @@
 chunk."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -112,6 +112,7 @@ class LayerPrefill:
         log: QueryLog | None = None,
         lenders: "Mapping[int, LayerPrefill] | None" = None,
         structural: Tensor | None = None,
+        in_tiles: bool = False,
     ) -> None:
         """Read tokens into a layer that has room for them, or for a chunk of them under a mask.
 
@@ -125,6 +126,7 @@ class LayerPrefill:
             log: takes the queries, where somebody watches the layer.
             lenders: earlier layers, by number, whose entries are attended to behind this one.
             structural: as in `LayerView`.
+            in_tiles: as of `Softmax`.
         """
         method = policy.method
         self.layer = layer
@@ -146,7 +148,7 @@ class LayerPrefill:
         self.carrier = StateCarrier(self.states)
         self.log = log
         self.lenders = lenders or {}
-        self.structural = structural
+        self.structural, self.in_tiles = structural, in_tiles
         self.length = 0  # of the chunk that goes through
 
     def take(self, module: Any, hidden: Tensor, *, answers: bool = True) -> Tensor:
@@ -187,6 +189,7 @@ class LayerPrefill:
     def attend(self, q: Tensor, k: Tensor, v: Tensor, softmax: Softmax) -> Tensor:
         """One chunk, to be followed by `count`: over all earlier entries freely, over itself
         causally; without `answers` the result means nothing."""
+        softmax = replace(softmax, in_tiles=self.in_tiles)
         self.kv_heads, self.softmax = k.shape[1], softmax
         self.found = self._found(q)
         if self.log is not None:

@@ -91,9 +91,9 @@ class LayerProgram:
             on_device([group.segment_len]) if group.spare and not evicts else None
             for group, evicts in self._groups
         ]
-        for group, packed in zip(groups, self.packed, strict=True):
-            if packed is not None:
-                group.clear_spare()
+        for group in groups:
+            if group.storage is not None:  # free places, too, are looked at
+                group.storage.clear(slice(group.segment_len, None))
         self._packed = [group.segment_len for group in groups]
         # Storage has heads in an order of its own, and those with an alias not at all.
         every, alias = layer.kv_heads, layer.head_alias

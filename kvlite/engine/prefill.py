@@ -18,6 +18,7 @@ from kvlite.cache.layer import Mark
 from kvlite.cache.recurrent import States, copies_of
 from kvlite.engine.cache_growth import grows, rewound, roomy_copy, shrunk
 from kvlite.engine.callbacks import NO_CALLBACKS, Callbacks, ReadingBytes
+from kvlite.engine.implementations import sums_in_tiles
 from kvlite.engine.layer_prefill import LayerPrefill
 from kvlite.engine.oom_actions import cache_oom_actions
 from kvlite.engine.prefill_oom import embedded, may_wait, prefill_oom_actions, reserve_for
@@ -176,6 +177,7 @@ class Prefill:
             log=self.cache.queries.get(index),
             lenders=self.lenders,
             structural=self.structural,
+            in_tiles=sums_in_tiles(self.model, layer.keys),
         )
         if policy.method.decoding.cumulative and self.cache.reconstructed:
             layer.clear_rows()  # they hold what a reconstruction found, not sums

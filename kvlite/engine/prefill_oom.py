@@ -1,38 +1,21 @@
 """What prefill can give up when memory runs out, in addition to `oom_actions`."""
 
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from kvlite.cache import KVCache, LayerCache
-from kvlite.cache.layer import Mark
 from kvlite.engine.oom_actions import OOMState, ReducibleLayers, oom_actions
-from kvlite.engine.reconstruct import ReconstructionPass
 from kvlite.memory.oom import CHUNK, HIDDEN, OOMActions, OOMPolicy
-from kvlite.methods.layer_policy import LayerPolicy
 from kvlite.model.load import LoadedModel
-from kvlite.offload import HostKVStore
+
+if TYPE_CHECKING:
+    from kvlite.engine.prefill import Prefill
 
 SHORTEST_CHUNK = 16
 
 
-class PrefillState(Protocol):
-    """A reading, as far as it is looked at here."""
-
-    model: LoadedModel
-    cache: KVCache
-    store: HostKVStore | None
-    layers: list[LayerCache]
-    policies: list[LayerPolicy]
-    marks: dict[int, list[Mark]]
-    hidden: Tensor
-    chunk: int
-    end: int
-    reconstruction_pass: ReconstructionPass | None
-
-
-def prefill_oom_actions(run: PrefillState) -> OOMActions:
+def prefill_oom_actions(run: "Prefill") -> OOMActions:
     """What can be given up while reading. It refers to the reading, which must not hold it."""
     return {
         CHUNK: lambda: _halve_chunk(run),
@@ -41,7 +24,7 @@ def prefill_oom_actions(run: PrefillState) -> OOMActions:
     }
 
 
-def reserve_for(run: PrefillState, index: int, oom_policy: OOMPolicy) -> None:
+def reserve_for(run: "Prefill", index: int, oom_policy: OOMPolicy) -> None:
     """Before a layer: is there memory for all that it will hold, and for a chunk?"""
     shape, itemsize = run.model.shape, run.model.dtype.itemsize
     length = run.hidden.shape[1]
@@ -78,7 +61,7 @@ def halved(chunk: int, times: int = 1) -> int:
     return max(min(chunk, SHORTEST_CHUNK), chunk >> times)
 
 
-def _halve_chunk(run: PrefillState) -> bool:
+def _halve_chunk(run: "Prefill") -> bool:
     """Read in chunks half as long; False if they are short already."""
     chunk = min(run.chunk, run.hidden.shape[1])
     if chunk <= SHORTEST_CHUNK:
@@ -89,7 +72,7 @@ def _halve_chunk(run: PrefillState) -> bool:
     return True
 
 
-def _hidden_to_host(run: PrefillState) -> bool:
+def _hidden_to_host(run: "Prefill") -> bool:
     """Let hidden states wait in host memory; False if they do, or it is the device."""
     if run.hidden.device.type == "cpu":
         return False
@@ -99,7 +82,7 @@ def _hidden_to_host(run: PrefillState) -> bool:
     return True
 
 
-def _oom_state(run: PrefillState) -> OOMState:
+def _oom_state(run: "Prefill") -> OOMState:
     """What is held: layers that were read, and, of before, those that will be read on from or gone
     back to. A layer that is read in place stays as it is."""
     grown, every = frozenset(run.marks), frozenset(range(len(run.policies)))

@@ -1,8 +1,8 @@
 """Attention of one token to a head group with a compressed segment, which is never restored all at
 once."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -34,18 +34,10 @@ class DeviceFill:
     packed: Tensor | None = None
 
 
-class SegmentAttention(Protocol):
-    """An implementation of attention to a head group with a compressed segment."""
-
-    def __call__(
-        self,
-        queries: Tensor,
-        head_group: KVHeadGroup,
-        softmax: Softmax,
-        remembers: bool,
-        fill: DeviceFill | None = None,
-    ) -> tuple[Tensor, Tensor | None]:
-        """As `in_parts`."""
+SegmentAttention = Callable[
+    [Tensor, KVHeadGroup, Softmax, bool, DeviceFill | None], tuple[Tensor, Tensor | None]
+]
+"""An implementation of attention to a head group with a compressed segment, as `in_parts`."""
 
 
 def attend_segment(
@@ -146,9 +138,8 @@ def compiles(head_group: KVHeadGroup) -> bool:
     """Whether there are compiled loops for a head group in float32: of one sequence, entries that
     are quantized each by itself, and no more than one thread's work."""
     packed = head_group.packed
-    if packed is None or not packed.by_entry:
-        return False
-    return len(packed.positions) == 1 and packed.keys.codes.numel() < MOST_CODES
+    small = packed is not None and packed.keys.codes.numel() < MOST_CODES
+    return small and head_group.by_entry and len(head_group.residual_keys) == 1
 
 
 def compiled(
@@ -182,7 +173,7 @@ def fused(
     the exact entries."""
     segment = _seen(head_group, fill)
     packed = None if segment is None else segment.packed
-    if packed is None or not packed.by_entry:
+    if packed is None or not head_group.by_entry:
         return in_parts(queries, head_group, softmax, remembers, fill)
     # torch brings triton along on CUDA alone.
     from kvlite.ops.triton_decode import attend_quantized

@@ -187,7 +187,7 @@ class ReconstructionPass:
         Yields:
             After every chunk, how many rows have gone through.
         """
-        layer, policy, states = read.layer, read.policy, read.states
+        layer, policy, states, tiles = read.layer, read.policy, read.states, read.in_tiles
         rates, rows = policy.method.prefilling.reconstruction is not None, 0
         if rates and self.fresh:
             layer.clear_rows()
@@ -197,7 +197,8 @@ class ReconstructionPass:
             rotation, part = (cos, sin), (passage.first, passage.end)
             positions = self.positions[index][:count]
             looking_on = partial(self._looking_on, layer, policy, positions, rotation, states)
-            rating = partial(Telling, layer, part, self.sinks, positions, rotation, states)
+            given = layer, part, self.sinks, positions, rotation, states, tiles
+            rating = partial(Telling, *given)
             telling = safely(rating) if rates else safely(looking_on)
             while at < count:
                 to = safely(partial(self._take, index, passage, telling, at, answers))
@@ -265,6 +266,7 @@ class Telling:
         positions: Tensor,
         rotation: Rotation,
         states: States,
+        in_tiles: bool,
     ) -> None:
         """Set aside what the rows are judged by.
 
@@ -274,8 +276,9 @@ class Telling:
             sinks: first entries that are looked at beside it.
             positions, rotation: of the tokens to come.
             states: of the recurrent layers that run with it, after all that was read.
+            in_tiles: as of `Softmax`.
         """
-        self.layer = layer
+        self.layer, self.in_tiles = layer, in_tiles
         self.carrier = StateCarrier(states)
         self.positions, self.rotation = positions, rotation
         self.done = 0
@@ -305,6 +308,7 @@ class Telling:
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, softmax: Softmax) -> Tensor:
         """One chunk: over all that was read freely, over the passage's rows causally."""
+        softmax = replace(softmax, in_tiles=self.in_tiles)
 
         def over(
             head_group: KVHeadGroup, q: Tensor, k: Tensor, v: Tensor, softmax: Softmax

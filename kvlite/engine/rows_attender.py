@@ -1,30 +1,20 @@
 """Rows of several conversations in one layer: each attends by itself."""
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from kvlite.cache.recurrent import StateCarrier, joined, parted
 from kvlite.engine import compiled_rows
+from kvlite.engine.layer_program import LayerProgram
 from kvlite.engine.layer_step import LayerStep
-from kvlite.model.attention_interface import Attender, Lender
+from kvlite.model.attention_interface import Lender
 from kvlite.ops.softmax import Softmax
 
-
-class Row(Attender, Protocol):
-    """One conversation's part.
-
-    Attributes:
-        carrier: the states of the recurrent layers that run with the layer.
-    """
-
-    carrier: StateCarrier
-
-    def lender(self, index: int) -> Lender:
-        """What attends to the entries of layer `index`."""
-        ...
+Row = LayerStep | LayerProgram
+"""One conversation's part."""
 
 
 class RowsAttender:
@@ -38,11 +28,14 @@ class RowsAttender:
         self.rows = rows
         self.carrier = StateCarrier(joined([row.carrier.before for row in rows]))
 
-    def hand_back(self) -> None:
-        """Return each conversation's own states after the token."""
+    def through(self, module: Any, hidden: Tensor, **given: Any) -> Tensor:
+        """What a layer makes of hidden states `(rows, 1, hidden size)`; each conversation has its
+        own states after the token."""
+        out: Tensor = module(hidden, kvlite=self, **given)
         parts = parted(self.carrier.after, len(self.rows))
         for row, states in zip(self.rows, parts, strict=True):
             row.carrier.after = states
+        return out
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, softmax: Softmax) -> Tensor:
         """As `model.attention_interface.Attender`."""

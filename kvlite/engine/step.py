@@ -324,10 +324,7 @@ def through_layer(
     hidden = hidden.to(model.device_of(index))
     if len(steps) == 1:
         return module(hidden, kvlite=steps[0], **given)
-    attender = StepsAttender(steps)
-    out = module(hidden, kvlite=attender, **given)
-    attender.hand_back()
-    return out
+    return StepsAttender(steps).through(module, hidden, **given)
 
 
 def _joined(parts: Sequence[Tensor]) -> Tensor:

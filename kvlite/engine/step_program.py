@@ -161,11 +161,6 @@ class StepProgram:
         return self.sampler is not None and not self.sampler.on_host
 
     @property
-    def appends(self) -> bool:
-        """As of all rows."""
-        return all(row.appends for row in self.rows)
-
-    @property
     def room(self) -> int:
         """Tokens of each conversation that can still go through."""
         return min(row.room for row in self.rows)
@@ -174,11 +169,6 @@ class StepProgram:
     def free(self) -> bool:
         """Whether the next tokens can go through before anything is quantized."""
         return all(row.free for row in self.rows)
-
-    def follow(self) -> None:
-        """Let the device know what was quantized since the last tokens."""
-        for row in self.rows:
-            row.follow()
 
     def serves(self, conversations: Sequence[StepRows]) -> bool:
         """Whether the next tokens of these conversations can go through it."""
@@ -208,9 +198,7 @@ class StepProgram:
             if len(layers) == 1:
                 hidden = module(hidden, kvlite=layers[0], **given)
             else:
-                attender = RowsAttender(layers)
-                hidden = module(hidden, kvlite=attender, **given)
-                attender.hand_back()
+                hidden = RowsAttender(layers).through(module, hidden, **given)
             for layer in layers:
                 layer.keep_states()
         self.hidden, logits = hidden, self.model.logits(hidden[:, -1])

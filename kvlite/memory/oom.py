@@ -124,13 +124,9 @@ class OOMPolicy:
         """
         tries = 0
         while True:
-            try:
-                return work()
-            except Exception as error:
-                if not is_oom(error):
-                    raise
-            # The error is gone here, and with its traceback the tensors of the failed work.
-            release_memory(self.device)
+            done = unless_short(self.device, lambda: [work()])
+            if done is not None:
+                return done[0]
             tries += 1
             if tries > 1 and not self._gave_up(oom_actions, lossless=self.never_lossy):
                 raise OutOfMemory(self._exhausted(oom_actions))
@@ -163,7 +159,9 @@ class OOMPolicy:
         for oom_step in () if self.waits() else self._possible(oom_actions):
             if lossless and oom_step.lossy:
                 continue
-            if self._granted(oom_actions[oom_step.name]):
+            with torch.inference_mode():  # memory that runs out meanwhile counts as no
+                gave = unless_short(self.device, oom_actions[oom_step.name])
+            if gave:
                 self.taken.append(oom_step.name)
                 self.tell(f"memory is short: {oom_step.said} ({oom_step.name})")
                 return True
@@ -172,11 +170,6 @@ class OOMPolicy:
     def _possible(self, oom_actions: OOMActions) -> list[OOMStep]:
         named = [oom_step for oom_step in OOM_STEPS if oom_step.name in oom_actions]
         return [oom_step for oom_step in named if oom_step.name in self.allowed]
-
-    def _granted(self, offer: Callable[[], bool]) -> bool:
-        """Whether something could be given up; running out of memory meanwhile counts as no."""
-        with torch.inference_mode():
-            return bool(unless_short(self.device, offer))
 
     def _exhausted(self, oom_actions: OOMActions) -> str:
         lossy = any(oom_step.lossy for oom_step in self._possible(oom_actions))

@@ -15,7 +15,7 @@ from kvlite.model.architectures import architecture
 from kvlite.model.latents import over_latents, values_of
 from kvlite.model.llama4 import tempered
 from kvlite.model.packed_linear import in_bfloat16
-from kvlite.ops.device import MANY_ROWS, WIDEST, has_triton
+from kvlite.ops.device import MANY_ROWS
 from kvlite.ops.softmax import Softmax
 
 ATTENTION = "kvlite"
@@ -79,26 +79,11 @@ def _attention(
         width = module.qk_rope_head_dim if own.latent else _turned(query, module.config)
         query, key = (_halves(each, width) for each in (query, key))
     rounded = query.shape[2] >= MANY_ROWS and in_bfloat16(module)
-    softmax = Softmax(scaling, softcap, sinks, rounded, in_tiles(module, query))
+    softmax = Softmax(scaling, softcap, sinks, rounded)
     out = kvlite.attend(query, key, key if own.latent else value, softmax)
     if own.latent:
         out = values_of(module, out)
     return out.transpose(1, 2).contiguous(), None
-
-
-def plan_kernels(config: Any, planned: bool) -> None:
-    """Let a model on the meta device be planned for a device with Triton's kernels, or without."""
-    config.kvlite_kernels = planned
-
-
-def in_tiles(module: Any, query: Tensor) -> bool:
-    """Whether a kernel sums up a layer's attention, on the query's device or the planned one;
-    products of float32 would not fit into registers."""
-    if query.dtype == torch.float32:
-        return False
-    if query.is_meta:
-        return getattr(module.config, "kvlite_kernels", False) and query.shape[3] <= WIDEST
-    return has_triton(query.device, query.shape[3])
 
 
 def _turned(vectors: Tensor, config: Any) -> int:

@@ -53,6 +53,7 @@ class LoadedModel:
         meta: the same model without weights, once a forecast needed it.
         forecasts: of first turns, which the same model without weights has, too
             (`planner.forecast`).
+        plans_kernels: of such a model, whether its plan is for a device with Triton's kernels.
         mtp: its own head that does, if it was loaded (`model.mtp`).
         cards: the device of each layer, where they lie on several; none where all are on one. All
             else of the model is on the first.
@@ -70,6 +71,7 @@ class LoadedModel:
     carried: Carried | None = field(init=False)
     meta: "LoadedModel | None" = field(default=None, init=False, repr=False)
     forecasts: dict[Any, Any] = field(default_factory=dict, init=False, repr=False)
+    plans_kernels: bool = field(default=False, init=False)
     mtp: Any = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from kvlite.model.attention_interface import ATTENTION, plan_kernels, register_attention
+from kvlite.model.attention_interface import ATTENTION, register_attention
 from kvlite.model.calibration import Calibration
 from kvlite.model.experts import experts_of, take_one_by_one
 from kvlite.model.layers import Layers
@@ -51,11 +51,11 @@ def meta_model(
     for experts in experts_of(module) if streamed else ():
         take_one_by_one(experts)
     module.config.layer_types = getattr(config, "layer_types", None)
-    plan_kernels(module.config, kernels)
     model = LoadedModel(
         module, tokenizer or Words(), shape, Path(), weights, frozenset(), calibration
     )
     model.layers = Layers([model.layers[index] for index in shape.alike])
+    model.plans_kernels = kernels
     return model
 
 

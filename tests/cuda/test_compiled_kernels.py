@@ -252,6 +252,7 @@ WORK: dict[str, Callable[[], None]] = {
     "recall, k8v4, dim 256": lambda: recalled(2, 256, bits="k8v4"),
     "recall, 2 bits": lambda: recalled(bits="2"),
     "recall in a program": lambda: recalled(remembers=True, known=False),
+    "recall in a program, 4 bits": lambda: recalled(bits="4", remembers=True, known=False),
     "layer": layer,
     "layer, Gemma 3": lambda: layer(256, 3840, gemma=True),
     **{kind: partial(linear, kind) for kind in FORMATS},
