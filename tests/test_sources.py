@@ -1,6 +1,7 @@
 """Where answers come from: attention paid to passages is transformers', and the passage that holds
 a fact comes first, on the embedded model."""
 
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -11,6 +12,7 @@ import kvlite
 from kvlite.bench.prose import bundled_prose, hidden_in
 from kvlite.cache.query_log import ROWS, QueryLog
 from kvlite.config.settings import Settings
+from kvlite.conversation import sources
 from kvlite.conversation.conversation import Conversation
 from kvlite.conversation.metrics import Piece
 from kvlite.conversation.sources import LEAST, MOST, spans
@@ -154,6 +156,26 @@ def test_sources_that_no_memory_is_left_for_are_missed_aloud(
     monkeypatch.setattr("kvlite.conversation.sources.passage_attention", full)
     (*_, last) = talk.stream(question_about([document], "How heavy may carts on the bridge be?"))
     assert not last.sources and "no memory left to find the passages" in last.metrics.notes[-1]
+
+
+@pytest.mark.parametrize("reason", ["does not show where they are", "not in the cache as it was"])
+def test_sources_that_cannot_be_told_are_missed_aloud(
+    smollm: kvlite.Runner, monkeypatch: pytest.MonkeyPatch, reason: str
+) -> None:
+    found = sources.message_passages
+
+    def elsewhere(*args: Any, **said: Any) -> Any:
+        made = found(*args, **said)
+        if made is None or "show" in reason:
+            return None
+        return replace(made, tokens=made.tokens[::-1])
+
+    talk, document = smollm.conversation(max_new_tokens=2), paged()
+    talk.documents = (document,)
+    monkeypatch.setattr(sources, "message_passages", elsewhere)
+    (*_, last) = talk.stream(question_about([document], "How heavy may carts on the bridge be?"))
+    assert not last.sources and reason in last.metrics.notes[-1]
+    assert "the passages that the answer came from cannot be told" in last.metrics.notes[-1]
 
 
 # The measure was tuned on another text; variants of it were compared on this one, too.

@@ -98,8 +98,8 @@ def with_sources(
 ) -> Piece:
     """The last piece of an answer with the passages that it came from; others as they are.
 
-    There are none where nobody watched, or where it can't be known where documents are: in a cache
-    that was compacted, or by a tokenizer that does not say where its tokens come from.
+    There are none where nobody watched. Where they cannot be told, a note says why: in a cache that
+    was compacted, or by a tokenizer that does not say where its tokens come from.
 
     Args:
         said: the messages so far, the first one of the conversation included.
@@ -110,12 +110,18 @@ def with_sources(
         return piece
     try:
         return replace(piece, sources=_sources(context, said, documents, settings))
+    except _Unknown as error:
+        note = f"the passages that the answer came from cannot be told: {error}"
     except Exception as error:
         if not is_oom(error):
             raise
         note = "there was no memory left to find the passages that the answer came from"
-        notes = *piece.figures.counted["notes"], note
-        return replace(piece, figures=piece.figures.changed(notes=notes))
+    notes = *piece.figures.counted["notes"], note
+    return replace(piece, figures=piece.figures.changed(notes=notes))
+
+
+class _Unknown(Exception):
+    """It cannot be known where in the cache documents are."""
 
 
 def _sources(
@@ -135,10 +141,10 @@ def _sources(
             variables=thinking_variables(settings.thinking),
         )
         if made is None:
-            return ()
+            raise _Unknown("the model's tokenizer or chat template does not show where they are")
         begun = end - len(made.tokens)
         if begun < 0 or context.token_ids[begun:end] != made.tokens:
-            return ()
+            raise _Unknown("what was read is not in the cache as it was said")
         passages += [(begun, each) for each in made.passages]
         question = begun + made.question
     if not passages:
