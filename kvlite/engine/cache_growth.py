@@ -6,7 +6,6 @@ from functools import partial
 from kvlite.cache import KVCache, LayerCache, Selection
 from kvlite.cache.layer import Mark
 from kvlite.cache.segment import Write
-from kvlite.memory.free import is_oom
 from kvlite.memory.oom import Safely, at_once, unless_short
 from kvlite.methods.layer_policy import LEAST_ROOM, ROOM, LayerPolicy
 from kvlite.offload import Recall
@@ -40,16 +39,12 @@ def _grow_safely(
     cache: KVCache, policies: Sequence[LayerPolicy], index: int, safely: Safely
 ) -> None:
     """Let a layer grow; by little, before anything is given up for more."""
-    try:
-        _grow(cache, policies, index, ROOM)
-        return
-    except Exception as error:
-        if not is_oom(error):
-            raise
-    safely(partial(_grow, cache, policies, index, LEAST_ROOM))
+    grown, device = partial(_grown, cache, policies, index), cache.layers[index].keys.device
+    if not unless_short(device, partial(grown, ROOM)):
+        safely(partial(grown, LEAST_ROOM))
 
 
-def _grow(cache: KVCache, policies: Sequence[LayerPolicy], index: int, room: int) -> None:
+def _grown(cache: KVCache, policies: Sequence[LayerPolicy], index: int, room: int) -> bool:
     """Give a layer more storage, if its policy lets it grow."""
     layer, policy = cache.layers[index], policies[index]
     sizes = policy.capacities(layer.lengths, room)
@@ -57,6 +52,7 @@ def _grow(cache: KVCache, policies: Sequence[LayerPolicy], index: int, room: int
     if any(size > capacity for size, capacity in zip(sizes, capacities, strict=True)):
         rows, bits = policy.method.decoding.rows, policy.quantize_now
         cache.layers[index] = layer.resized(sizes, rows, bits)
+    return True
 
 
 def _lacks_slots(cache: KVCache, index: int, number: int, count: int) -> bool:

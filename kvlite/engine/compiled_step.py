@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from kvlite.engine import compiled_rows
+from kvlite.engine.implementations import implementation_for
 from kvlite.model.load import LoadedModel
 from kvlite.model.token_layer import PackedTokenLayer
 
@@ -25,7 +26,8 @@ def through_layers(
     layers: list[PackedTokenLayer] = []
     rows: list[list[LayerStep]] = []
     plain = all(len(each.token_ids) == 1 and not each.cache.queries for each in conversations)
-    if model.layers.passing is None and plain:
+    compiles = implementation_for(conversations[0].cache.layers[start].keys).takes_rows
+    if model.layers.passing is None and compiles and plain:
         for index in range(start, len(model.layers)):
             layer: PackedTokenLayer | None = getattr(model.step_layer(index), "compiled", None)
             if layer is None:
@@ -77,7 +79,7 @@ def through_layers(
 def _are_plain(row: Sequence["LayerStep"]) -> bool:
     """Whether steps through a layer do no more than is compiled, and leave it as it is then."""
     several = len(row) > 1 or len(row[0].positions) > 1
-    return row[0].implementation.takes_rows and all(
+    return all(
         compiled_rows.is_plain(step)
         and step.policy.method.decoding.trim is None
         and (several or compiled_rows.is_small(step))

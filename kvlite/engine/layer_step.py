@@ -11,7 +11,7 @@ from kvlite.cache.query_log import QueryLog
 from kvlite.cache.recurrent import StateCarrier, States, StatesAhead
 from kvlite.engine import compiled_rows
 from kvlite.engine.heads import over_head_groups, over_what_is_held
-from kvlite.engine.implementations import implementation_for
+from kvlite.engine.implementations import Implementation, implementation_for
 from kvlite.engine.quantized_attention import attend_segment
 from kvlite.engine.sparse_attention import SparseAttentionMask
 from kvlite.methods.base import LayerView
@@ -37,7 +37,6 @@ class LayerStep:
         held: with recall, before several tokens and after each, the positions in head groups.
         asked: what the method is to settle by, then.
         carrier: the states of the recurrent layers that run with it, before and after the tokens.
-        implementation: of attention in the layer.
         lenders: layers of the step so far, by number, whose entries are attended to behind this
             one.
     """
@@ -75,9 +74,13 @@ class LayerStep:
         carrier = StateCarrier if len(positions) == 1 else StatesAhead
         self.carrier = carrier(states or {})
         self.lenders = lenders or {}
-        self.implementation = implementation_for(layer.keys)
         self.attention: list[tuple[KVHeadGroup, Tensor]] = []
         self.held: list[list[Tensor]] = []
+
+    @functools.cached_property
+    def implementation(self) -> Implementation:
+        """That of attention in the layer."""
+        return implementation_for(self.layer.keys)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, softmax: Softmax) -> Tensor:
         """Write the tokens into every head group, then attend over all of it."""
