@@ -86,7 +86,7 @@ class History:
             branch = self.branch
             branch.frozen_upto, branch.compacted = len(branch.nodes), True
             branch.boundaries, branch.prefill_start = [], None
-            self._moved()
+            self._clear_position_state()
             self._asked = None  # a part of it was read before
         return self.context.next_turn(ids, config, answers=answers)
 
@@ -145,7 +145,7 @@ class History:
                 self.context.release(start)
             raise
         self.branch.was_read(before, len(self.context.token_ids))
-        self._moved()
+        self._clear_position_state()
         self.branch.prefilled_ids, self.branch.prefill_start = [], None
 
     read = whole(read_in_slices)
@@ -164,7 +164,7 @@ class History:
         left.token_ids, left.end = [*self.context.token_ids], self.context.checkpoint(config)
         self.branches.append(branch)
         self._left, self.current = self.current, len(self.branches) - 1
-        self._moved()
+        self._clear_position_state()
 
     def continue_answer(self, config: EngineConfig, callbacks: Callbacks) -> Turn:
         """Read what is pending of the last answer; returns the turn that goes on with it.
@@ -200,7 +200,7 @@ class History:
                 self.prompt = prompt
                 return turn
             self.context.release(prompt)
-        self._go_back(nodes[-1].start, config, callbacks)
+        self._seek_to(nodes[-1].start, config, callbacks)
         return None
 
     def seek(
@@ -208,12 +208,12 @@ class History:
     ) -> None:
         """Begin a branch with the messages before `number`, counted from 0, and go to `start`."""
         self.fork(self.branch.cut(number), config)
-        self._go_back(start, config, callbacks)
+        self._seek_to(start, config, callbacks)
 
     def undo(self, config: EngineConfig, callbacks: Callbacks) -> Node:
         """Forget the last message and its answer; returns them."""
         nodes = self.branch.nodes
-        self._go_back_for_good(len(nodes) - 1, nodes[-1].start, config, callbacks)
+        self._forget_from(len(nodes) - 1, nodes[-1].start, config, callbacks)
         return nodes[-1]
 
     def forget_ahead(self, config: EngineConfig, callbacks: Callbacks) -> None:
@@ -225,9 +225,9 @@ class History:
         start = self.branch.prefill_start
         if start is None:
             raise SettingError("the cache was compacted since: what was read ahead cannot go")
-        self._go_back_for_good(len(self.branch.nodes), start, config, callbacks)
+        self._forget_from(len(self.branch.nodes), start, config, callbacks)
 
-    def _go_back_for_good(
+    def _forget_from(
         self, number: int, start: Checkpoint, config: EngineConfig, callbacks: Callbacks
     ) -> None:
         self.seek(number, start, config, callbacks)
@@ -248,23 +248,23 @@ class History:
         self.fork(target.cut(target.frozen_upto + len(common)), config)
         ancestors = [node.start for node in reversed(common)]
         assert end is not None
-        self._go(target, target.token_ids, end, ancestors, config, callbacks)
+        self._seek_branch(target, target.token_ids, end, ancestors, config, callbacks)
         self.branches.pop()
         self.current = chosen
         self.context.release(end)
 
-    def _go_back(self, start: Checkpoint, config: EngineConfig, callbacks: Callbacks) -> None:
+    def _seek_to(self, start: Checkpoint, config: EngineConfig, callbacks: Callbacks) -> None:
         left = self.branches[self._left]
         assert left.end is not None
         ids = [*left.token_ids, *left.end.pending_ids][: start.seen]
         ancestors = [node.start for node in left.reachable if node.start.number < start.number]
         if start.prefill_start is not None:
             ancestors.append(start.prefill_start)
-        self._go(left, ids, start, ancestors[::-1], config, callbacks)
+        self._seek_branch(left, ids, start, ancestors[::-1], config, callbacks)
         self.branch.prefilled_ids = [*start.prefilled_ids]
         self.branch.prefill_start, self.here = start.prefill_start, start
 
-    def _go(
+    def _seek_branch(
         self,
         branch: Branch,
         ids: list[int],
@@ -288,7 +288,7 @@ class History:
             self.here = None
             raise
 
-    def _moved(self) -> None:
+    def _clear_position_state(self) -> None:
         # What was only true at the last position is forgotten.
         self.context.release(self.prompt)
         self.prompt = self.here = None

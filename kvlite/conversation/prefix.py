@@ -53,7 +53,7 @@ def answer_prompt(
     new, start = [*token_ids[len(talk.token_ids) :]], None
     if not talk.history.goes_on(new, chosen):
         talk.context.end_step(chosen)
-        _go_back(talk, token_ids, chosen, callbacks)
+        _seek_to(talk, token_ids, chosen, callbacks)
         start, new = talk.context.checkpoint(chosen), [*token_ids[len(talk.token_ids) :]]
     try:
         turn = talk.history.next_turn(new, chosen)
@@ -66,7 +66,7 @@ def answer_prompt(
     yield from talk.context.answer(turn, callbacks.cancel, in_words=False, ignore_eos=ignore_eos)
 
 
-def _go_back(
+def _seek_to(
     talk: Conversation, ids: Sequence[int], config: EngineConfig, callbacks: Callbacks
 ) -> None:
     """Be as after a beginning of `ids`, the longest that can be had without reading."""
