@@ -54,7 +54,7 @@ def test_what_is_compiled_is_what_is_used() -> None:
         recall = Recall(store, 30)
         own = queries[:, : len(heads)]
         recall.bring_back(0, head_group, own, recall.scores(0, queries))
-        assert recall.brought > 0
+        assert recall.num_fetched > 0
     rows, line = queries[:, :, :2].contiguous().numpy(), [0] * (numba_rows.COUNT + 1)
     own = everything.head_groups[0].residual_positions
     line[:5] = keys.data_ptr(), keys.data_ptr(), own.data_ptr(), keys.shape[2], 200

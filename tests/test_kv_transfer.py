@@ -133,9 +133,9 @@ def test_a_token_brings_back_what_the_oracle_says(
         places = head_group.positions[0, row].long()
         assert head_group.residual_keys[0, row].equal(source.keys[0, head, places])
         assert head_group.residual_values[0, row].equal(source.values[0, head, places])
-    assert recall.brought == came > 0 and recall.wanted == 40 * len(heads)
+    assert recall.num_fetched == came > 0 and recall.num_requested == 40 * len(heads)
     recall.bring_back(0, head_group, queries, rough)
-    assert recall.brought == came  # all is there
+    assert recall.num_fetched == came  # all is there
 
 
 @pytest.mark.cases(2)

@@ -138,7 +138,7 @@ def test_compiled_loops_bring_back_what_torch_does(
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("kvlite.offload.kv.recall.has_compiled", lambda device: False)
             theirs.bring_back(0, pair[1].head_groups[0], queries, rough.clone())
-    assert mine.brought == theirs.brought > 0 and mine.wanted == theirs.wanted
+    assert mine.num_fetched == theirs.num_fetched > 0 and mine.num_requested == theirs.num_requested
     for layer in pair:
         head_group = layer.head_groups[0]
         positions = head_group.positions[0, :, :slots].sort(-1)

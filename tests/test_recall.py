@@ -16,7 +16,7 @@ from kvlite.conversation.conversation import Conversation
 from kvlite.engine.callbacks import Callbacks
 from kvlite.engine.step import decode_step
 from kvlite.errors import SettingError, Stopped
-from kvlite.memory.device_budget import ram_limit
+from kvlite.memory.device_budget import parse_recall_limit, ram_limit
 from kvlite.methods import METHODS, parse_method
 from kvlite.offload import HostKVStore, Recall
 from kvlite.offload.kv.index import Index
@@ -328,8 +328,8 @@ def test_what_a_tier_takes_already_does_not_count_against_it(
 ) -> None:
     free = psutil.virtual_memory()._replace(available=600)
     monkeypatch.setattr(psutil, "virtual_memory", lambda: free)
-    assert ram_limit("auto", 0) == 300 and ram_limit("auto", 400) == 500
-    assert ram_limit("2KiB", 400) == 2048
+    assert ram_limit(None, 0) == 300 and ram_limit(None, 400) == 500
+    assert ram_limit(parse_recall_limit("2KiB"), 400) == 2048
 
 
 @pytest.mark.parametrize("bits", ["8", "4"])

@@ -164,8 +164,8 @@ def in_order(group: KVHeadGroup) -> list[Tensor]:
 
 def same_store(mine: Recall, plain: Recall) -> None:
     """What was told and counted is the same."""
-    assert (mine.wanted, mine.brought) == (plain.wanted, plain.brought)
-    assert mine.brought > 0 or not mine.entries
+    assert (mine.num_requested, mine.num_fetched) == (plain.num_requested, plain.num_fetched)
+    assert mine.num_fetched > 0 or not mine.entries
     for own, other in zip(mine.store.layers, plain.store.layers, strict=True):
         both = zip(in_order(own.head_group), in_order(other.head_group), strict=True)
         assert own.head_group.used == other.head_group.used

@@ -157,7 +157,9 @@ def _measured(
         "plan_error": planned / peak - 1 if planned and meter.of_tensors else None,
     }
     if recall is not None:
-        brought = recall.brought  # which may wait for the device
+        brought = recall.num_fetched  # which may wait for the device
         measured["recalled_bytes"] = brought * entry_bytes
-        measured["recall_hit_rate"] = 1 - brought / recall.wanted if recall.wanted else None
+        measured["recall_hit_rate"] = (
+            1 - brought / recall.num_requested if recall.num_requested else None
+        )
     return measured

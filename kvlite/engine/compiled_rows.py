@@ -97,7 +97,7 @@ def attend(
         if step.queries is not None:
             step.queries.write(step.positions, q[row : row + 1], softmax)
     queries = q.numpy().reshape(len(q), kv_heads, -1, q.shape[3])
-    out, came = compiled(
+    out, num_fetched = compiled(
         queries * np.float32(softmax.scale),
         np.ascontiguousarray(k.numpy()[:, :, 0]),
         np.ascontiguousarray(v.numpy()[:, :, 0]),
@@ -106,7 +106,7 @@ def attend(
         None if sinks is None else sinks.float().view(kv_heads, -1).contiguous().numpy(),
         RECALLING,
     )
-    count([steps], [lines], [came.tolist()])
+    count([steps], [lines], [num_fetched.tolist()])
     return torch.from_numpy(out).view(q.shape)
 
 
@@ -145,13 +145,13 @@ NO_STORE = [0] * (5 + len(_NONE_PACKED) + 6)
 def count(
     rows: Sequence[Sequence["LayerStep"]],
     lines: Sequence[Sequence[list[int]]],
-    came: Sequence[Sequence[int]],
+    num_fetched: Sequence[Sequence[int]],
 ) -> None:
     """Let the tokens of each conversation count in some layers.
 
     Args:
         rows: of each layer and conversation the step.
-        lines, came: of each layer and token its line, and how many entries came.
+        lines, num_fetched: of each layer and token its line, and how many entries came.
     """
     tokens = len(lines[0]) // len(rows[0])
     made = [*chain.from_iterable(_counted(step, tokens) for step in chain.from_iterable(rows))]
@@ -163,7 +163,7 @@ def count(
                 sum(line[-1] for line in layer[own]) * some
                 for layer, some in zip(lines, heads, strict=True)
             )
-            made += first.recall.counted(wanted, sum(sum(brought[own]) for brought in came))
+            made += first.recall.counted(wanted, sum(sum(brought[own]) for brought in num_fetched))
     make_all(made)
 
 

@@ -57,7 +57,7 @@ def through_layers(
     if recalls:
         for (step,) in rows:
             step.remember_held()
-    out, came, held = through(
+    out, num_fetched, held = through(
         [layer.weights for layer in layers],
         hidden.numpy().reshape(-1, width),
         cos,
@@ -72,7 +72,7 @@ def through_layers(
         for (step,), own in zip(rows, torch.from_numpy(held), strict=True):
             used = range(step.layer.head_groups[0].used + 1, slots + 1)
             step.held += [[each[None, :, :count]] for each, count in zip(own, used, strict=False)]
-    compiled_rows.count(rows, lines, came.tolist())
+    compiled_rows.count(rows, lines, num_fetched.tolist())
     return start + len(layers), torch.from_numpy(out).view(batch, tokens, width)
 
 

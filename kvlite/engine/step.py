@@ -95,7 +95,7 @@ class StepRows:
         lost = cache.writing or full or self.recall is not None
         self._marks = [*_fills(cache, self._stores), (cache, "writing", lost)]
         if self.recall is not None:
-            self._marks.append((self.recall, "wanted", self.recall.wanted))
+            self._marks.append((self.recall, "num_requested", self.recall.num_requested))
         cache.writing = True
 
     def layer(self, index: int) -> LayerStep:

@@ -265,12 +265,12 @@ def fill(queries, scores, heads, source, held, rows, slots, count, among, first,
     Returns:
         How many came, of all heads.
     """
-    limits, came = (count, among, first, recent), 0
+    limits, num_fetched = (count, among, first, recent), 0
     for head in range(heads.size):
         of = heads[head]
         leaving = fill_head(queries[head], scores[of], *source, of, *held, head, slots, limits)
-        came += leaving.size
+        num_fetched += leaving.size
         for slot in leaving:
             for row in range(rows.shape[1]):
                 rows[head, row, slot] = 0
-    return came
+    return num_fetched

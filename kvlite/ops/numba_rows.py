@@ -63,14 +63,14 @@ def attend(
     Returns:
         output in the shape of q; and how many entries came, `(tokens,)` int64.
     """
-    out, came = np.empty_like(q), np.zeros(k.shape[:2], np.int64)
+    out, num_fetched = np.empty_like(q), np.zeros(k.shape[:2], np.int64)
     if sinks is None:
         sinks = no_sinks(*q.shape[1:3])
     table, bent = np.array(lines, np.int64), float(softcap or 0)
     held = np.empty((0, 0, 0), np.int32)
-    given = Given(q, k, v, table, bent, sinks, recalling, out, came, held, 1, weights)
+    given = Given(q, k, v, table, bent, sinks, recalling, out, num_fetched, held, 1, weights)
     share_heads(board(), attending(table), given)
-    return out, came.sum(1)
+    return out, num_fetched.sum(1)
 
 
 def attending(table: Array) -> int:
@@ -90,7 +90,7 @@ class Given(NamedTuple):
 
     Attributes:
         table: the lines.
-        came: how many entries came, `(tokens, KV heads)`.
+        num_fetched: how many entries came, `(tokens, KV heads)`.
         held: what each head holds after each token, by position, `(tokens, KV heads, slots)`; or
             none.
         row: how many tokens in a row are of one conversation.
@@ -105,7 +105,7 @@ class Given(NamedTuple):
     sinks: Array
     recalling: tuple[int, int, int, int]
     out: Array
-    came: Array
+    num_fetched: Array
     held: Array
     row: int
     weights: Array
@@ -234,7 +234,7 @@ def _fetch(given, token, at, packed, far):
         limits = line[COUNT], among * line[COUNT], first, recent
         held = own, packed, _sizes(line, 0)
         leaving = fill_head(queries, rough, *source, 0, *held, 0, line[USED], limits)
-        given.came[token, at] += leaving.size
+        given.num_fetched[token, at] += leaving.size
 
 
 @jitted

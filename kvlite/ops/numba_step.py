@@ -38,13 +38,13 @@ def through(
             slots)` int32; 0 for none.
     """
     table, heads = np.array(lines, np.int64), layers[0].heads
-    came = np.zeros((*table.shape[:2], heads[1]), np.int64)
+    num_fetched = np.zeros((*table.shape[:2], heads[1]), np.int64)
     tokens = len(x) if slots else 0
     held = np.empty((len(layers), tokens, heads[1], slots), np.int32)
     functions, sinks = (multiplying(), attending(table)), no_sinks(heads[1], heads[0] // heads[1])
-    given = x, cos, sin, np.float32(scale), table, sinks, recalling, came, held, row
+    given = x, cos, sin, np.float32(scale), table, sinks, recalling, num_fetched, held, row
     out: Array = _through(*_joined(tuple(layers)), heads, *given, *functions, board())
-    return out, came.sum(2), held
+    return out, num_fetched.sum(2), held
 
 
 @lru_cache(maxsize=256)
@@ -54,7 +54,7 @@ def _joined(layers: tuple[LayerWeights, ...]) -> tuple[Array, Array]:
 
 @jitted
 def _through(
-    norms, products, heads, x, cos, sin, scale, table, sinks, recalling, came, held, row,
+    norms, products, heads, x, cos, sin, scale, table, sinks, recalling, num_fetched, held, row,
     multiplying, one, board,
 ):  # fmt: skip
     (every, own), count, no_weights = heads, len(x), np.empty((0, 0, 0, 0), np.float32)
@@ -66,7 +66,7 @@ def _through(
         q = (parts[:, :every] * scale).reshape(count, own, every // own, dim)
         k, v = parts[:, every : every + own].copy(), parts[:, every + own :].copy()
         out = np.empty_like(q)
-        of_layer = table[layer], 0.0, sinks, recalling, out, came[layer], held[layer], row
+        of_layer = table[layer], 0.0, sinks, recalling, out, num_fetched[layer], held[layer], row
         share_heads(board, one, Given(q, k, v, *of_layer, no_weights))
         x = to_hidden(*weights, x, out.reshape(count, every * dim), multiplying, board)
     return x

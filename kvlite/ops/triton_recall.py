@@ -39,7 +39,7 @@ def bring_back(
     scores: Tensor,
     seen: int | Tensor,
     wanted: Wanted,
-    came: Tensor,
+    num_fetched: Tensor,
     *,
     writes: bool = True,
 ) -> None:
@@ -62,7 +62,7 @@ def bring_back(
         scores: the estimated attention, `(batch, kv heads, n)` float32, for every position held.
         seen: how many places are filled, a number, or `(1,)` int64 on the device; at least
             `wanted.candidates`.
-        came: int64, to which is added how many came.
+        num_fetched: int64, to which is added how many came.
         writes: whether anything is put anywhere.
     """
     keys, values = source
@@ -97,7 +97,7 @@ def bring_back(
             missing = numbers(lines)
             _choose[length, batch](
                 logits, candidates, in_slots, worth, seen, numbers(lines, named),
-                numbers(lines, wanted.count), coming, leaving, missing, came, slots, named,
+                numbers(lines, wanted.count), coming, leaving, missing, num_fetched, slots, named,
                 wanted.count if writes else 0, wanted.count,
                 ON_DEVICE=isinstance(seen, Tensor), FIRST=wanted.first, RECENT=wanted.recent,
                 ROWS=asked, ALL=triton.next_power_of_2(named),
@@ -155,8 +155,8 @@ def _compare(
 
 @triton.jit(do_not_specialize=["seen", "slots", "wanted", "count", "room"])
 def _choose(
-    logits, candidates, in_slots, worth, seen, weights, best, coming, leaving, missing_of, came,
-    slots, wanted, count, room,
+    logits, candidates, in_slots, worth, seen, weights, best, coming, leaving, missing_of,
+    num_fetched, slots, wanted, count, room,
     ON_DEVICE: tl.constexpr, FIRST: tl.constexpr, RECENT: tl.constexpr, ROWS: tl.constexpr,
     ALL: tl.constexpr, SLOTS: tl.constexpr,
 ):  # fmt: skip
@@ -187,7 +187,7 @@ def _choose(
     tl.debug_barrier()
     largest(worth, slots, missing, leaving, SLOTS)
     tl.store(missing_of + line, missing)
-    tl.atomic_add(came, missing)
+    tl.atomic_add(num_fetched, missing)
 
 
 @triton.jit(do_not_specialize=["room", "own_slots", "start", "count"])

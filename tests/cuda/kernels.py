@@ -134,7 +134,7 @@ def choose(given: Arguments) -> None:
         order = given.worth[line].sort(dim=0, descending=True, stable=True).indices
         slots = order[: len(coming)].sort().values
         assert (given.worth[line, slots] > 0).all()
-        given.came += len(coming)
+        given.num_fetched += len(coming)
         given.missing_of[line] = len(coming)
         given.coming[line, : len(coming)] = coming
         given.leaving[line, : len(coming)] = slots.int()

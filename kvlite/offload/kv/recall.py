@@ -39,17 +39,17 @@ class Recall:
     Attributes:
         entries: how many entries each token may want per KV head, besides the first few and the
             recent ones; 0 for none.
-        wanted: entries wanted so far, over all tokens, layers and KV heads.
+        num_requested: entries that were wanted so far, over all tokens, layers and KV heads.
     """
 
     store: HostKVStore
     entries: int
-    wanted: int = 0
+    num_requested: int = 0
     _known: int = field(default=0, init=False)
     _counted: dict[torch.device, Tensor] = field(default_factory=dict, init=False)
 
     @property
-    def brought(self) -> int:
+    def num_fetched(self) -> int:
         """How many of `wanted` had to be fetched; waits for the device if it counts them."""
         return self._known + sum(map(int, self._counted.values()))
 
@@ -114,7 +114,7 @@ class Recall:
             if transfer is not None:
                 transfer.wait()
             self._known += swap_in(head_group, query)
-        self.wanted += count * len(head_group.heads) * queries.shape[0]
+        self.num_requested += count * len(head_group.heads) * queries.shape[0]
 
     def return_to(self, layer: int, head_group: KVHeadGroup, positions: Tensor) -> None:
         """Exchange entries of a head group for those that it held before, of these positions
@@ -129,10 +129,11 @@ class Recall:
         comes, slots = comes[:, :, :most], slots[:, :, :most]
         copy_in(head_group, source, places_in(source, positions).gather(2, slots), slots, comes)
 
-    def counted(self, wanted: int, brought: int) -> list[tuple[object, str, object]]:
+    def counted(self, num_requested: int, num_fetched: int) -> list[tuple[object, str, object]]:
         """The attributes after counting more entries that a token wanted, and fetched, over KV
         heads."""
-        return [(self, "wanted", self.wanted + wanted), (self, "_known", self._known + brought)]
+        requested, fetched = self.num_requested + num_requested, self._known + num_fetched
+        return [(self, "num_requested", requested), (self, "_known", fetched)]
 
 
 def is_ordered(source: KVHeadGroup) -> bool:
@@ -159,8 +160,8 @@ def _swap_in_compiled(head_group: KVHeadGroup, query: RecallQuery) -> int:
     both = np.array(head_group.heads), _arrays(query.source), _arrays(head_group)
     rows = _NOTHING if remembered is None else remembered.numpy()[0]
     sizes = head_group.used, query.count, CANDIDATES * query.count, SINKS, RECENT
-    came: int = fill(*given, *both, rows, *sizes)
-    return came
+    num_fetched: int = fill(*given, *both, rows, *sizes)
+    return num_fetched
 
 
 _NOTHING = np.empty((0, 0, 0), np.float32)

@@ -81,7 +81,7 @@ class RecallProgram:
             for group, full in zip(layer.head_groups, evicts, strict=True)
             if recall.reaches(index, group) or (full and recall.wants(group))
         ]
-        self.came = recall.counter(self.position.device)
+        self.num_fetched = recall.counter(self.position.device)
         for group in self.reached:
             self.mark_free(group)
 
@@ -132,7 +132,7 @@ class RecallProgram:
         `DeviceFill`."""
         source, count = self.source.head_group, self.recall.count(group.used)
         query = RecallQuery(queries, scale, scores, source, count)
-        given = group, group.residual_keys.shape[2], query, self.clock.seen, self.came
+        given = group, group.residual_keys.shape[2], query, self.clock.seen, self.num_fetched
         swap_on_device(*given, count=packed, writes=writes)
 
     def advance(self, seen: int) -> None:
@@ -142,4 +142,4 @@ class RecallProgram:
         source.used += 1
         self.source.count()
         for group in self.reached:
-            self.recall.wanted += self.recall.count(group.used) * len(group.heads)
+            self.recall.num_requested += self.recall.count(group.used) * len(group.heads)

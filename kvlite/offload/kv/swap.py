@@ -83,7 +83,7 @@ def copy_in(
 
 
 def swap_in_place(
-    head_group: KVHeadGroup, query: RecallQuery, transfer: KVTransfer, came: Tensor
+    head_group: KVHeadGroup, query: RecallQuery, transfer: KVTransfer, num_fetched: Tensor
 ) -> None:
     """Like `swap_in`, for an exact source whose places are positions, if the head group is exact or
     the device reads the source itself. The work does not depend on how many entries come, so the
@@ -93,11 +93,11 @@ def swap_in_place(
     can be retried after an error.
 
     Args:
-        came: int64 counter on the device, to which the number of fetched entries is added.
+        num_fetched: int64 counter on the device, to which the number of fetched entries is added.
     """
     source, count = query.source, query.count
     if transfer.reads(source):
-        swap_on_device(head_group, head_group.residual_len, query, source.used, came)
+        swap_on_device(head_group, head_group.residual_len, query, source.used, num_fetched)
         return
     queries, scores = query.of_heads(head_group.heads)
     places = head_group.residual_positions[:, :, : head_group.used].long()
@@ -133,7 +133,7 @@ def swap_in_place(
         head_group.rows.scatter_(
             3, rows, head_group.rows.gather(3, rows).masked_fill_(comes[:, :, None], 0.0)
         )
-    came += many
+    num_fetched += many
     head_group.residual_keys.scatter_(2, along, new_keys)
     head_group.residual_values.scatter_(2, along, new_values)
     head_group.residual_positions.scatter_(2, leaving, new_positions)
@@ -144,7 +144,7 @@ def swap_on_device(
     own_slots: int,
     query: RecallQuery,
     seen: int | Tensor,
-    came: Tensor,
+    num_fetched: Tensor,
     *,
     count: Tensor | None = None,
     writes: bool = True,
@@ -170,7 +170,7 @@ def swap_on_device(
     held = head_group.segment_len if count is None else count
     host = source.residual_keys, source.residual_values
     given = host, query.queries, query.scale, scores, seen
-    bring_back(head_group, packed, own_slots, held, *given, wanted, came, writes=writes)
+    bring_back(head_group, packed, own_slots, held, *given, wanted, num_fetched, writes=writes)
 
 
 def in_front(missing: Tensor) -> tuple[Tensor, Tensor]:
