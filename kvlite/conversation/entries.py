@@ -177,6 +177,7 @@ def add_conversation(
     errors are otherwise those of `add_document`."""
     said = [stored(each.messages, typed(each.messages)) for each in talk.branches]
     names = [each.name for each in waiting]
+    record.made_by = ""
     record.update(said, talk.history.current, talk.settings, names)
     return _add(library, record, talk, progress)
 
@@ -189,9 +190,12 @@ def _add(
         library.place(id).mkdir(parents=True, exist_ok=True, mode=0o700)
         try:
             talk.save(library.whole(id), progress=progress, most=limit(library))
-            if not record.is_document and not talk.history.branch.compacted:
+            if record.is_document or talk.history.branch.compacted:
+                library.light(id).unlink(missing_ok=True)
+            else:
                 talk.save(library.light(id), light=True)
             library.save(record)
+            library.served(id).unlink(missing_ok=True)
         finally:
             if not library.has(id):
                 shutil.rmtree(library.place(id), ignore_errors=True)
@@ -318,7 +322,7 @@ def matching(
     identity: Identity | None = None
     for each in entries(library):
         said = each.about
-        if each.flaw and notify is not None:
+        if each.flaw and not each.is_conversation and notify is not None:
             notify(f"{each.flaw}; it is passed over")
         if said is None or said.ahead != wanted or said.messages or said.light:
             continue
