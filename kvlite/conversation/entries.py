@@ -71,7 +71,7 @@ class Added:
 
 
 def entries(library: Library) -> list[Entry]:
-    """All entries, the last used first."""
+    """All entries, the last used first; none whose first message has no answer yet."""
     found = [_damaged(path) for path in library.folder.glob(f"*{SUFFIX}")]
     for path in library.folder.glob("*/record.json"):
         if library.may_be(path.parent.name):
@@ -87,6 +87,8 @@ def _entry(library: Library, place: Path) -> Entry:
         record = library.record(id)
         said = _about(library, id)
     except (SettingError, SnapshotError) as error:
+        if record is not None and record.draft and not (record.said or record.waiting):
+            raise FileNotFoundError from None
         if not (place / "record.json").exists():
             raise FileNotFoundError from None
         flaw = str(error)

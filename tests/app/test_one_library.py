@@ -255,10 +255,19 @@ def test_a_document_stays_once_where_the_disk_is_full(
     assert library.light(found["Where do they live?"].id).is_file()
 
 
-def test_a_message_that_waits_for_its_first_answer_is_no_flaw_of_a_document(
+def test_a_message_that_waits_for_its_first_answer_is_no_damaged_entry(
     library: Library, runner: Runner, settings: Settings
 ) -> None:
     library.keep_draft(A, "What is a heron?")
+    assert entries(library) == []
+    session = Session(runner, settings)
+    said(session, "One?")
+    session.save("trip", None)
+    session.leave_library()
+    (entry,) = entries(library)
+    library.light(entry.id).unlink()
+    library.whole(entry.id).unlink()
+    assert "is gone" in entries(library)[0].flaw
     told = list[str]()
     assert matching(library, runner.model, [REPORT], settings, told.append) is None
     assert told == []
