@@ -389,6 +389,28 @@ def test_what_010_kept_is_moved_into_folders(model: LoadedModel, library: Librar
     assert entries.entries(library) == entries.entries(library)
 
 
+def test_what_cannot_be_moved_keeps_nothing_else_from_it(
+    model: LoadedModel, library: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library.folder.mkdir(parents=True)
+    read(model).save(library.folder / "report.pdf.kv")
+    former = library.root / "app" / "everyone"
+    former.mkdir(parents=True)
+    for record in (library.new(), library.new()):
+        library.save(record)
+        library.place(record.id).rename(former / record.id)
+    rename, stuck = os.rename, min(former.iterdir())
+
+    def renamed(source: Path, *given: Any) -> None:
+        if source == stuck:
+            raise OSError(18, "it is on another disk")
+        rename(source, *given)
+
+    monkeypatch.setattr(os, "rename", renamed)
+    assert sorted(names(open_library())) == ["New conversation", "report.pdf"]
+    assert [*former.iterdir()] == [stuck]
+
+
 class KilledError(BaseException):
     pass
 

@@ -83,7 +83,7 @@ class OpenConversation(ABC, Generic[Talk]):
             with store.changing(record.id) as kept:  # in which nobody deletes it
                 store.place(record.id).mkdir(parents=True, exist_ok=True, mode=0o700)
                 if kept.is_document:
-                    store.begin_beside(kept)
+                    store.begin_beside(kept, record.name)
                 self._write()
                 kept.name = kept.name or record.name  # it may have been renamed
                 self._update(kept)

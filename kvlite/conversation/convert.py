@@ -38,16 +38,17 @@ def _convert(library: Library) -> None:
     if not files and not former and not served:
         return
     library.folder.mkdir(parents=True, exist_ok=True)
-    with suppress(Timeout, OSError), FileLock(library.folder / ".convert", timeout=0):
+    with suppress(Timeout), FileLock(library.folder / ".convert", timeout=0):
         for path in former:
             place = library.folder / path.parent.name
             if not place.exists():
-                path.parent.rename(place)
+                with suppress(OSError):
+                    path.parent.rename(place)
         for path in files:
-            with suppress(SnapshotError):
+            with suppress(SnapshotError, OSError):
                 _move(library, path, Record("", path.stem))
         for path in served:
-            with suppress(SnapshotError):
+            with suppress(SnapshotError, OSError):
                 _move(library, path, Record("", "A program's conversation", made_by=SERVER))
 
 

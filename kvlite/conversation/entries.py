@@ -71,7 +71,7 @@ class Added:
 
 
 def entries(library: Library) -> list[Entry]:
-    """All entries, the last used first."""
+    """All entries, the last used first; none whose first message has no answer yet."""
     found = [_damaged(path) for path in library.folder.glob(f"*{SUFFIX}")]
     for path in library.folder.glob("*/record.json"):
         if library.may_be(path.parent.name):
@@ -87,6 +87,8 @@ def _entry(library: Library, place: Path) -> Entry:
         record = library.record(id)
         said = _about(library, id)
     except (SettingError, SnapshotError) as error:
+        if record is not None and record.draft and not (record.said or record.waiting):
+            raise FileNotFoundError from None
         if not (place / "record.json").exists():
             raise FileNotFoundError from None
         flaw = str(error)
@@ -177,6 +179,7 @@ def add_conversation(
     errors are otherwise those of `add_document`."""
     said = [stored(each.messages, typed(each.messages)) for each in talk.branches]
     names = [each.name for each in waiting]
+    record.made_by = ""
     record.update(said, talk.history.current, talk.settings, names)
     return _add(library, record, talk, progress)
 
@@ -189,9 +192,12 @@ def _add(
         library.place(id).mkdir(parents=True, exist_ok=True, mode=0o700)
         try:
             talk.save(library.whole(id), progress=progress, most=limit(library))
-            if not record.is_document and not talk.history.branch.compacted:
+            if record.is_document or talk.history.branch.compacted:
+                library.light(id).unlink(missing_ok=True)
+            else:
                 talk.save(library.light(id), light=True)
             library.save(record)
+            library.served(id).unlink(missing_ok=True)
         finally:
             if not library.has(id):
                 shutil.rmtree(library.place(id), ignore_errors=True)
@@ -318,7 +324,7 @@ def matching(
     identity: Identity | None = None
     for each in entries(library):
         said = each.about
-        if each.flaw and notify is not None:
+        if each.flaw and not each.is_conversation and notify is not None:
             notify(f"{each.flaw}; it is passed over")
         if said is None or said.ahead != wanted or said.messages or said.light:
             continue

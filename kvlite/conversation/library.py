@@ -193,19 +193,19 @@ class Library:
             record.draft = text
             record.name_after(text)
 
-    def begin_beside(self, record: Record) -> None:
+    def begin_beside(self, record: Record, name: str) -> None:
         """Let a document stay an entry of its own, as a conversation takes the place that it has;
-        the `record` becomes the conversation's, and is not saved. Raises OSError."""
+        the `record` becomes the conversation's, of this name. Raises OSError."""
         document = replace(record, id=self.new().id, draft="", changed={})
-        self.place(document.id).mkdir(parents=True, mode=0o700)
+        self.save(document)  # first: where there is no room, nothing was moved
         for file in (self.whole, self.light):
             if file(record.id).is_file():
                 try:
                     os.link(file(record.id), file(document.id))
                 except OSError:  # the disk has no links
                     file(record.id).replace(file(document.id))
-        self.save(document)
-        record.is_document, record.name = False, ""
+        record.is_document, record.name = False, name
+        self.save(record)  # now: it stays once, whatever becomes of the conversation
 
     def rename(self, id: str, name: str) -> Record:
         """Name an entry; raises SettingError if the name is empty, or SnapshotError if it cannot be

@@ -322,9 +322,8 @@ class Session:
             alike = [each for each in entries(library) if each.name == name]
             if alike and not force:
                 raise SettingError(_THERE.format(name=name, force=_FORCE))
-            records = [each.record for each in alike if each.record is not None]
-            record = records[0] if len(records) == 1 else library.new()
-            record.name, record.is_document = name, False
+            ids = [each.id for each in alike if each.id]
+            record = Record(ids[0] if len(ids) == 1 else library.new().id, name)
         writer = library.hold(record.id, name)
         try:
             added = add_conversation(library, record, self.talk, self.typed, self.waiting, progress)

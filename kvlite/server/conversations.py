@@ -278,9 +278,12 @@ class Conversations:
         kept.id, kept.path = "", None
 
     def _remove(self, id: str) -> None:
-        """Remove an entry, if the disk lets it be removed, and nobody else has it open."""
+        """Remove an entry, if the disk lets it be removed, and nobody else has it open, or has gone
+        on with it: then it is theirs."""
         try:
-            self.library.remove(id)
+            with self.library.hold(id):
+                if self.library.record_or_new(id).made_by == SERVER:
+                    self.library.remove(id)
         except (OSError, SettingError) as error:
             self._tell("what is not needed stays on disk: %s", error)
 
@@ -317,11 +320,12 @@ class Conversations:
     @contextmanager
     def _entry_of(self, kept: Kept) -> Iterator[Record]:
         """The record that a conversation is kept with, which nobody else writes meanwhile. If
-        somebody does, it is a new one, and so it is if its entry has gone."""
+        somebody does, or went on with it, it is a new one, and so it is if its entry has gone."""
         record, settings = self.library.new(), kept.settings
         if kept.id and self.library.has(kept.id):
             with suppress(SettingError), self.library.hold(kept.id):
-                record = self.library.record(kept.id)
+                found = self.library.record(kept.id)
+                record = found if found.made_by == SERVER else record
         record.made_by, record.earlier = SERVER, 0
         record.update([[*kept.said]], 0, settings, ())
         record.earlier = len(record.said)

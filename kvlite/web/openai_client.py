@@ -7,7 +7,7 @@ import os
 import re
 import socket
 import threading
-from collections.abc import AsyncGenerator, Generator, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -32,7 +32,7 @@ class OpenAIClient:
     """A server whose API begins at `url`, with the key that the environment has for it."""
 
     def __init__(self, url: str) -> None:
-        """Raises SettingError if this is no address."""
+        """Raises SettingError if this is no address, or the key is none."""
         url = url if "://" in url else f"http://{url}"
         if not re.match("https?://", url):
             raise SettingError(f"--server {url} is no address of a server: begin it with http://")
@@ -44,6 +44,11 @@ class OpenAIClient:
         # What others may read: no password, no query.
         self._named = str(httpx.URL(url).copy_with(userinfo=b"", query=None))
         self._key = os.environ.get("KVLITE_API_KEY") or os.environ.get("OPENAI_API_KEY")
+        if self._key and not self._key.isascii():
+            raise SettingError(
+                f"--server {self._named} cannot be sent the key of KVLITE_API_KEY, which has other "
+                "characters than ASCII's: correct it"
+            )
 
     def models(self) -> list[str]:
         """What its models are called; none if it does not say. Raises SettingError if nothing
@@ -117,7 +122,9 @@ class OpenAIClient:
         timeout = httpx.Timeout(SILENCE, connect=10.0)
         web = httpx.AsyncClient(timeout=timeout, trust_env=False)
         key = self._key or "none"
-        return openai.AsyncOpenAI(base_url=self.url, api_key=key, max_retries=0, http_client=web)
+        api = openai.AsyncOpenAI(base_url=self.url, api_key=key, max_retries=0, http_client=web)
+        api._custom_headers = {}  # OPENAI_CUSTOM_HEADERS, which may have secrets
+        return api
 
     @property
     def _headers(self) -> dict[str, Any]:
@@ -151,11 +158,21 @@ class OpenAIClient:
 
 class _Decoder(SSEDecoder):
     """Hears comments, too, in which kvlite's server says how far it has read; and takes a line of
-    data at once, as some servers send no empty one behind it."""
+    data at once, as some servers send no empty one behind it, and some cut a character in two."""
 
     def __init__(self, callbacks: Callbacks) -> None:
         super().__init__()
         self._callbacks = callbacks
+
+    async def aiter_bytes(self, iterator: AsyncIterator[bytes]) -> AsyncIterator[ServerSentEvent]:
+        rest = b""
+        async for part in iterator:
+            *lines, rest = (rest + part).replace(b"\r", b"\n").split(b"\n")
+            for line in lines:
+                if event := self.decode(line.decode(errors="replace")):
+                    yield event
+        if event := self.decode(rest.decode(errors="replace")):
+            yield event
 
     def decode(self, line: str) -> ServerSentEvent | None:
         known = _READING.match(line)

@@ -3,18 +3,20 @@
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
 from kvlite.config.settings import Settings
+from kvlite.conversation.conversation import Conversation
 from kvlite.conversation.entries import entries, matching
 from kvlite.conversation.library import Library
-from kvlite.conversation.record import SERVER
+from kvlite.conversation.record import SERVER, StoredMessage
 from kvlite.conversation.runner import Runner, open_runner
 from kvlite.conversation.session import Session, saved_as
 from kvlite.documents import Document
 from kvlite.engine.callbacks import NO_CALLBACKS
-from kvlite.errors import SettingError
+from kvlite.errors import SettingError, SnapshotError
 from kvlite.model.chat_template import all_of
 from kvlite.server.conversations import Conversations
 from kvlite_app.engine.service import Service
@@ -136,8 +138,6 @@ def test_the_page_goes_on_with_what_a_program_said(
     monkeypatch.setattr("kvlite.server.kept.SHORT", 10)
     served = Conversations(runner, 1 << 30, 1 << 30, library)
     ids = runner.model.tokenizer.encode("Where do herons live? " * 20)
-    from kvlite.conversation.record import StoredMessage
-
     list(served.answer(ids, {}, NO_CALLBACKS, said=[StoredMessage("user", "Where?")]))
     assert served.store_idle()
     (record,) = library.records()
@@ -172,3 +172,117 @@ def test_a_server_goes_on_with_what_was_said_elsewhere_and_leaves_it(
     served.set_aside()
     assert library.whole(record.id).read_bytes() == before
     assert re.fullmatch("[0-9a-f]{32}", record.id)
+
+
+def served_one(library: Library, runner: Runner, monkeypatch: pytest.MonkeyPatch) -> Conversations:
+    """A server that has answered a program, and put that into the library."""
+    monkeypatch.setattr("kvlite.server.kept.SHORT", 10)
+    served = Conversations(runner, 1 << 30, 1 << 30, library)
+    ids = runner.model.tokenizer.encode("Where do herons live? " * 20)
+    list(served.answer(ids, {}, NO_CALLBACKS, said=[StoredMessage("user", "Where?")]))
+    assert served.store_idle()
+    return served
+
+
+@pytest.mark.parametrize("in_memory", [True, False])
+def test_a_server_leaves_what_the_page_went_on_with(
+    app: Service,
+    library: Library,
+    runner: Runner,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    in_memory: bool,
+) -> None:
+    served = served_one(library, runner, monkeypatch)
+    (record,) = library.records()
+    if not in_memory:
+        served.set_aside()
+    app.say("", record.id, "And why?").wait()
+    app.close()
+    if not in_memory:
+        library.whole(record.id).unlink()  # as it is while the page has it open
+    ids = [*served.kept[0].ids, 5, 6, 7]
+    list(served.answer(ids, {}, NO_CALLBACKS, said=[StoredMessage("user", "Else?")]))
+    served.store_idle()
+    served.keep_disk = 0
+    served.set_aside()
+    (now,) = library.records()
+    assert (now.id, now.made_by) == (record.id, "")
+    assert [each.text for each in now.said[::2]] == ["Where?", "And why?"]
+
+
+def test_what_is_saved_of_a_programs_conversation_is_the_users(
+    library: Library, runner: Runner, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served_one(library, runner, monkeypatch).set_aside()
+    session = Session(runner, settings)
+    loaded(session, "Where?")
+    said(session, "Why?")
+    session.save("Where?", None)
+    (record,) = library.records()
+    assert record.made_by == ""
+    assert [each.text for each in record.said[::2]] == ["Where?", "Why?"]
+    other = Session(runner, settings)
+    other.begin(max_new_tokens=3)
+    said(other, "Else?")
+    with pytest.raises(SettingError, match="is open in another kvlite"):
+        other.save("Where? --force", None)
+    session.leave_library()
+    library.served(record.id).write_text("what a server answered")
+    other.save("Where? --force", None)
+    (now,) = library.records()
+    assert (now.id, now.made_by, now.earlier, now.began["max_new_tokens"]) == (record.id, "", 0, 3)
+    assert [each.text for each in now.said[::2]] == ["Else?"]
+    assert not library.served(now.id).exists()
+    other.leave_library()
+
+
+def test_a_document_stays_once_where_the_disk_is_full(
+    app: Service, library: Library, runner: Runner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read_document(library, runner)
+    (document,) = library.records()
+    with monkeypatch.context() as patch:
+        patch.setattr(Conversation, "save", Mock(side_effect=OSError(28, "no room")))
+        for text in ("Where do they live?", "Where?"):
+            with pytest.raises(SnapshotError, match="in memory only"):
+                app.say("", document.id, text).wait()
+    app.say("", document.id, "And when?").wait()
+    found = {each.title: each for each in library.records()}
+    assert set(found) == {"herons.txt", "Where do they live?"}
+    kept = found["herons.txt"]
+    assert kept.is_document and library.whole(kept.id).is_file()
+    assert library.light(found["Where do they live?"].id).is_file()
+
+
+def test_a_message_that_waits_for_its_first_answer_is_no_damaged_entry(
+    library: Library, runner: Runner, settings: Settings
+) -> None:
+    library.keep_draft(A, "What is a heron?")
+    assert entries(library) == []
+    session = Session(runner, settings)
+    said(session, "One?")
+    session.save("trip", None)
+    session.leave_library()
+    (entry,) = entries(library)
+    library.light(entry.id).unlink()
+    library.whole(entry.id).unlink()
+    assert "is gone" in entries(library)[0].flaw
+    told = list[str]()
+    assert matching(library, runner.model, [REPORT], settings, told.append) is None
+    assert told == []
+
+
+def test_what_was_compacted_is_not_read_again_as_it_was_before(
+    library: Library, runner: Runner, settings: Settings
+) -> None:
+    session = Session(runner, settings)
+    said(session, "One?")
+    session.save("trip", None)
+    (record,) = library.records()
+    assert library.light(record.id).is_file()
+    session.talk.history.branch.compacted = True
+    said(session, "Two?")
+    session.save("trip", None)
+    assert library.whole(record.id).is_file() and not library.light(record.id).is_file()
+    session.leave_library()

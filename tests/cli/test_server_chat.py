@@ -15,6 +15,7 @@ from prompt_toolkit.application import create_app_session
 from prompt_toolkit.input import create_pipe_input
 
 from kvlite.config.settings import Settings
+from kvlite.engine.callbacks import NO_CALLBACKS
 from kvlite.server.config import ServerConfig
 from tests.cli.conftest import Run
 from tests.foreign import Foreign
@@ -181,6 +182,8 @@ def test_what_goes_wrong_is_one_sentence(
             monkeypatch.setattr(Odd, "said", b'data: {"error": %b}\n\n' % error)
             assert f"{address} did not answer: overloaded" in refused("--server", address)
         odd.shutdown()
+    monkeypatch.setenv("KVLITE_API_KEY", "schlüssel")
+    assert "other characters than ASCII's" in refused("--server", server.address)
     monkeypatch.setenv("KVLITE_API_KEY", "wrong")
     assert "give a key of this server" in refused("--server", server.address)
     assert "give a key of this server" in refused("--server", server.address, command=["app"])
@@ -194,15 +197,18 @@ def test_servers_that_know_little_of_http_are_heard(
     for name in ("KVLITE_API_KEY", "OPENAI_API_KEY"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("OPENAI_ORG_ID", "ours")  # which is no other server's business
+    monkeypatch.setenv("OPENAI_CUSTOM_HEADERS", "X-Gateway: ours")
     monkeypatch.setattr(Odd, "headers_of", [])
     with HTTPServer(("127.0.0.1", 0), Odd) as odd:
         threading.Thread(target=odd.serve_forever, daemon=True).start()
         address = f"http://127.0.0.1:{odd.server_port}"
         chunk = b'data: {"choices": [{"delta": {"content": "%s"}}]}'
-        for end in (b"\n", b"\r\n", b"\n\n: comment\n\n"):
+        for end in (b"\n", b"\r\n", b"\r\r", b"\n\n: comment\n\n"):
             monkeypatch.setattr(Odd, "said", end.join((chunk % b"One", chunk % b" two")))
             done = kvlite("ask", text, "Who?", "--server", address)
             assert (done.code, done.out) == (0, "One two\n"), done.err
+        monkeypatch.setattr(Odd, "said", chunk % b"caf\xc3")  # half a character
+        assert kvlite("ask", text, "Who?", "--server", address).out == "caf\ufffd\n"
         for status, said, told in (
             (502, b"<html><b>Bad gateway</b></html>", "HTTP 502"),
             (422, b'{"detail": "no such field"}', "HTTP 422"),
@@ -215,7 +221,32 @@ def test_servers_that_know_little_of_http_are_heard(
             assert done.code == 2 and f"{address} did not answer: {told}" in done.err
         odd.shutdown()
     for headers in Odd.headers_of:
-        assert not {"authorization", "openai-organization"} & {each.lower() for each in headers}
+        ours = {"authorization", "openai-organization", "x-gateway"}
+        assert not ours & {each.lower() for each in headers}
+
+
+def test_text_comes_as_it_is_sent_though_no_empty_lines_are() -> None:
+    chunk = b'data: {"choices": [{"delta": {"content": "%s"}}]}\n'
+    heard = threading.Event()
+
+    class Slow(Odd):
+        def do_POST(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(chunk % b"One")
+            assert heard.wait(20)
+            self.wfile.write(chunk % b" two")
+
+    from kvlite.web.openai_client import OpenAIClient
+
+    with HTTPServer(("127.0.0.1", 0), Slow) as slow:
+        threading.Thread(target=slow.serve_forever, daemon=True).start()
+        client = OpenAIClient(f"http://127.0.0.1:{slow.server_port}")
+        answer = client.answer({"model": "slow"}, [], NO_CALLBACKS)
+        assert next(answer).text == "One"
+        heard.set()
+        assert [each.text for each in answer][-1] == "One two"
+        slow.shutdown()
 
 
 @pytest.mark.parametrize("flags", [[], ["--model", "a"]])
