@@ -15,7 +15,7 @@ from kvlite.config.environment import read_text, unknown_variables, variable_of
 from kvlite.config.profiles import Profiles
 from kvlite.config.settings import OPTIONS, Settings, checked, flag_of
 from kvlite.config.units import parse_bytes, size_or_auto
-from kvlite.conversation.library import path_of
+from kvlite.conversation.library import a_name
 from kvlite.errors import LONGEST, KvliteError
 from kvlite.methods import METHODS, parse_method
 from kvlite.methods.budget import method_and_budget, parse_budget, require_budget
@@ -103,7 +103,7 @@ def test_sizes(text: str) -> None:
     size = parse_bytes(text)
     assert size is None or size >= 0
     taken(lambda: size_or_auto("--vram", text, "24GiB", least=1))
-    taken(lambda: path_of(text))
+    taken(lambda: a_name(text))
     taken(lambda: number(text))
 
 

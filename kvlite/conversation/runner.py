@@ -197,6 +197,7 @@ def prepare(
     tokenizer = planner.forecaster.tokenizer
     asked = None
     if reads is not None and tokenizer is not None:
+        tokenizer.chat_template = config.chat_template or tokenizer.chat_template
         asked = reads(tokenizer=tokenizer, max_context=planner.shape.max_context)
     _require_fit(planner, config, asked)
     tokens = TOKENS if asked is None else asked
