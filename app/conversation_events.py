@@ -66,7 +66,11 @@ class ConversationEvents:
     ) -> Updates:
         """Delete a conversation, and show a new one in the place of the one shown (`here`)."""
         view = self._view(request, id, query=query)
-        self.service.forget(view.owner, id)
+        try:
+            self.service.forget(view.owner, id)
+        except SettingError as error:
+            gr.Warning(str(error))
+            return {self.parts.listed: gr.skip()}
         listed = {self.parts.listed: listing_of(self.service, view.owner, query)}
         if here != id or not self.tabs.shows(view.tab, id):
             return listed

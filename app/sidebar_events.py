@@ -34,8 +34,9 @@ class SidebarEvents:
     def busy(self, request: gr.Request) -> str:
         """What changes when the list has to, whatever any page does."""
         owner = owner_of(request)
-        deleted = self.service.store(owner).deleted()
-        return " ".join([*self.service.busy(owner), deleted.id if deleted else ""])
+        store = self.service.store(owner)
+        deleted, changed = store.deleted(), store.changed()
+        return " ".join([*self.service.busy(owner), deleted.id if deleted else "", changed])
 
     def rename(
         self, id: str, name: str, query: str, here: str, request: gr.Request

@@ -97,6 +97,13 @@ class Library:
         found = [record for _, record in listed.values() if record.matches(query)]
         return sorted(found, key=lambda each: -each.used)
 
+    def changed(self) -> str:
+        """What changes when an entry is added or removed, by whatever program."""
+        try:
+            return str(self.folder.stat().st_mtime_ns)
+        except OSError:
+            return ""
+
     def new(self) -> Record:
         """An empty record, which is on disk once it is saved."""
         return Record(uuid.uuid4().hex)

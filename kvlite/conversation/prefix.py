@@ -8,6 +8,7 @@ from collections.abc import Generator, Sequence
 from typing import Any
 
 from kvlite.cache.layer import Mark
+from kvlite.conversation.branch import Branch
 from kvlite.conversation.checkpoint import Checkpoint, LayerState, whole
 from kvlite.conversation.context import Context
 from kvlite.conversation.conversation import Conversation
@@ -24,6 +25,14 @@ CHOOSING = 64
 def known_ids(talk: Conversation) -> list[int]:
     """All tokens that were read and generated."""
     return [*talk.token_ids, *talk.context.pending_ids]
+
+
+def hold_in_tokens(talk: Conversation) -> None:
+    """Forget the messages and documents of a conversation that is gone on with in tokens alone:
+    they would not be those of its tokens any more."""
+    checkpoints, former = talk.context.checkpoints, talk.history.branch
+    talk.history.resume([Branch(boundaries=[*former.prefill_boundaries])], 0)
+    talk.context.checkpoints, talk.documents = checkpoints, ()
 
 
 def common(one: Sequence[int], two: Sequence[int]) -> int:

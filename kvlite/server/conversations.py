@@ -17,7 +17,7 @@ from kvlite.conversation.conversation import Conversation
 from kvlite.conversation.file_info import about
 from kvlite.conversation.library import Library
 from kvlite.conversation.metrics import Piece
-from kvlite.conversation.prefix import answer_prompt, common, known_ids
+from kvlite.conversation.prefix import answer_prompt, common, hold_in_tokens, known_ids
 from kvlite.conversation.record import SERVER, Record, StoredMessage
 from kvlite.conversation.runner import Runner
 from kvlite.conversation.snapshot import Snapshot
@@ -190,6 +190,7 @@ class Conversations:
         if kept.talk is None and kept.path is not None:
             try:
                 kept.talk = self._read_back(kept.path, partial(have, kept.file_bytes))
+                hold_in_tokens(kept.talk)
                 kept.talk.settings = kept.settings
             except (KvliteError, OSError) as error:
                 if isinstance(error, OutOfMemory) and self._has_others(kept):
@@ -251,8 +252,7 @@ class Conversations:
                 self._remove(id)
 
     def _of_others(self) -> list[tuple[str, int]]:
-        """Entries of other servers' and models' conversations and their bytes, those last used
-        first."""
+        """Entries of other servers and models and their bytes, those last used first."""
         own, found = {each.id for each in self.kept}, list[tuple[str, int]]()
         for record in self.library.records():
             if record.made_by == SERVER and record.id not in own:
@@ -261,7 +261,6 @@ class Conversations:
         return found
 
     def _leave(self, kept: Kept) -> None:
-        """Let a conversation leave memory, for the disk if it is long."""
         self._give_up(kept)
         if kept in self.kept and kept.is_short:
             self._drop(kept)
@@ -278,8 +277,7 @@ class Conversations:
         kept.id, kept.path = "", None
 
     def _remove(self, id: str) -> None:
-        """Remove an entry, if the disk lets it be removed, and nobody else has it open, or has gone
-        on with it: then it is theirs."""
+        """Remove an entry, if that can be, and nobody else has it open or has gone on with it."""
         try:
             with self.library.hold(id):
                 if self.library.record_or_new(id).made_by == SERVER:
@@ -319,17 +317,20 @@ class Conversations:
 
     @contextmanager
     def _entry_of(self, kept: Kept) -> Iterator[Record]:
-        """The record that a conversation is kept with, which nobody else writes meanwhile. If
-        somebody does, or went on with it, it is a new one, and so it is if its entry has gone."""
-        record, settings = self.library.new(), kept.settings
+        """The record that a conversation is kept with, which nobody else writes meanwhile. It is a
+        new one if somebody does, or went on with it, or it has gone."""
+        record = self.library.new()
         if kept.id and self.library.has(kept.id):
             with suppress(SettingError), self.library.hold(kept.id):
                 found = self.library.record(kept.id)
                 record = found if found.made_by == SERVER else record
         record.made_by, record.earlier = SERVER, 0
-        record.update([[*kept.said]], 0, settings, ())
+        first = next((each.text for each in kept.said if each.role == "user"), "")
+        if all(each.text != first for each in record.said[:2]):
+            record.name = ""  # of what was said there before
+        record.update([[*kept.said]], 0, kept.settings, ())
         record.earlier = len(record.said)
-        record.name_after(next((each.text for each in kept.said if each.role == "user"), ""))
+        record.name_after(first)
         with self.library.hold(record.id):
             yield record
 
@@ -385,7 +386,6 @@ class Conversations:
         self._keep_within_disk()
 
     def _on_disk(self, path: Path) -> Kept:
-        """A conversation in a file of an earlier server. Raises as `Snapshot`."""
         with Snapshot(path) as saved:
             ids = saved.known_ids(self.runner.model)
             settings = self._lasting(saved.settings(self.runner.settings))

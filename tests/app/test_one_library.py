@@ -155,6 +155,29 @@ def test_the_page_goes_on_with_what_a_program_said(
     read.leave_library()
 
 
+def test_what_a_program_said_about_a_document_is_about_nothing_else(
+    library: Library, runner: Runner, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was read with the program's prompt: no message is to be about it again."""
+    monkeypatch.setattr("kvlite.server.kept.SHORT", 10)
+    read_document(library, runner)
+    served = Conversations(runner, 1 << 30, 1 << 30, library)
+    served.resume()
+    ids = [*served.kept[0].ids, 5, 6, 7]
+    for text in ("Where?", "When?"):
+        (*_, (piece, _)) = served.answer(
+            ids, {}, NO_CALLBACKS, said=[StoredMessage("user", text), StoredMessage("user", "B")]
+        )
+        assert piece is not None and piece.metrics.prompt_tokens < 70 < len(ids)
+        assert served.store_idle()
+        names = sorted(each.title for each in library.records())
+        assert names == sorted(["herons.txt", text])  # named after what it says now
+    session = Session(runner, settings)
+    loaded(session, "When?")
+    assert session.waiting == [] and session.messages == [] and session.talk.documents == ()
+    session.leave_library()
+
+
 def test_a_server_goes_on_with_what_was_said_elsewhere_and_leaves_it(
     library: Library, runner: Runner, settings: Settings
 ) -> None:

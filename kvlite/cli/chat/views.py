@@ -17,6 +17,7 @@ from kvlite.printable import harmless
 
 if TYPE_CHECKING:
     from kvlite.conversation.branch import BranchView
+    from kvlite.conversation.entries import Entry
     from kvlite.conversation.session import Session
     from kvlite.conversation.verify import Run
     from kvlite.planner.plan import Plan
@@ -174,6 +175,12 @@ def _lines(rows: Iterable[tuple[int | str, str]], width: int) -> Table:
 def counted(messages: Sequence[Message]) -> str:
     """How many messages, in words."""
     return f"{len(messages)} message{'' if len(messages) == 1 else 's'}"
+
+
+def loaded(messages: Sequence[Message], entry: "Entry | None") -> str:
+    """How many messages a conversation has, and how many a program said before them."""
+    earlier = 0 if entry is None or entry.record is None else entry.record.earlier
+    return counted(messages) + (f", and {earlier} before that a program said" if earlier else "")
 
 
 def names(documents: Sequence[Document]) -> str:
