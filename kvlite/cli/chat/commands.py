@@ -288,9 +288,7 @@ def _load(session: Session, terminal: "ChatTerminal", argument: str) -> None:
     else:
         with terminal.leaving_on_interrupt("Loading") as progress:
             why = session.load(path, entry, progress, NO_CALLBACKS)
-    terminal.say(
-        f"{argument}: {views.counted(session.messages)}{views.said_before(entry)}. It goes on."
-    )
+    terminal.say(f"{argument}: {views.loaded(session.messages, entry)}. It goes on.")
     if why:
         terminal.say(f"{why}. What is said here is kept with /save under another name.")
     _say_waiting(session, terminal)
