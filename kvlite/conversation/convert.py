@@ -38,7 +38,7 @@ def _convert(library: Library) -> None:
     if not files and not former and not served:
         return
     library.folder.mkdir(parents=True, exist_ok=True)
-    with suppress(Timeout), FileLock(library.folder / ".convert", timeout=0):
+    with suppress(Timeout), FileLock(library.folder / ".convert", timeout=60):
         for path in former:
             place = library.folder / path.parent.name
             if not place.exists():
