@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from kvlite.config.atomic_file import sweep
 from kvlite.config.settings import Settings
 from kvlite.conversation.conversation import Conversation
 from kvlite.conversation.file_info import about
@@ -277,7 +278,6 @@ class Conversations:
         kept.id, kept.path = "", None
 
     def _remove(self, id: str) -> None:
-        """Remove an entry, if that can be, and nobody else has it open or has gone on with it."""
         try:
             with self.library.hold(id):
                 if self.library.record_or_new(id).made_by == SERVER:
@@ -361,12 +361,12 @@ class Conversations:
             self.kept.append(found)
 
     def resume(self) -> None:
-        """Find what the library has of this model: what servers put there, and what was said
-        elsewhere, which stays as it is."""
+        """Find what the library has of this model; what no server put there stays as it is."""
         identity = Identity.of(self.runner.model)
         for record in reversed(self.library.records()):
             path = self.library.whole(record.id)
             try:
+                sweep(path.parent)
                 if not path.is_file() or about(path).identity != identity:
                     continue
                 found = self._on_disk(path)

@@ -693,7 +693,7 @@ def test_the_list_is_searched_renamed_exported_and_shortened(
         expect(page.locator("#listing .open")).to_have_count(2)
         choose(page, "Herons & <b>others</b>", "Delete")
         expect(page.locator("#listing .open")).to_have_count(1)
-        waited(lambda: len(list((tmp_path / "app").glob("*/*/record.json"))) == 1)
+        waited(lambda: len(list((tmp_path / "library").glob("*/record.json"))) == 1)
 
         page.close()
         assert server.end() == 0

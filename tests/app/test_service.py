@@ -236,6 +236,7 @@ def test_what_was_answered_is_there_even_if_the_program_ended_before_it_was_show
         work.wait()
     monkeypatch.undo()
     service.engine.close(seconds=60)
+    service.model_host.drop()  # as a program's end does, with its lock
     after = Service(given, tmp_path)
     after.say("", A, "Three.").wait()
     assert texts(kept(after)) == ["One.", "Two.", "Three."]

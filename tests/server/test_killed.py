@@ -44,7 +44,7 @@ def test_what_was_answered_outlives_kill_9_under_load(tmp_path: Path) -> None:
     model, port = model_of(tmp_path / "model", 8192), free_port()
     reference = AutoModelForCausalLM.from_pretrained(model), AutoTokenizer.from_pretrained(model)
     data = tmp_path / "data"
-    kept, uploads = data / "server" / str(port), data / "server" / "files"
+    kept, uploads = data / "library", data / "server" / "files"
     data.mkdir()
     second = dict[str, list[Any]]()
     with (
@@ -65,7 +65,7 @@ def test_what_was_answered_outlives_kill_9_under_load(tmp_path: Path) -> None:
         for each in open_requests:  # they learn of it
             assert isinstance(each.exception(PATIENCE), httpx.TransportError)
     unfinished = f".one.{server.process.pid}-0123abcd.part.txt"
-    left = [folder / unfinished for folder in (uploads, next(kept.iterdir()))]
+    left = [folder / unfinished for folder in (uploads, next(kept.glob("*/whole.kv")).parent)]
     for each in left:
         each.write_text("It was being written.")
     with served(model, data, port=port) as server, server.http as http:

@@ -170,13 +170,15 @@ def test_conversations_of_all_models_keep_within_the_disk(several: Server) -> No
     """Those of other models go first."""
     asked(several, OTHER, "Egrets stand in the water. " * 30, max_tokens=6)
     asked(several, "tiny", "Herons stand in the water. " * 30, max_tokens=6)
-    kept, left = several.state.folder, several.model.conversations
+    library, left = several.state.library, several.model.conversations
     assert left is not None
-    others = [each for each in kept.rglob("*.kv") if each.parent != left.folder]
+    own = left.runner.settings.model
+    others = [each for each in library.records() if each.model != own]
     assert others
-    left.keep_disk = max(each.stat().st_size for each in others) * 3 // 2
+    sizes = [library.whole(each.id).stat().st_size for each in others]
+    left.keep_disk = max(sizes) * 3 // 2
     left.set_aside()
-    assert {each.parent for each in kept.rglob("*.kv")} == {left.folder}
+    assert {each.model for each in library.records()} == {own}
 
 
 @pytest.mark.parametrize(
