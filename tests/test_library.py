@@ -285,6 +285,17 @@ def test_what_another_program_writes_is_not_removed(
     remove(library, "a")
 
 
+def test_a_limit_takes_nothing_whose_record_cannot_be_read(
+    model: LoadedModel, library: Library
+) -> None:
+    """It may be a conversation, or of a later version."""
+    added = keep(library, asked(model), "trip")
+    record = added.path.with_name("record.json")
+    record.write_text("{")
+    assert set_limit(library, "1KiB") == []
+    assert record.exists() and added.path.exists()
+
+
 def test_what_was_just_saved_stays_even_where_clocks_disagree(
     model: LoadedModel, library: Library
 ) -> None:

@@ -11,6 +11,7 @@ from filelock import FileLock, Timeout
 
 from kvlite.config.paths import SUFFIX
 from kvlite.config.settings import LOADING
+from kvlite.conversation.file_info import about
 from kvlite.conversation.library import Library
 from kvlite.conversation.message import as_typed
 from kvlite.conversation.record import SERVER, Record, StoredMessage, branches_of, stored
@@ -53,14 +54,13 @@ def _convert(library: Library) -> None:
 
 
 def _move(library: Library, path: Path, record: Record) -> None:
-    from kvlite.conversation.snapshot import Snapshot  # which imports torch
-
     if not path.is_file():
         return
-    state = path.stat()
+    light, state = about(path).light, path.stat()  # what is damaged is so without torch
+    from kvlite.conversation.snapshot import Snapshot
+
     with Snapshot(path) as saved:
         _fill(record, saved)
-        light = saved.about.light
     record.used = state.st_mtime
     record.id = sha256(f"{path} {state.st_mtime_ns} {state.st_size}".encode()).hexdigest()[:32]
     library.save(record)

@@ -215,9 +215,7 @@ def document_named(library: Library, name: str) -> Record:
             raise SettingError(f"{name} is a conversation: give another name, or remove it first")
     if len(alike) == 1 and alike[0].record is not None:
         return alike[0].record
-    record = library.new()
-    record.name = name
-    return record
+    return library.new(name)
 
 
 def _same_or_new(library: Library, talk: "Conversation") -> Record:
@@ -240,9 +238,7 @@ def _same_or_new(library: Library, talk: "Conversation") -> Record:
                 return each.record
         number += 1
         name = f"{base} ({number})"
-    record = library.new()
-    record.name = name
-    return record
+    return library.new(name)
 
 
 def remove(library: Library, name: str) -> int:
@@ -289,12 +285,14 @@ def set_limit(library: Library, size: str) -> list[str]:
 def _keep_to_limit(library: Library, kept: str) -> list[str]:
     """Remove what was not used for longest: documents, and caches of conversations, which are read
     again from what was said. What another program writes stays."""
-    most, found = limit(library), entries(library)
-    total, removed = sum(each.nbytes for each in found), list[str]()
+    if (most := limit(library)) is None:
+        return []
+    found, removed = entries(library), list[str]()
+    total = sum(each.nbytes for each in found)
     for each in reversed(found):
-        if most is None or total <= most:
+        if total <= most:
             break
-        if each.id == kept or not each.id:
+        if each.id == kept or each.record is None:  # nobody knows what that would be
             continue
         if not each.is_conversation:
             with suppress(OSError, SettingError):

@@ -157,9 +157,7 @@ def _measured(
         "plan_error": planned / peak - 1 if planned and meter.of_tensors else None,
     }
     if recall is not None:
-        brought = recall.num_fetched  # which may wait for the device
-        measured["recalled_bytes"] = brought * entry_bytes
-        measured["recall_hit_rate"] = (
-            1 - brought / recall.num_requested if recall.num_requested else None
-        )
+        fetched, requested = recall.num_fetched, recall.num_requested  # may wait for the device
+        measured["recalled_bytes"] = fetched * entry_bytes
+        measured["recall_hit_rate"] = 1 - fetched / requested if requested else None
     return measured

@@ -104,9 +104,9 @@ class Library:
         except OSError:
             return ""
 
-    def new(self) -> Record:
+    def new(self, name: str = "") -> Record:
         """An empty record, which is on disk once it is saved."""
-        return Record(uuid.uuid4().hex)
+        return Record(uuid.uuid4().hex, name)
 
     def record(self, id: str) -> Record:
         """An entry's record; raises SettingError if there is none that can be read."""
