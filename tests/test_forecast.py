@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from kvlite.cache import KVBits, parse_kv_bits
-from kvlite.cache.quantized import rotation
+from kvlite.cache.quantization.hadamard import rotation
 from kvlite.config.settings import Settings
 from kvlite.engine.prefill import prefill
 from kvlite.engine.step import decode_step

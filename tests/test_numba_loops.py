@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 
 from kvlite.cache import KVBits, LayerCache, Selection
-from kvlite.cache.quantized import Quantized, rotation
+from kvlite.cache.quantization.hadamard import Hadamard, rotation
 from kvlite.engine.quantized_attention import compiled, in_parts
 from kvlite.offload import HostKVStore, Recall
 from kvlite.offload.kv.index import Index
@@ -55,7 +55,7 @@ def test_a_vector_is_rounded_and_restored_as_by_torch(
 ) -> None:
     dim, group = size
     x = torch.randn(1, 1, 5, dim, generator=torch.Generator().manual_seed(seed)) * spread
-    theirs, mine = Quantized.of(x, bits, group), Quantized.of(torch.zeros_like(x), bits, group)
+    theirs, mine = Hadamard.of(x, bits, group), Hadamard.of(torch.zeros_like(x), bits, group)
     arrays = [mine.codes[0].numpy()]
     arrays += [each[0].numpy().view(np.uint16) for each in (mine.scales, mine.zeros)]
     back = np.empty((5, dim), np.float32)

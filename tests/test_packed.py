@@ -36,6 +36,7 @@ from .oracles import quantized as oracle
 from .test_engine import empty, positions
 
 FOUR = KVBits(4, 4)
+KIVI = KVBits(4, 4, 32, "kivi")
 
 
 PLANNED = 200  # tokens of an answer, which storage is reserved for
@@ -155,10 +156,10 @@ def test_bytes_are_those_of_codes_scales_and_the_window(llama: Tiny, bits: str) 
         live = meter.live - before
     group = min(asked.group, 16)
     per_entry = 16 * (asked.keys + asked.values) / 8 + 4 * 16 / group + 4
-    per_entry += 4 * 16 / (asked.group if asked.by_channel else group)
+    per_entry += 4 * 16 / (asked.group if asked.form == "kivi" else group)
     packed = asked.packed(count)
     exact = count - packed + 32
-    spare = PLANNED + -PLANNED % asked.group if asked.by_channel else PLANNED
+    spare = PLANNED + -PLANNED % asked.together
     head = (packed + spare) * per_entry + exact * (2 * 16 * 4 + 4) + 16 * 4
     assert packed >= 300 - 36 - 31 and asked.entry_bytes(KVSize(1, 16)) == per_entry
     assert cache.nbytes == 4 * 2 * head
@@ -305,7 +306,7 @@ def test_nothing_is_quantized_before_what_will_be_dropped_was(llama: Tiny) -> No
         ("lminfinite", (120, 120, 120, 90), (FOUR, FOUR, FOUR, FOUR)),
         ("kvx:layers=global,decode=grow", (90, 60, 120, 90), (FOUR, FOUR, None, FOUR)),
         ("h2o:recent=8", (200, 45, 120, 120), (FOUR, FOUR, FOUR, FOUR)),
-        ("full", (900, 900, 900, 900), (KVBits(4, 4, 32, True), FOUR, None, FOUR)),
+        ("full", (900, 900, 900, 900), (KIVI, FOUR, None, FOUR)),
     ],
 )
 def test_turns_on_quantized_entries_keep_what_they_choose(
@@ -455,10 +456,10 @@ def test_keys_by_channel_are_for_lines_that_only_grow(llama: Tiny) -> None:
     model = llama.model
     for method in ("full", "snapkv:window=8", "simlayerkv:threshold=0.5+snapkv"):
         cache = empty(model)
-        logits, policies = read(model, cache, random_ids(200), method, KVBits(4, 4, 32, True), 150)
+        logits, policies = read(model, cache, random_ids(200), method, KIVI, 150)
         for _ in range(80):
             logits = decode_step(model, cache, logits.argmax(-1), policies)
-        read(model, cache, random_ids(60, 2), method, KVBits(4, 4, 32, True), 150)
+        read(model, cache, random_ids(60, 2), method, KIVI, 150)
         segment = cache.layers[0].head_groups[0].segment
         assert (
             isinstance(segment, Packed)
@@ -473,10 +474,10 @@ def test_keys_by_channel_are_for_lines_that_only_grow(llama: Tiny) -> None:
         "minference+tova",
     ):
         with pytest.raises(SettingError, match=r"kivi4 .* which .* would drop one by one"):
-            read(model, empty(model), random_ids(200), method, KVBits(4, 4, 32, True), 100)
+            read(model, empty(model), random_ids(200), method, KIVI, 100)
     gemma = make_tiny("gemma3").model
     with pytest.raises(SettingError, match="this model's sliding windows would drop"):
-        read(gemma, empty(gemma), random_ids(200), "full", KVBits(4, 4, 32, True))
+        read(gemma, empty(gemma), random_ids(200), "full", KIVI)
 
 
 def test_heads_that_codes_do_not_fill_are_refused(llama: Tiny) -> None:

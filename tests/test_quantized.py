@@ -8,8 +8,9 @@ from hypothesis import given, settings
 from torch import Tensor
 
 from kvlite.cache.bits import KVBits, parse_kv_bits
-from kvlite.cache.by_channel import ByChannel
-from kvlite.cache.quantized import Quantized, packed_codes, rotation, unpacked_codes
+from kvlite.cache.quantization.by_channel import ByChannel
+from kvlite.cache.quantization.hadamard import Hadamard, rotation
+from kvlite.cache.quantization.vectors import packed_codes, unpacked_codes
 from kvlite.errors import SettingError
 
 from .oracles import quantized as oracle
@@ -28,7 +29,7 @@ def vectors(count: int, dim: int, seed: int = 0) -> Tensor:
 @pytest.mark.parametrize(("bits", "group", "dim"), SHAPES)
 def test_vectors_come_back_as_the_oracle_says(bits: int, group: int, dim: int) -> None:
     x = vectors(7, dim)
-    held = Quantized.of(x, bits, group)
+    held = Hadamard.of(x, bits, group)
     size = dim // held.groups
     assert (held.count, held.dim, size) == (7, dim, min(group, dim) if dim != 96 else 32)
     back = held.read(slice(0, 7))
@@ -59,7 +60,7 @@ def test_no_channel_is_off_by_more_than_half_a_step(
     bits: int, group: int, dim: int, seed: int, size: float, offset: float
 ) -> None:
     x = vectors(5, dim, seed) * size + offset
-    held = Quantized.of(x, bits, group)
+    held = Hadamard.of(x, bits, group)
     turned = (x.double() @ rotation(dim, x.device).double()).unflatten(-1, (held.groups, -1))
     back = (held.read(slice(0, 5)).double() @ rotation(dim, x.device).double()).unflatten(
         -1, (held.groups, -1)
@@ -76,7 +77,7 @@ def test_no_channel_is_off_by_more_than_half_a_step(
 def products(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both ways to form products on a CPU."""
     if request.param == "torch":
-        monkeypatch.setattr("kvlite.cache.quantized.has_compiled", lambda device: False)
+        monkeypatch.setattr("kvlite.cache.quantization.hadamard.has_compiled", lambda device: False)
     else:
         pytest.importorskip("numba")
 
@@ -88,7 +89,7 @@ def test_products_are_those_of_the_restored_vectors(
     products: None, bits: int, group: int, dim: int, rows: int
 ) -> None:
     for count in (1, 40):
-        held = Quantized.of(vectors(count, dim, rows), bits, group)
+        held = Hadamard.of(vectors(count, dim, rows), bits, group)
         restored = held.read(slice(0, count)).double()
         queries, weights = torch.randn(2, 3, rows, dim), torch.rand(2, 3, rows, count)
         torch.testing.assert_close(
@@ -102,7 +103,7 @@ def test_products_are_those_of_the_restored_vectors(
 @pytest.mark.long
 def test_compiled_products_are_shared_among_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     compiled = pytest.importorskip("kvlite.ops.numba_quant")
-    held = Quantized.of(vectors(50, 64), 4, 32)
+    held = Hadamard.of(vectors(50, 64), 4, 32)
     # Layouts that are parts of larger tensors.
     queries, weights = torch.randn(2, 3, 5, 64)[:, :, ::2], torch.rand(2, 3, 3, 60)[..., 5:55]
     whole = held.dot(queries), held.weigh(weights)
@@ -118,8 +119,8 @@ def test_compiled_products_are_shared_among_threads(monkeypatch: pytest.MonkeyPa
 
 
 def test_products_of_torch_are_formed_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvlite.cache.quantized.has_compiled", lambda device: False)
-    held = Quantized.of(vectors(50, 64), 4, 32)
+    monkeypatch.setattr("kvlite.cache.quantization.hadamard.has_compiled", lambda device: False)
+    held = Hadamard.of(vectors(50, 64), 4, 32)
     queries, weights = torch.randn(2, 3, 2, 64), torch.rand(2, 3, 2, 50)
     whole = held.dot(queries), held.weigh(weights)
     monkeypatch.setattr("kvlite.cache.segment.ELEMENTS_AT_ONCE", 2 * 3 * 64 * 7)
@@ -141,31 +142,11 @@ def test_codes_survive_packing(bits: int, width: int, seed: int) -> None:
 
 @pytest.mark.parametrize("bits", [2, 4, 8])
 def test_nothing_and_too_much_are_held_as_well_as_can_be(bits: int) -> None:
-    assert Quantized.of(torch.zeros(1, 1, 2, 16), bits, 16).read(slice(0, 2)).abs().max() == 0
-    huge = Quantized.of(torch.full((1, 1, 2, 16), 1e9), bits, 16).read(slice(0, 2))
+    assert Hadamard.of(torch.zeros(1, 1, 2, 16), bits, 16).read(slice(0, 2)).abs().max() == 0
+    huge = Hadamard.of(torch.full((1, 1, 2, 16), 1e9), bits, 16).read(slice(0, 2))
     assert bool(huge.isfinite().all())
-    alike = Quantized.of(torch.full((1, 1, 2, 16), 3.0), bits, 16).read(slice(0, 2))
+    alike = Hadamard.of(torch.full((1, 1, 2, 16), 3.0), bits, 16).read(slice(0, 2))
     torch.testing.assert_close(alike, torch.full_like(alike, 3.0), atol=0.01, rtol=0)
-
-
-def test_vectors_are_replaced_and_picked_as_they_are() -> None:
-    held = Quantized.of(vectors(9, 64), 4, 32)
-    before, new = held.read(slice(0, 9)).clone(), vectors(1, 64, 5)[:, :, 0]
-    places = torch.tensor([[0, 3, 8], [1, 1, 2]])
-    where = torch.tensor([[True, False, True], [True, True, False]])
-    held.putting(places, new, where)()
-    after, alone = held.read(slice(0, 9)), Quantized.of(new[:, :, None], 4, 32).read(slice(0, 1))
-    for b, h in np.ndindex(2, 3):
-        for i in range(9):
-            replaced = bool(where[b, h]) and i == int(places[b, h])
-            expected = alone[b, h, 0] if replaced else before[b, h, i]
-            torch.testing.assert_close(after[b, h, i], expected, atol=1e-5, rtol=0)
-    slots = torch.tensor([[[8, 0], [1, 1]], [[2, 4], [5, 3]]])
-    taken = held.take(slots, [0, 2]).read(slice(0, 2))
-    for b, h, i in np.ndindex(2, 2, 2):
-        torch.testing.assert_close(taken[b, h, i], after[b, 2 * h, int(slots[b, h, i])])
-    both = held.joined(held.take(slots.repeat_interleave(2, 1)[:, :3], [0, 1, 2]))
-    assert both.count == 11 and both.read(slice(0, 9)).equal(after)
 
 
 @pytest.mark.parametrize("bits", [2, 4, 8])
@@ -191,8 +172,8 @@ def test_channels_are_rounded_over_tokens_as_in_kivi(bits: int) -> None:
         ("4", KVBits(4, 4)),
         (" K8V4 ", KVBits(8, 4)),
         ("2g32", KVBits(2, 2, 32)),
-        ("kivi4", KVBits(4, 4, 32, by_channel=True)),
-        ("kivik4v2g64", KVBits(4, 2, 64, by_channel=True)),
+        ("kivi4", KVBits(4, 4, 32, form="kivi")),
+        ("kivik4v2g64", KVBits(4, 2, 64, form="kivi")),
     ],
 )
 def test_bits_are_read(written: str, expected: KVBits | None) -> None:

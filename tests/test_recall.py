@@ -10,7 +10,7 @@ import torch
 import kvlite
 from kvlite.cache import KVBits, LayerCache, Selection
 from kvlite.cache.packed import Packed
-from kvlite.cache.quantized import rotation
+from kvlite.cache.quantization.hadamard import rotation
 from kvlite.config.settings import Settings
 from kvlite.conversation.conversation import Conversation
 from kvlite.engine.callbacks import Callbacks

@@ -223,7 +223,7 @@ def test_a_graph_takes_what_is_proposed(
         recorded.append(len(program.rows))
         return graph_double.capture(program)
 
-    for module in ("cache.quantized", "engine.implementations"):
+    for module in ("cache.quantization.hadamard", "engine.implementations"):
         monkeypatch.setattr(f"kvlite.{module}.has_compiled", lambda device: False)
     base = {"max_new_tokens": 90, **APPENDING[name]}
     plain = opened(llama.model, speculate="off", **base)

@@ -215,7 +215,7 @@ def test_rows_of_several_conversations(name: str, plain_torch: None) -> None:
 @pytest.fixture
 def plain_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     """No compiled loops, which only a CPU has."""
-    for module in ("cache.quantized", "engine.implementations"):
+    for module in ("cache.quantization.hadamard", "engine.implementations"):
         monkeypatch.setattr(f"kvlite.{module}.has_compiled", lambda device: False)
 
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from kvlite.cache.quantized import Quantized, rotation
+from kvlite.cache.quantization.hadamard import Hadamard, rotation
 from kvlite.engine.quantized_attention import fused, in_parts
 from kvlite.ops.softmax import Softmax
 from tests.interpreted import DEVICE, kernels
@@ -31,10 +31,10 @@ def kernel() -> Iterator[ModuleType]:
 
 def entries(
     shape: tuple[int, int, int, int], bits: int, group: int, seed: int, spread: float = 1.0
-) -> Quantized:
+) -> Hadamard:
     """Any codes, with scales and zeros as of vectors of about unit size, times `spread`."""
     generator = torch.Generator().manual_seed(seed)
-    made = Quantized.empty(shape, bits, group, torch.device("cpu"))
+    made = Hadamard.empty(shape, bits, group, torch.device("cpu"))
     made.codes.random_(0, 256, generator=generator)
     steps = spread * 4 / (2**bits - 1)
     made.scales.copy_(torch.rand(made.scales.shape, generator=generator) * steps)
@@ -50,19 +50,19 @@ def asked(shape: tuple[int, int, int, int], seed: int) -> tuple[Tensor, Tensor]:
     return queries, torch.randn(shape[:3], generator=generator)
 
 
-def moved(each: Quantized) -> Quantized:
-    return Quantized(*(tensor.to(DEVICE) for tensor in each.tensors), each.bits)
+def moved(each: Hadamard) -> Hadamard:
+    return Hadamard(*(tensor.to(DEVICE) for tensor in each.tensors), each.bits)
 
 
-def plain(each: Quantized) -> tuple[np.ndarray, np.ndarray, np.ndarray, int]:
+def plain(each: Hadamard) -> tuple[np.ndarray, np.ndarray, np.ndarray, int]:
     return each.codes.numpy(), each.scales.numpy(), each.zeros.numpy(), each.bits
 
 
 def check(
     kernel: ModuleType,
     queries: Tensor,
-    keys: Quantized,
-    values: Quantized,
+    keys: Hadamard,
+    values: Hadamard,
     shift: Tensor,
     softcap: float | None = None,
     want_logits: bool = True,
@@ -183,7 +183,7 @@ def test_part_of_a_larger_room(kernel: ModuleType) -> None:
     queries, shift = asked((2, 2, 2, 64), 12)
     rooms = [entries((2, 4, 50, 64), 4, 32, seed) for seed in (13, 14)]
     keys, values = (
-        Quantized(
+        Hadamard(
             room.codes[:, 1:3, :37], room.scales[:, 1:3, :, :37], room.zeros[:, 1:3, :, :37], 4
         )
         for room in rooms

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from kvlite.cache import KVBits, KVHeadGroup
 from kvlite.cache.packed import Packed
-from kvlite.cache.quantized import Quantized, rotation
+from kvlite.cache.quantization.hadamard import Hadamard, rotation
 from tests.interpreted import DEVICE, kernels
 from tests.oracles import quantized
 from tests.oracles import recall as oracle
@@ -174,7 +174,7 @@ def test_entries_are_rounded_where_others_were(
 
     random, shape = torch.Generator().manual_seed(dim), (2, 4, 9, dim)
     keys, values = (
-        Quantized.of(torch.randn(shape, generator=random).to(DEVICE), bits, group)
+        Hadamard.of(torch.randn(shape, generator=random).to(DEVICE), bits, group)
         for bits in (key_bits, value_bits)
     )
     mean = torch.randn(2, 4, dim, generator=random)
@@ -184,7 +184,7 @@ def test_entries_are_rounded_where_others_were(
     segment = Packed(keys, values, positions, mean.to(DEVICE), bits).with_room(5)
     storage, keys, values = segment.storage, segment.keys, segment.values
     positions = segment.positions
-    assert isinstance(keys, Quantized) and isinstance(values, Quantized) and storage is not None
+    assert isinstance(keys, Hadamard) and isinstance(values, Hadamard) and storage is not None
     storage.clear(slice(9, None))
     storage.positions[:, :, 9:] = 0
     before = [each.clone() for each in (*keys.tensors, *values.tensors)]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from kvlite.cache.quantized import rotation
+from kvlite.cache.quantization.hadamard import rotation
 from kvlite.offload.kv import index as searched
 from kvlite.offload.kv.index import Index
 from tests.interpreted import DEVICE, kernels

@@ -1,16 +1,16 @@
 """The bits of keys and values in the cache."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import gcd
+from typing import Any
 
 from kvlite.cache.kv_size import KVSize
+from kvlite.cache.quantization import FORMS, Hadamard, QuantizedVectors
 from kvlite.errors import SettingError
 
 UNCHANGED, AUTO = "16", "auto"
-_WIDTHS = (2, 4, 8)
-_GROUPS, _GROUP, _KIVI_GROUP = (16, 32, 64, 128), 64, 32
+_GROUPS = 16, 32, 64, 128
 PACKED_AT_ONCE = 32
 
 
@@ -20,28 +20,46 @@ class KVBits:
 
     Attributes:
         keys, values: bits a channel, 2, 4 or 8; latents (MLA) have the keys'.
-        group: channels of an entry (and, of keys `by_channel`, entries of a channel) that share a
-            scale; less where the head's dimension is no multiple of it.
-        by_channel: keys channel by channel over neighboring entries, as in "KIVI: A Tuning-Free
-            Asymmetric 2bit Quantization for KV Cache", section 3.3; entries then cannot be dropped
-            one by one.
+        group: channels of an entry (where they are quantized together, entries of a channel) that
+            share a scale; less where the head's dimension is no multiple of it.
+        form: which of `FORMS` keys have; values have what its `of_values` says.
         sinks: first entries of a head that stay exact.
         recent: last entries that stay exact, at least.
     """
 
     keys: int
     values: int
-    group: int = _GROUP
-    by_channel: bool = False
+    group: int = Hadamard.GROUP
+    form: str = ""
     sinks: int = 4
     recent: int = 32
 
     def __str__(self) -> str:
         """As a user writes it."""
-        kivi = "kivi" if self.by_channel else ""
         sides = str(self.keys) if self.keys == self.values else f"k{self.keys}v{self.values}"
-        usual = _KIVI_GROUP if self.by_channel else _GROUP
-        return kivi + sides + (f"g{self.group}" if self.group != usual else "")
+        group = f"g{self.group}" if self.group != self.of_keys.GROUP else ""
+        return self.form + sides + group
+
+    @property
+    def of_keys(self) -> type[QuantizedVectors]:
+        """The form of keys, and of latents."""
+        return FORMS[self.form]
+
+    @property
+    def of_values(self) -> type[QuantizedVectors]:
+        """The form of values."""
+        return self.of_keys.of_values()
+
+    @property
+    def together(self) -> int:
+        """How many neighboring entries are quantized as one; 1 if any can be dropped or
+        replaced."""
+        return self.group if self.of_keys.TOGETHER or self.of_values.TOGETHER else 1
+
+    @property
+    def has_kernels(self) -> bool:
+        """Whether compiled loops and Triton's kernels read such entries."""
+        return self.of_keys.HAS_KERNELS and self.of_values.HAS_KERNELS
 
     @property
     def exact(self) -> int:
@@ -51,12 +69,12 @@ class KVBits:
     @property
     def at_once(self) -> int:
         """Entries that are quantized together."""
-        return max(PACKED_AT_ONCE, self.group) if self.by_channel else PACKED_AT_ONCE
+        return max(PACKED_AT_ONCE, self.together)
 
     def packed(self, line: int) -> int:
         """How many of a head's entries are quantized."""
         count = max(0, line - self.exact)
-        return count // self.group * self.group if self.by_channel else count
+        return count // self.together * self.together
 
     def saves(self, size: KVSize) -> bool:
         """Whether a quantized entry is smaller than one of 16 bits: groups that a head's size
@@ -65,11 +83,9 @@ class KVBits:
 
     def entry_bytes(self, size: KVSize) -> int:
         """Bytes of one quantized entry of one KV head: codes, scales and offsets, position."""
-        dim, share = size.dim, gcd(self.group, size.dim)
-        scales = 4 * dim // share
-        of_keys = 4 * dim // self.group if self.by_channel else scales
-        of_values = 0 if size.latent else dim * self.values // 8 + scales
-        return dim * self.keys // 8 + of_keys + of_values + 4
+        of_keys = self.of_keys.vector_bytes(size.dim, self.keys, self.group)
+        of_values = self.of_values.vector_bytes(size.dim, self.values, self.group)
+        return of_keys + (0 if size.latent else of_values) + 4
 
 
 def written(bits: KVBits | None) -> str:
@@ -84,17 +100,28 @@ def parse_kv_bits(text: str | int) -> KVBits | None:
     asked = str(text).strip().lower()
     if asked in (UNCHANGED, AUTO):
         return None
-    match = re.fullmatch(r"(kivi)?(?:([0-9])|k([0-9])v([0-9]))(?:g([0-9]{2,3}))?", asked)
-    keys, values = (int(match[2] or match[i]) for i in (3, 4)) if match else (0, 0)
-    by_channel = bool(match and match[1])
-    group = int(match[5]) if match and match[5] else _KIVI_GROUP if by_channel else _GROUP
-    if keys not in _WIDTHS or values not in _WIDTHS or group not in _GROUPS:
-        raise SettingError(
-            f"--kv-bits {str(text)!r} is not one of 16 (not quantized), 8, 4, 2, or keys and "
-            "values apart, as in k8v4; a group of 16, 32, 64 or 128 may follow, as in 4g32, and "
-            "kivi come first, as in kivi4"
-        )
-    return KVBits(keys, values, group, by_channel)
+    form = "|".join(FORMS)
+    match = re.fullmatch(rf"({form})(?:([0-9])|k([0-9])v([0-9]))(?:g([0-9]{{2,3}}))?", asked)
+    if match is not None:
+        keys, values = (int(match[2] or match[i]) for i in (3, 4))
+        bits = KVBits(keys, values, int(match[5] or FORMS[match[1]].GROUP), match[1])
+        known = keys in bits.of_keys.WIDTHS and values in bits.of_values.WIDTHS
+        if known and bits.group in _GROUPS:
+            return bits
+    forms = " or ".join(filter(None, FORMS))
+    raise SettingError(
+        f"--kv-bits {str(text)!r} is not one of 16 (not quantized), 8, 4, 2, or keys and values "
+        "apart, as in k8v4; a group of 16, 32, 64 or 128 may follow, as in 4g32, and "
+        f"{forms} come first, as in kivi4"
+    )
+
+
+def with_form(plain: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a `KVBits` from a file; those of version 0.1.0 had `by_channel`."""
+    fields = dict(plain)
+    if "by_channel" in fields:
+        fields["form"] = "kivi" if fields.pop("by_channel") else ""
+    return fields
 
 
 def saving(widths: Sequence[str], sizes: Sequence[KVSize]) -> dict[str, KVBits | None]:

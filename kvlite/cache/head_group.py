@@ -157,7 +157,13 @@ class KVHeadGroup:
     def by_entry(self) -> bool:
         """Whether each of its entries is held by itself, so that any can be replaced."""
         packed = self.packed
-        return self.segment is None if packed is None else not packed.bits.by_channel
+        return self.segment is None if packed is None else packed.bits.together == 1
+
+    @property
+    def has_kernels(self) -> bool:
+        """Whether compiled loops and Triton's kernels read its entries, and replace any."""
+        packed = self.packed
+        return self.segment is None if packed is None else packed.bits.has_kernels
 
     @property
     def segment_len(self) -> int:

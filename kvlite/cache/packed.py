@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from kvlite.cache.bits import KVBits
-from kvlite.cache.by_channel import ByChannel
-from kvlite.cache.quantized import Quantized
+from kvlite.cache.quantization.hadamard import Hadamard
+from kvlite.cache.quantization.vectors import QuantizedVectors
 from kvlite.cache.segment import Places, Write
 from kvlite.ops.heads import of_heads
 
@@ -30,8 +30,8 @@ class Packed:
         storage: what this is the beginning of, where more may follow in place.
     """
 
-    keys: Quantized | ByChannel
-    values: Quantized | ByChannel
+    keys: QuantizedVectors
+    values: QuantizedVectors
     positions: Tensor
     mean: Tensor
     bits: KVBits
@@ -43,9 +43,9 @@ class Packed:
         float32; `latent` if an entry is one vector, its key and its value."""
         batch, heads, dim = mean.shape
         shape, device = (batch, heads, count, dim), mean.device
-        kind = ByChannel if bits.by_channel else Quantized
-        keys = kind.empty(shape, bits.keys, bits.group, device)
-        values = keys if latent else Quantized.empty(shape, bits.values, bits.group, device)
+        keys = values = bits.of_keys.empty(shape, bits.keys, bits.group, device)
+        if not latent:
+            values = bits.of_values.empty(shape, bits.values, bits.group, device)
         positions = torch.empty(shape[:3], dtype=torch.int32, device=device)
         return cls(keys, values, positions, mean, bits)
 
@@ -68,9 +68,9 @@ class Packed:
         return self
 
     @property
-    def sides(self) -> tuple[Quantized, Quantized]:
-        """Keys and values, where each entry is rounded by itself."""
-        assert isinstance(self.keys, Quantized) and isinstance(self.values, Quantized)
+    def for_kernels(self) -> tuple[Hadamard, Hadamard]:
+        """Keys and values in the form that kernels read."""
+        assert isinstance(self.keys, Hadamard) and isinstance(self.values, Hadamard)
         return self.keys, self.values
 
     @property
@@ -102,7 +102,7 @@ class Packed:
         whole = self.storage or self
         sides = (
             array
-            for side in whole.sides
+            for side in whole.for_kernels
             for array in (
                 side.codes.numpy()[0],
                 side.scales.numpy()[0].view(np.uint16),
@@ -123,10 +123,9 @@ class Packed:
     ) -> Write:
         """Round one entry a head, `(batch, heads, dim)` at positions `(batch, heads)` int32, to go
         into `places`, only `where` that is True, both `(batch, heads)`."""
-        of_keys, of_values = self.sides
-        sides = [of_keys.putting(places, keys.float() - self.mean, where)]
+        sides = [self.keys.putting(places, keys.float() - self.mean, where)]
         if not self.latent:
-            sides.append(of_values.putting(places, values, where))
+            sides.append(self.values.putting(places, values, where))
         index = places[..., None]
         held = self.positions.gather(2, index)
         placed = torch.where(where[..., None], positions[..., None], held)
@@ -140,11 +139,10 @@ class Packed:
 
     def replacing(self, at: Places, keys: Tensor, values: Tensor, positions: Tensor) -> Write:
         """Round entries, `(n, dim)` with positions `(n,)`, to go into n places."""
-        of_keys, of_values = self.sides
         batch, heads, _ = at
-        sides = [of_keys.replacing(at, keys.float() - self.mean[batch, heads])]
+        sides = [self.keys.replacing(at, keys.float() - self.mean[batch, heads])]
         if not self.latent:
-            sides.append(of_values.replacing(at, values))
+            sides.append(self.values.replacing(at, values))
 
         def write() -> None:
             for side in sides:
@@ -166,18 +164,18 @@ class Packed:
 
     def copy(self, part: slice, others: "Packed", where: Tensor) -> None:
         """Copy others unchanged into a part, `where` `(batch, heads, entries)` is True."""
-        for mine, theirs in zip(self.sides, others.sides, strict=True):
-            mine.copy(part, theirs, where)
+        self.keys.copy(part, others.keys, where)
+        if not self.latent:
+            self.values.copy(part, others.values, where)
         own = self.positions[:, :, part]
         own.copy_(torch.where(where, others.positions, own))
 
     def take(self, places: Tensor, heads: list[int]) -> "Packed":
         """An unchanged copy of some entries: `places` `(batch, heads, n)` of some heads."""
-        of_keys, of_values = self.sides
-        keys = of_keys.take(places, heads)
+        keys = self.keys.take(places, heads)
         return Packed(
             keys,
-            keys if self.latent else of_values.take(places, heads),
+            keys if self.latent else self.values.take(places, heads),
             of_heads(self.positions, heads).gather(2, places),
             of_heads(self.mean, heads).clone(),
             self.bits,

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from kvlite.cache.quantized import Quantized
+from kvlite.cache.quantization.vectors import QuantizedVectors
 from kvlite.cache.segment import Exact
 
 
@@ -20,7 +20,7 @@ class Merged:
         exact: `(batch, heads, r, dim)`, this layer's retained entries.
     """
 
-    units: Exact | Quantized
+    units: Exact | QuantizedVectors
     retained: Tensor
     magnitudes: Tensor
     exact: Tensor
@@ -130,26 +130,28 @@ def _joined(earlier: list[Merged], later: list[Merged]) -> list[Merged]:
     ]
 
 
-def _units_joined(before: Exact | Quantized, after: Exact | Quantized) -> Exact | Quantized:
+def _units_joined(
+    before: Exact | QuantizedVectors, after: Exact | QuantizedVectors
+) -> Exact | QuantizedVectors:
     if isinstance(after, Exact):
         return Exact(torch.cat([_whole(before).to(after.vectors.dtype), after.vectors], 2))
-    same = isinstance(before, Quantized) and (before.bits, before.groups) == (
+    same = isinstance(before, type(after)) and (before.bits, before.group) == (
         after.bits,
-        after.groups,
+        after.group,
     )
-    if not isinstance(before, Quantized) or not same:
-        before = Quantized.of(_whole(before), after.bits, after.dim // after.groups)
+    if not isinstance(before, type(after)) or not same:
+        before = type(after).of(_whole(before), after.bits, after.group)
     return before.joined(after)
 
 
-def _whole(units: Exact | Quantized) -> Tensor:
+def _whole(units: Exact | QuantizedVectors) -> Tensor:
     return units.read(slice(0, units.count))
 
 
 def packed_directions(
-    halves: tuple[Merged, Merged], bits: int, group: int
+    halves: tuple[Merged, Merged], form: type[QuantizedVectors], bits: int, group: int
 ) -> tuple[Merged, Merged]:
     """The same keys, or values, of a pair with quantized directions."""
     lower, upper = halves
-    units = Quantized.of(_whole(lower.units), bits, group)
+    units = form.of(_whole(lower.units), bits, group)
     return replace(lower, units=units), replace(upper, units=units)

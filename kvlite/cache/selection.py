@@ -203,8 +203,7 @@ class Selection:
         if not count or self.shares_keys:
             return None
         packed_source = self.source.packed_source
-        if bits.by_channel:
-            room += -room % bits.group
+        room += -room % bits.together
         if packed_source is None or packed_source.packed.bits != bits:
             keys = self.source.keys[:, :, : self.source.used]
             mean = of_heads(keys.mean(2, dtype=torch.float32), self.rows).clone()
@@ -226,7 +225,7 @@ class Selection:
             made.copy_first(before)
         self._quantize(slice(middle.start + lead, middle.stop), made, lead)
         late, known = places[:, :, lead:], known[:, :, lead:]
-        if not bits.by_channel and known.any():
+        if bits.together == 1 and known.any():
             taken = packed_source.packed.take(late.clamp(min=0), heads)
             made.copy(slice(lead, count), taken, known)
         return made.first(count) if room else made
@@ -253,6 +252,6 @@ def _unchanged(packed: Packed, places: Tensor, heads: list[int]) -> Packed | Non
     every = torch.arange(packed.count, device=places.device).expand(packed.positions.shape)
     if places.equal(every):
         return packed
-    if packed.bits.by_channel or not places.shape[2]:
+    if packed.bits.together > 1 or not places.shape[2]:
         return None
     return packed.take(places, heads)

@@ -1,7 +1,7 @@
 """Layers as named tensors and JSON values that say how they fit together; and back.
 
 Only filled slots are saved, and shared parts once. A file can only create objects of the classes in
-`KINDS`.
+`kinds`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -12,14 +12,13 @@ from typing import Any, Protocol, get_origin, get_type_hints
 import torch
 from torch import Tensor
 
-from kvlite.cache.bits import KVBits
-from kvlite.cache.by_channel import ByChannel
+from kvlite.cache.bits import KVBits, with_form
 from kvlite.cache.head_group import KVHeadGroup, PackedSource
 from kvlite.cache.kv_size import KVSize
 from kvlite.cache.layer import LayerCache
 from kvlite.cache.packed import Packed
 from kvlite.cache.pair import Half, Merged
-from kvlite.cache.quantized import Quantized
+from kvlite.cache.quantization import FORMS, Hadamard
 from kvlite.cache.recurrent import RecurrentState, States
 from kvlite.cache.segment import Exact
 from kvlite.cache.sound import require, require_sound
@@ -28,10 +27,15 @@ from kvlite.errors import SnapshotError
 Plain = dict[str, Any]
 """JSON values."""
 
-KINDS: dict[str, type] = {
-    kind.__name__: kind
-    for kind in (KVBits, Exact, Quantized, ByChannel, Packed, Merged, Half, PackedSource)
+_KINDS: dict[str, type] = {
+    **{kind.__name__: kind for kind in (KVBits, Exact, Packed, Merged, Half, PackedSource)},
+    "Quantized": Hadamard,  # as versions before 0.2.0 called it
 }
+
+
+def kinds() -> dict[str, type]:
+    """The classes of objects that a file can create, by name."""
+    return {**_KINDS, **{form.__name__: form for form in FORMS.values()}}
 
 
 class Source(Protocol):
@@ -46,7 +50,7 @@ class Source(Protocol):
 
 class LayerWriter:
     """Takes layers apart: into tensors by name, beginning with `prefix`, and objects of the classes
-    in `KINDS`, each after those that it refers to."""
+    of `kinds`, each after those that it refers to."""
 
     def __init__(self, prefix: str) -> None:
         self.prefix = prefix
@@ -135,7 +139,7 @@ class LayerWriter:
             if id(value) not in self._names:
                 self._names[id(value)] = self.tensor(f"part{len(self._names)}.{name}", value)
             return self._names[id(value)]
-        if type(value).__name__ in KINDS:
+        if type(value).__name__ in kinds():
             return {"object": self._object(value)}
         return list(value) if isinstance(value, tuple) else value
 
@@ -263,7 +267,8 @@ class LayerReader:
     def _new_object(self, number: int) -> Any:
         require(0 <= number < len(self.objects))
         plain = self.objects[number]
-        kind = KINDS[plain["kind"]]
+        kind = kinds()[plain["kind"]]
+        plain = with_form(plain) if kind is KVBits else plain
         # Each comes after those that it refers to, so this ends.
         for each in plain.values():
             require(type(each) is not dict or each["object"] < number)
@@ -275,7 +280,7 @@ class LayerReader:
             if plain not in self._tensors:
                 self._tensors[plain] = self.source.new(plain, self.device)
             return self._tensors[plain]
-        if hint in (int, bool):
+        if hint in (int, bool, str):
             require(type(plain) is hint)
             return plain
         if get_origin(hint) is tuple:

@@ -10,11 +10,10 @@ import torch
 from torch import Tensor
 
 from kvlite.cache.bits import KVBits
-from kvlite.cache.by_channel import ByChannel
 from kvlite.cache.head_group import PackedSource
 from kvlite.cache.packed import Packed
 from kvlite.cache.pair import Half, Merged
-from kvlite.cache.quantized import Codes, Quantized
+from kvlite.cache.quantization import FORMS, QuantizedVectors
 from kvlite.cache.segment import Exact
 from kvlite.errors import SnapshotError
 
@@ -27,7 +26,8 @@ def require(holds: bool) -> None:
 
 def require_sound(value: Any) -> None:
     """Raise SnapshotError if the parts of an object do not fit together."""
-    _CHECKS[type(value)](value)
+    check = _vectors if isinstance(value, QuantizedVectors) else _CHECKS[type(value)]
+    check(value)
 
 
 def _of(tensor: Tensor, dtype: torch.dtype, *shape: int) -> None:
@@ -35,7 +35,8 @@ def _of(tensor: Tensor, dtype: torch.dtype, *shape: int) -> None:
 
 
 def _bits(bits: KVBits) -> None:
-    require({bits.keys, bits.values} <= {2, 4, 8} and bits.group > 0)
+    require(bits.form in FORMS and bits.group > 0)
+    require(bits.keys in bits.of_keys.WIDTHS and bits.values in bits.of_values.WIDTHS)
     require(min(bits.sinks, bits.recent) >= 0)
 
 
@@ -43,14 +44,13 @@ def _exact(exact: Exact) -> None:
     require(exact.vectors.dim() == 4 and exact.vectors.is_floating_point())
 
 
-def _codes(held: Codes) -> None:
-    require(held.bits in (2, 4, 8) and held.codes.dim() == held.scales.dim() == 4)
-    batch, heads, count, packed = held.codes.shape
-    grouped, others = (count, held.dim) if isinstance(held, ByChannel) else (held.dim, count)
-    require(0 < held.groups <= grouped and grouped % held.groups == 0)
-    _of(held.codes, torch.uint8, batch, heads, count, packed)
-    for each in (held.scales, held.zeros):
-        _of(each, torch.float16, batch, heads, held.groups, others)
+def _vectors(held: QuantizedVectors) -> None:
+    require(held.bits in held.WIDTHS and all(each.dim() == 4 for each in held.tensors))
+    require(held.dim > 0 and held.group > 0)
+    shape = (*held.tensors[0].shape[:2], held.count, held.dim)
+    sound = type(held).empty(shape, held.bits, held.group, torch.device("meta"))
+    for mine, expected in zip(held.tensors, sound.tensors, strict=True):
+        _of(mine, expected.dtype, *expected.shape)
 
 
 def _packed(held: Packed) -> None:
@@ -58,12 +58,12 @@ def _packed(held: Packed) -> None:
     batch, heads, dim = held.mean.shape
     _of(held.mean, torch.float32, batch, heads, dim)
     _of(held.positions, torch.int32, batch, heads, held.count)
-    require(held.latent or isinstance(held.values, Quantized))
-    require(isinstance(held.keys, ByChannel) == held.bits.by_channel)
-    of_values = held.bits.keys if held.latent else held.bits.values
-    for each, bits in ((held.keys, held.bits.keys), (held.values, of_values)):
-        require(each.bits == bits)
-        _of(each.codes, torch.uint8, batch, heads, held.count, dim * bits // 8)
+    require((type(held.keys), held.keys.bits) == (held.bits.of_keys, held.bits.keys))
+    values = type(held.values), held.values.bits
+    require(held.latent or values == (held.bits.of_values, held.bits.values))
+    for each in (held.keys, held.values):
+        shape = (*each.tensors[0].shape[:2], each.count, each.dim)
+        require(shape == (batch, heads, held.count, dim))
 
 
 def _merged(held: Merged) -> None:
@@ -73,7 +73,7 @@ def _merged(held: Merged) -> None:
     if isinstance(shared, Exact):
         require(shared.vectors.shape == (batch, heads, shared.count, dim))
     else:
-        require((*shared.codes.shape[:2], shared.dim) == (batch, heads, dim))
+        require((*shared.tensors[0].shape[:2], shared.dim) == (batch, heads, dim))
     require(held.magnitudes.is_floating_point())
     _of(held.magnitudes, held.magnitudes.dtype, batch, heads, shared.count)
     _of(held.retained, torch.int32, batch, heads, apart)
@@ -100,8 +100,6 @@ def _origin(held: PackedSource) -> None:
 _CHECKS: dict[type, Callable[[Any], None]] = {
     KVBits: _bits,
     Exact: _exact,
-    Quantized: _codes,
-    ByChannel: _codes,
     Packed: _packed,
     Merged: _merged,
     Half: _half,

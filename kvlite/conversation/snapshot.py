@@ -18,6 +18,7 @@ from torch import Tensor
 
 import kvlite
 from kvlite.cache import KVBits, KVCache
+from kvlite.cache.bits import with_form
 from kvlite.cache.snapshot import LayerReader, LayerWriter, Plain
 from kvlite.cache.sound import require
 from kvlite.config.checked_file import from_json, sound
@@ -251,7 +252,7 @@ class Snapshot(TensorFile):
         plain = self.values["tier"]
         require(0 < plain["seen"] <= tokens)
         needed = self.size(f"{PREFIX}.")
-        bits = None if plain["bits"] is None else KVBits(**plain["bits"])
+        bits = None if plain["bits"] is None else KVBits(**with_form(plain["bits"]))
         store = HostKVStore.empty(model.shape, model.dtype, bits)
         try:
             said = place(config, store, needed)

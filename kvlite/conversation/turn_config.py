@@ -211,7 +211,7 @@ def _slow(bits: KVBits, model: LoadedModel, policies: list[LayerPolicy]) -> Iter
             "which is slow: pip install triton"
         )
         return
-    what = f"--kv-bits {bits}" if bits.by_channel else merged
+    what = merged if bits.has_kernels else f"--kv-bits {bits}"
     if model.shape.head_dim > WIDEST:
         what = f"attention over {model.shape.head_dim} channels"
     if what:

@@ -75,7 +75,7 @@ def is_plain(step: "LayerStep") -> bool:
 
 def _only_appends(layer: LayerCache, step: "LayerStep") -> bool:
     head_group, exact = layer.head_groups[0], layer.keys.dtype == torch.float32
-    free = head_group.by_entry and head_group.rows is None
+    free = head_group.has_kernels and head_group.rows is None
     return exact and free and head_group.room >= len(step.positions)
 
 
@@ -132,7 +132,7 @@ def addresses(head_group: KVHeadGroup, token: int) -> list[int]:
     segment = head_group.packed
     if segment is None:
         return exact + _NONE_PACKED
-    keys, values = segment.keys, segment.values
+    keys, values = segment.for_kernels
     bits = keys.bits, values.bits, keys.groups, values.groups
     packed = [each.data_ptr() for each in segment.tensors]
     return [*exact, segment.count, segment.capacity, segment.start, *bits, *packed]

@@ -168,7 +168,7 @@ def cache_oom_actions(
 
 def _may_be_quantized(policy: LayerPolicy, bits: KVBits) -> bool:
     held = policy.bits
-    return held is None or (not held.by_channel and min(held.keys, held.values) > bits.keys)
+    return held is None or (held.together == 1 and min(held.keys, held.values) > bits.keys)
 
 
 def _quantized(layer: LayerCache, policy: LayerPolicy, bits: KVBits) -> LayerCache | None:

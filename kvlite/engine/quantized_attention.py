@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from kvlite.cache import KVHeadGroup
-from kvlite.cache.quantized import rotation
+from kvlite.cache.quantization.hadamard import rotation
 from kvlite.cache.segment import CompressedSegment
 from kvlite.engine.compiled_rows import NO_STORE, RECALLING, addresses
 from kvlite.ops.attention import grouped
@@ -138,8 +138,9 @@ def compiles(head_group: KVHeadGroup) -> bool:
     """Whether there are compiled loops for a head group in float32: of one sequence, entries that
     are quantized each by itself, and no more than one thread's work."""
     packed = head_group.packed
-    small = packed is not None and packed.keys.codes.numel() < MOST_CODES
-    return small and head_group.by_entry and len(head_group.residual_keys) == 1
+    if packed is None or not head_group.has_kernels or len(head_group.residual_keys) > 1:
+        return False
+    return packed.for_kernels[0].codes.numel() < MOST_CODES
 
 
 def compiled(
@@ -173,7 +174,7 @@ def fused(
     the exact entries."""
     segment = _seen(head_group, fill)
     packed = None if segment is None else segment.packed
-    if packed is None or not head_group.by_entry:
+    if packed is None or not head_group.has_kernels:
         return in_parts(queries, head_group, softmax, remembers, fill)
     # torch brings triton along on CUDA alone.
     from kvlite.ops.triton_decode import attend_quantized
@@ -184,7 +185,7 @@ def fused(
     far = None
     if remembers:
         far = queries.new_full((*queries.shape[:3], packed.count), -torch.inf)
-    given = queries, packed.keys, packed.values, hadamard, shift, softmax.softcap
+    given = queries, *packed.for_kernels, hadamard, shift, softmax.softcap
     count = None if fill is None else fill.packed
     older, lse = attend_quantized(*given, count=count, logits=far)
     exact = near.softmax(-1) @ values

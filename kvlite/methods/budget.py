@@ -95,7 +95,7 @@ class _LineBytes:
         if bits is not None:
             self.packed = bits.entry_bytes(size) + remembered
             self.mean = 4 * size.dim
-            self.recent = bits.exact + bits.at_once + (bits.group if bits.by_channel else 0)
+            self.recent = bits.exact + bits.at_once + bits.together - 1
 
     def of(self, entries: int) -> int:
         """The most bytes that so many entries take."""

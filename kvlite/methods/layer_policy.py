@@ -272,7 +272,7 @@ def _require_codes(bits: KVBits, shape: ModelShape) -> None:
 def require_growing(bits: KVBits | None, method: Method, windows: bool = False) -> None:
     """Raises SettingError if entries that are quantized together would be dropped one by one while
     answering, by the method or by the model's sliding `windows`."""
-    if bits is None or not bits.by_channel or (method.decoding.append_only and not windows):
+    if bits is None or bits.together == 1 or (method.decoding.append_only and not windows):
         return
     what = method.spec if not method.decoding.append_only else "this model's sliding windows"
     raise SettingError(

@@ -47,7 +47,7 @@ def to_half(number):
 @jitted
 def put(vector, codes, scales, zeros, head, place, bits):
     """Round a vector `(dim,)` float32, which is rotated for it, into one place of codes `(heads, n,
-    dim * bits / 8)` uint8, scales and zeros `(heads, groups, n)` uint16, as `Quantized` holds
+    dim * bits / 8)` uint8, scales and zeros `(heads, groups, n)` uint16, as `Hadamard` holds
     it."""
     hadamard(vector)
     groups, width, last = scales.shape[1], codes.shape[2], np.float32(2**bits - 1)

@@ -1,6 +1,6 @@
 """Products with all of many quantized vectors, compiled for the processor and shared by threads.
 
-Without numba, `Quantized` forms the same products from torch's functions, some four times as
+Without numba, `Hadamard` forms the same products from torch's functions, some four times as
 slowly.
 """
 
@@ -26,7 +26,7 @@ def dot(turned: Tensor, codes: Tensor, scales: Tensor, zeros: Tensor, bits: int)
     Args:
         turned: `(heads, rows, dim)` float32.
         codes, scales, zeros: `(heads, n, dim * bits / 8)` uint8, and `(heads, groups, n)` float16;
-            see `Quantized`.
+            see `Hadamard`.
 
     Returns:
         `(heads, rows, n)` float32.

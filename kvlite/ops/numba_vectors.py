@@ -19,7 +19,7 @@ def _sums_and_differences(of, out):
 
 @jitted
 def hadamard(vector):
-    """Rotate a vector in place, as `kvlite.cache.quantized.rotation` does."""
+    """Rotate a vector in place, as `kvlite.cache.quantization.hadamard.rotation` does."""
     size = vector.size & -vector.size
     share, spare = np.float32(1 / np.sqrt(np.float32(size))), np.empty(size, np.float32)
     for start in range(0, vector.size, size):

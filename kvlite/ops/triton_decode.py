@@ -20,7 +20,7 @@ from torch import Tensor
 from kvlite.ops.device import processors
 
 if TYPE_CHECKING:
-    from kvlite.cache.quantized import Codes
+    from kvlite.cache.quantization.hadamard import Hadamard
 
 TILE = 64
 PROGRAMS_PER_PROCESSOR = 3
@@ -30,8 +30,8 @@ MERGED_AT_ONCE = 16
 
 def attend_quantized(
     queries: Tensor,
-    keys: "Codes",
-    values: "Codes",
+    keys: "Hadamard",
+    values: "Hadamard",
     hadamard: Tensor,
     shift: Tensor,
     softcap: float | None,
@@ -76,8 +76,8 @@ def attend_quantized(
             *((0, 0, 0) if logits is None else logits.stride()[:3]),
             keys.count if count is None else count, heads, softcap,
             COUNTED=count is not None, ROWS=rows, LANES=max(8, 1 << (rows - 1).bit_length()),
-            DIM=dim, TILE=TILE, K_BITS=keys.bits, K_GROUP=dim // keys.groups, K_CHUNK=_chunk(keys),
-            V_BITS=values.bits, V_GROUP=dim // values.groups, V_CHUNK=_chunk(values),
+            DIM=dim, TILE=TILE, K_BITS=keys.bits, K_GROUP=keys.group, K_CHUNK=_chunk(keys),
+            V_BITS=values.bits, V_GROUP=values.group, V_CHUNK=_chunk(values),
             # Triton's interpreter on a CPU multiplies no bfloat16.
             OPERAND=tl.bfloat16 if queries.is_cuda else tl.float32,
             num_warps=4, num_stages=_stages(keys.bits + values.bits, logits is not None),
@@ -105,12 +105,12 @@ def _stages(bits: int, remembers: bool) -> int:
     return 1 if remembers else 2
 
 
-def _chunk(entries: "Codes") -> int:
+def _chunk(entries: "Hadamard") -> int:
     # Channels that lie in one plane of the codes and in one group.
-    return gcd(entries.codes.shape[3], entries.dim // entries.groups)
+    return gcd(entries.codes.shape[3], entries.group)
 
 
-def _steps_between(entries: "Codes") -> tuple[int, ...]:
+def _steps_between(entries: "Hadamard") -> tuple[int, ...]:
     return *entries.codes.stride()[:3], *entries.scales.stride()[:3]
 
 

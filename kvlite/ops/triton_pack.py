@@ -10,7 +10,7 @@ from torch import Tensor
 
 if TYPE_CHECKING:
     from kvlite.cache.packed import Packed
-    from kvlite.cache.quantized import Codes
+    from kvlite.cache.quantization.hadamard import Hadamard
 
 # Added to a small number and taken away again, it leaves a whole one.
 TO_WHOLE = tl.constexpr(1.5 * 2**23)
@@ -37,24 +37,24 @@ def pack(
         missing: how many of the n count, `(batch * heads,)` int32.
     """
     batch, heads, _, dim = source[0].shape
+    k, v = segment.for_kernels
     all_heads = segment.positions.shape[1]
     with torch.cuda.device_of(coming):
         _pack[coming.shape[1], heads, batch](
             *source,
             coming, leaving, missing, segment.mean[:, own], rotation,
-            *(each[:, own] for each in segment.keys.tensors),
-            *(each[:, own] for each in segment.values.tensors),
+            *(each[:, own] for each in k.tensors),
+            *(each[:, own] for each in v.tensors),
             segment.positions[:, own],
             *source[0].stride()[:2],
             all_heads, segment.positions.stride(1), own_slots, coming.shape[1],
-            K_BITS=segment.keys.bits, V_BITS=segment.values.bits, K_PART=_part(segment.keys),
-            V_PART=_part(segment.values), K_GROUP=dim // segment.keys.groups,
-            V_GROUP=dim // segment.values.groups, DIM=dim, WIDE=triton.next_power_of_2(dim),
+            K_BITS=k.bits, V_BITS=v.bits, K_PART=_part(k), V_PART=_part(v), K_GROUP=k.group,
+            V_GROUP=v.group, DIM=dim, WIDE=triton.next_power_of_2(dim),
             num_warps=8,
         )  # fmt: skip
 
 
-def _part(vectors: "Codes") -> int:
+def _part(vectors: "Hadamard") -> int:
     """Channels that share both a scale and the place of their bits within a byte."""
     return gcd(vectors.dim // vectors.groups, vectors.dim * vectors.bits // 8)
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from kvlite.cache import KVCache, LayerCache
-from kvlite.cache.quantized import rotation
+from kvlite.cache.quantization.hadamard import rotation
 from kvlite.cache.recurrent import States
 from kvlite.cache.segment import bytes_held
 from kvlite.engine.layer_prefill import LayerPrefill

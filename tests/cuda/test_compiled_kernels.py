@@ -14,7 +14,7 @@ import torch
 
 from kvlite.cache import KVHeadGroup, parse_kv_bits
 from kvlite.cache.packed import Packed
-from kvlite.cache.quantized import Quantized, rotation
+from kvlite.cache.quantization.hadamard import Hadamard, rotation
 from kvlite.offload.kv.index import Index
 from kvlite.ops.blocks import FORMATS
 from kvlite.ops.layer_ops import Norm
@@ -58,8 +58,8 @@ def attention(
 ) -> None:
     """One token's over a quantized segment, by default of a model with 32 query heads."""
     shape = (1, KV_HEADS, ENTRIES, dim)
-    keys = Quantized.empty(shape, key_bits, group, DEVICE)
-    values = Quantized.empty(shape, value_bits, group, DEVICE)
+    keys = Hadamard.empty(shape, key_bits, group, DEVICE)
+    values = Hadamard.empty(shape, value_bits, group, DEVICE)
     queries = torch.zeros(1, KV_HEADS, rows, dim, device=DEVICE)
     logits = queries.new_empty(1, KV_HEADS, rows, ENTRIES) if remembers else None
     shift = queries.new_zeros(1, KV_HEADS, rows)
@@ -131,7 +131,7 @@ def recalled(
         form = parse_kv_bits(bits)
         assert form is not None
         sides = (
-            Quantized.empty((1, KV_HEADS, ENTRIES, dim), width, form.group, DEVICE)
+            Hadamard.empty((1, KV_HEADS, ENTRIES, dim), width, form.group, DEVICE)
             for width in (form.keys, form.values)
         )
         mean = torch.zeros(1, KV_HEADS, dim, device=DEVICE)

@@ -210,7 +210,12 @@ WAYS: list[dict[str, Any]] = [
 
 def forgo_loops(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a CPU do everything by torch's functions."""
-    modules = ("cache.quantized", "engine.implementations", "offload.kv.index", "offload.kv.recall")
+    modules = (
+        "cache.quantization.hadamard",
+        "engine.implementations",
+        "offload.kv.index",
+        "offload.kv.recall",
+    )
     for module in modules:
         monkeypatch.setattr(f"kvlite.{module}.has_compiled", lambda device: False)
 

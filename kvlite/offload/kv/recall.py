@@ -144,12 +144,12 @@ def is_ordered(source: KVHeadGroup) -> bool:
 
 def _in_place(head_group: KVHeadGroup, source: KVHeadGroup, transfer: KVTransfer) -> bool:
     exact = head_group.segment is None and source.segment is None
-    return exact or transfer.reads(source)
+    return exact or (head_group.has_kernels and transfer.reads(source))
 
 
 def _compiles(head_group: KVHeadGroup) -> bool:
     keys = head_group.residual_keys
-    return has_compiled(keys.device) and keys.dtype == torch.float32 and head_group.by_entry
+    return has_compiled(keys.device) and keys.dtype == torch.float32 and head_group.has_kernels
 
 
 def _swap_in_compiled(head_group: KVHeadGroup, query: RecallQuery) -> int:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from kvlite.cache import KVHeadGroup, LayerCache
-from kvlite.cache.quantized import rotation
+from kvlite.cache.quantization.hadamard import rotation
 from kvlite.offload.kv.recall import Recall, is_ordered
 from kvlite.offload.kv.store import INDEXED_AT_ONCE
 from kvlite.offload.kv.swap import CANDIDATES, RecallQuery, swap_on_device
@@ -28,6 +28,8 @@ def recall_refusal(recall: Recall, index: int, layer: LayerCache) -> str:
         return "recall has only some of the tokens"
     if not recall.entries:
         return ""
+    if any(group.by_entry and not group.has_kernels for group in layer.head_groups):
+        return "no kernel quantizes what recall brings back"
     wanted = [recall.count(group.capacity) for group in layer.head_groups]
     if any(count > group.used for count, group in zip(wanted, layer.head_groups, strict=True)):
         return "the cache has fewer entries than a token may want"

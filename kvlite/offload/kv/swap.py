@@ -7,7 +7,7 @@ from torch import Tensor
 
 from kvlite.cache import KVHeadGroup, Selection
 from kvlite.cache.head_group import wide
-from kvlite.cache.quantized import rotation
+from kvlite.cache.quantization.hadamard import rotation
 from kvlite.offload.kv.store import INDEXED_AT_ONCE
 from kvlite.offload.kv.transfer import KVTransfer
 from kvlite.ops.heads import of_heads

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from kvlite.cache import KVHeadGroup, LayerCache
-from kvlite.cache.quantized import rotation
+from kvlite.cache.quantization.hadamard import rotation
 from kvlite.offload.kv.index import Index
 from kvlite.offload.kv.storage import move_storage
 from kvlite.ops.device import WIDEST

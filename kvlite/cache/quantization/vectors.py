@@ -1,0 +1,219 @@
+"""Vectors in a few bits a channel: what a form of quantization is."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Tensor
+
+from kvlite.cache.segment import Places, Write, blocks, dotted, weighed
+from kvlite.ops.heads import of_heads
+
+LARGEST = 65504.0
+
+
+class QuantizedVectors(ABC):
+    """Vectors of some KV heads, `(batch, heads, n, dim)`, in a few bits.
+
+    A form of quantization is a subclass in a file of its own, and one line in `FORMS`: a frozen
+    dataclass of tensors of four dimensions, one of which grows with the vectors, and of
+    `bits`. `docs/adding-a-quantization.md` has an example.
+
+    Attributes:
+        bits: a channel.
+        AXES: of each of `tensors`, the dimension that grows with the vectors, 2 or 3.
+        WIDTHS: the bits that there may be.
+        GROUP: numbers that share a scale, unless a user asks for others.
+        TOGETHER: whether as many neighboring vectors as a group has numbers are quantized together;
+            then single ones cannot be dropped or replaced.
+        HAS_KERNELS: whether compiled loops and Triton's kernels read them; else torch's functions
+            do, a part at a time.
+    """
+
+    bits: int
+    AXES: ClassVar[tuple[int, ...]]
+    WIDTHS: ClassVar[tuple[int, ...]] = (2, 4, 8)
+    GROUP: ClassVar[int] = 64
+    TOGETHER: ClassVar[bool] = False
+    HAS_KERNELS: ClassVar[bool] = False
+
+    @classmethod
+    @abstractmethod
+    def empty(
+        cls, shape: tuple[int, int, int, int], bits: int, group: int, device: torch.device
+    ) -> Self:
+        """Room for vectors of a shape `(batch, heads, n, dim)`."""
+
+    @staticmethod
+    @abstractmethod
+    def vector_bytes(dim: int, bits: int, group: int) -> int:
+        """Bytes of a vector of `dim` channels, with its part of scales and the like."""
+
+    @property
+    @abstractmethod
+    def tensors(self) -> tuple[Tensor, ...]:
+        """All that is held, in the order of the fields; each may be written in place."""
+
+    @property
+    @abstractmethod
+    def dim(self) -> int:
+        """Channels."""
+
+    @property
+    @abstractmethod
+    def group(self) -> int:
+        """Numbers that share a scale."""
+
+    @abstractmethod
+    def encode(self, vectors: Tensor) -> tuple[Tensor, ...]:
+        """Vectors `(batch, heads, n, dim)` as `tensors` hold them; n is a multiple of `group` where
+        they are quantized `TOGETHER`."""
+
+    @abstractmethod
+    def read(self, part: slice) -> Tensor:
+        """Some vectors restored, `(batch, heads, n, dim)` float32; whole groups if `TOGETHER`."""
+
+    @classmethod
+    def of_values(cls) -> "type[QuantizedVectors]":
+        """The form that values have where keys have this one."""
+        return cls
+
+    @classmethod
+    def of(cls, vectors: Tensor, bits: int, group: int) -> Self:
+        """Vectors `(batch, heads, n, dim)`, rounded."""
+        batch, heads, count, dim = vectors.shape
+        made = cls.empty((batch, heads, count, dim), bits, group, vectors.device)
+        for part in made.blocks():
+            made.write(part, vectors[:, :, part])
+        return made
+
+    @property
+    def count(self) -> int:
+        """Vectors a head."""
+        return self.tensors[0].shape[self.AXES[0]]
+
+    def blocks(self) -> Iterator[slice]:
+        """Parts of the vectors, whole groups if `TOGETHER`, whose float32 copies are a few
+        megabytes."""
+        (batch, heads), each = self.tensors[0].shape[:2], self.group if self.TOGETHER else 1
+        for part in blocks(self.count // max(1, each), batch * heads * self.dim * each):
+            yield slice(part.start * each, part.stop * each)
+
+    def first(self, count: int) -> Self:
+        """The first vectors, whole groups if `TOGETHER`, where they are."""
+        return self._with(self._part(slice(0, count)))
+
+    def clear(self, part: slice) -> None:
+        """Let a part, whole groups if `TOGETHER`, hold finite numbers."""
+        for tensor in self._part(part):
+            tensor.zero_()
+
+    def joined(self, later: Self) -> Self:
+        """These followed by others, copied."""
+        each = zip(self.tensors, later.tensors, self.AXES, strict=True)
+        return self._with(torch.cat([mine, theirs], along) for mine, theirs, along in each)
+
+    def write(self, part: slice, vectors: Tensor) -> None:
+        """Round vectors `(batch, heads, n, dim)` into n of the places, whole groups if
+        `TOGETHER`."""
+        for tensor, new in zip(self._part(part), self.encode(vectors), strict=True):
+            tensor.copy_(new)
+
+    def putting(self, places: Tensor, vectors: Tensor, where: Tensor) -> Write:
+        """Round one vector a head, `(batch, heads, dim)`, to go into `places` `(batch, heads)`,
+        only `where` that is True, `(batch, heads)`."""
+        wanted, writes = where[:, :, None, None], []
+        new = self.encode(vectors[:, :, None])
+        for each, its, along in zip(self.tensors, new, self.AXES, strict=True):
+            index = places[:, :, None, None].expand_as(its)
+            its = torch.where(wanted, its, each.gather(along, index))
+            writes.append((each, along, index, its))
+
+        def write() -> None:
+            for each, along, index, its in writes:
+                each.scatter_(along, index, its)
+
+        return write
+
+    def replacing(self, at: Places, vectors: Tensor) -> Write:
+        """Round vectors `(n, dim)` to go into n places."""
+        new = self.encode(vectors[None, None])
+
+        def write() -> None:
+            for each, its, along in zip(self.tensors, new, self.AXES, strict=True):
+                each.movedim(along, 2)[at] = its.movedim(along, 2)[0, 0]
+
+        return write
+
+    def copy(self, part: slice, others: "QuantizedVectors", where: Tensor) -> None:
+        """Copy others of this form unchanged into a part, `where` `(batch, heads, n)` is True."""
+        masks = {2: where[..., None], 3: where[:, :, None]}
+        own = zip(self._part(part), others.tensors, self.AXES, strict=True)
+        for mine, theirs, along in own:
+            mine.copy_(torch.where(masks[along], theirs, mine))
+
+    def take(self, places: Tensor, heads: list[int]) -> Self:
+        """An unchanged copy of some vectors: `places` `(batch, heads, n)` of some heads."""
+
+        def taken(tensor: Tensor, along: int) -> Tensor:
+            index = places[..., None] if along == 2 else places[:, :, None]
+            shape = [-1, -1, tensor.shape[2], tensor.shape[3]]
+            shape[along] = -1
+            return of_heads(tensor, heads).gather(along, index.expand(shape))
+
+        return self._with(map(taken, self.tensors, self.AXES))
+
+    def dot(self, queries: Tensor) -> Tensor:
+        """Products of queries `(batch, heads, rows, dim)` float32 with every vector, `(batch,
+        heads, rows, n)` float32."""
+        return dotted(queries, map(self.read, self.blocks()))
+
+    def weigh(self, weights: Tensor) -> Tensor:
+        """Sums of all vectors by weights `(batch, heads, rows, n)` float32, `(batch, heads, rows,
+        dim)` float32."""
+        return weighed(weights, self.dim, map(self.read, self.blocks()))
+
+    def _part(self, part: slice) -> Iterator[Tensor]:
+        """Of each tensor, what a part of the vectors has."""
+        start, stop, _ = part.indices(self.count)
+        for tensor, along in zip(self.tensors, self.AXES, strict=True):
+            size, count = tensor.shape[along], max(1, self.count)
+            first, last = start * size // count, stop * size // count
+            yield tensor.narrow(along, first, last - first)
+
+    def _with(self, tensors: Iterable[Tensor]) -> Self:
+        form: Any = type(self)
+        made: Self = form(*tensors, self.bits)
+        return made
+
+
+def quantized(numbers: Tensor, along: int, bits: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Whole steps of float32 numbers, put in their place, between the least and the greatest along
+    a dimension; and, without that dimension, the size of a step and the least, float16."""
+    low, high = numbers.clamp_(-LARGEST, LARGEST).aminmax(dim=along, keepdim=True)
+    levels = 2**bits - 1
+    zeros, scales = low.half(), ((high - low) / levels).half()
+    steps = torch.where(scales == 0, 1.0, scales.float())
+    codes = numbers.sub_(zeros.float()).div_(steps).round_().clamp_(0, levels)
+    return codes, scales.squeeze(along), zeros.squeeze(along)
+
+
+def packed_codes(codes: Tensor, bits: int) -> Tensor:
+    """Whole numbers `(..., dim)` of so many bits, as bytes `(..., dim * bits / 8)` uint8."""
+    planes = codes.to(torch.uint8).unflatten(-1, (8 // bits, -1))
+    packed: Tensor = planes[..., 0, :].clone()
+    for plane in range(1, 8 // bits):
+        packed |= planes[..., plane, :] << (plane * bits)
+    return packed
+
+
+def unpacked_codes(packed: Tensor, bits: int) -> Tensor:
+    """The numbers of `packed_codes`, `(..., dim)` float32."""
+    count = 8 // bits
+    codes = torch.empty(*packed.shape[:-1], packed.shape[-1] * count, device=packed.device)
+    planes = codes.unflatten(-1, (count, -1))
+    for plane in range(count):
+        shifted = packed >> (plane * bits) if plane else packed
+        planes[..., plane, :] = shifted if plane == count - 1 else shifted & (2**bits - 1)
+    return codes
