@@ -1,6 +1,7 @@
 """`kvlite library`: documents and conversations that are kept."""
 
 import time
+from collections import Counter
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -40,7 +41,9 @@ def listing(context: typer.Context, as_json: AsJson = False) -> None:
 
 @app.command("list")
 def list_entries(as_json: AsJson = False) -> None:
-    """List the entries, the last used first: size, tokens, model, method, last use."""
+    """List the entries, the last used first: size, tokens, model, method, last use. An entry that
+    is "light" has no cache, and is read again when it is opened; of entries with one name, the
+    beginning of the id says which (`kvlite library remove ID`)."""
     from kvlite.conversation.convert import open_library
     from kvlite.conversation.entries import entries, limit
 
@@ -117,6 +120,7 @@ def _plain(entry: "Entry") -> dict[str, object]:
     plain: dict[str, object] = {
         "id": entry.id,
         "name": entry.name,
+        "kind": entry.kind,
         "path": str(entry.path if entry.about is None else entry.about.path),
         "bytes": entry.nbytes,
         "used": _stamp(entry.used),
@@ -141,19 +145,25 @@ def _stamp(seconds: float) -> str:
 
 
 def _table(found: "list[Entry]") -> Table:
-    from kvlite.conversation.entries import ago
+    from kvlite.conversation.entries import ID_DIGITS, ago
 
-    table = Table(Column("name", overflow="fold"), "size", "tokens", "model", "method", "last used")
+    columns = "kind", "size", "tokens", "model", "method", "last used"
+    table, names = (
+        Table(Column("name", overflow="fold"), *columns),
+        Counter(each.name for each in found),
+    )
     for each in found:
         about, size, when = each.about, readable(each.nbytes), ago(each.used)
+        id = f" ({each.id[:ID_DIGITS]})" if names[each.name] > 1 else ""
+        row = each.name + id, each.kind
         if about is None:
             what = "damaged" if each.flaw else "a server's"
-            table.add_row(each.name, size, what, "", "", when)
+            table.add_row(*row, size, what, "", "", when)
             continue
         method = str(about.settings.get("method"))
         shown = "the default" if method == Settings.method else method
         model = about.model.replace("\\", "/").rstrip("/").rpartition("/")[2]
         tokens = f"{about.tokens:,}"
         size += " (light)" if about.light else ""
-        table.add_row(each.name, size, tokens, model, shown, when)
+        table.add_row(*row, size, tokens, model, shown, when)
     return table

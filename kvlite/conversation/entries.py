@@ -16,7 +16,7 @@ from kvlite.config.units import parse_bytes, parse_number
 from kvlite.conversation.file_info import About, about, digest_of
 from kvlite.conversation.library import Library, a_name
 from kvlite.conversation.message import Message
-from kvlite.conversation.record import Record, stored
+from kvlite.conversation.record import SERVER, Record, stored
 from kvlite.documents import Document
 from kvlite.engine.callbacks import Progress
 from kvlite.errors import SettingError, SnapshotError
@@ -53,6 +53,14 @@ class Entry:
     record: Record | None = None
     about: About | None = None
     flaw: str = ""
+
+    @property
+    def kind(self) -> str:
+        """A document, a conversation, or what a program said to the server; "" if nobody knows."""
+        if self.record is None:
+            return ""
+        said = "program" if self.record.made_by == SERVER else "conversation"
+        return "document" if self.record.is_document else said
 
     @property
     def is_conversation(self) -> bool:

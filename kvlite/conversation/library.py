@@ -170,6 +170,9 @@ class Library:
                 self._locks[id] = lock, holders - 1
             else:
                 lock.release()
+                if not self.place(id).exists():  # nobody will write it any more
+                    with suppress(OSError):
+                        Path(lock.lock_file).unlink(missing_ok=True)
 
     def _title(self, id: str) -> str:
         try:

@@ -60,6 +60,7 @@ def test_what_is_listed(
     half, last, *_ = found["entries"]
     assert "damaged or cut short" in half["flaw"] and "tokens" not in half
     assert (last["name"], last["used"]) == ("c", "1970-01-12T13:46:42Z")
+    assert last["kind"] == "document" and half["kind"] == ""
     assert last["documents"] == ["text.txt"] and last["model"] == str(model)
     assert last["tokens"] > 250 and last["messages"] == 0 and last["flaw"] == ""
 
@@ -70,6 +71,7 @@ def test_removing(kvlite: Run, full: int, folder: Path) -> None:
     assert len(entries(Library())) == 3
     done = kvlite("library", "remove", "a", "b", "a")
     assert done.code == 0 and "Removed a, b" in done.err
+    assert [each.name for each in (folder / "locks").iterdir()] == [entry_named(Library(), "c").id]
     size = entry_named(Library(), "c").nbytes
     assert kvlite("library", "remove", "c", "--json").json() == {"removed": ["c"], "bytes": size}
     one_sentence(kvlite("library", "remove", "c"), "'c'", "it is empty", "kvlite read FILE")
