@@ -15,7 +15,7 @@ export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: setup browser demo test long judges documents attack soak kill9 check gpu gpu-report format clean
 
-setup: $(READY)
+setup: $(COMPILED)
 
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -32,7 +32,7 @@ demo: $(INSTALLED)
 	$(BIN)/kvlite ask examples/constitution.txt \
 		"What is the term of office of the President?" --budget 10%
 
-check: setup
+check: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
@@ -54,7 +54,6 @@ $(COMPILED): $(READY) $(wildcard kvlite/ops/numba_*.py) kvlite/ops/blocks.py
 # Types and style are checked beside the tests.
 test: setup browser
 	@$(MAKE) --no-print-directory check >.check.log 2>&1 & checked=$$!; \
-	$(MAKE) --no-print-directory --silent $(COMPILED) || { wait $$checked; cat .check.log; exit 1; }; \
 	OMP_WAIT_POLICY=passive $(BIN)/pytest -n 2 --dist worksteal --durations=10; tested=$$?; \
 	wait $$checked || { cat .check.log; exit 1; }; cat .check.log; exit $$tested
 
@@ -77,14 +76,14 @@ documents: setup
 SEED := 0
 COUNT := 3000
 MINUTES := 10
-attack: $(COMPILED)
+attack: setup
 	$(BIN)/python -m tests.attack $(SEED) $(COUNT)
 
-soak: $(COMPILED)
+soak: setup
 	$(BIN)/python -m tests.attack $(SEED) --minutes $(MINUTES)
 
 # Commands and the app's service are killed while they read, answer or save, 200 times.
-kill9: $(COMPILED)
+kill9: setup
 	KVLITE_CACHE=tests/.cache $(BIN)/python -m tests.kill9 $(SEED) 200
 
 # What is owed to a GPU, with the Python that has a CUDA build of torch; see tests/gpu/__main__.py.
@@ -94,7 +93,7 @@ gpu:
 gpu-report:
 	$(PYTHON) -m tests.gpu --report docs/benchmarks.md
 
-format: setup
+format: $(READY)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
