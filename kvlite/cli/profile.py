@@ -1,16 +1,14 @@
 """`kvlite profile`: settings kept under a name."""
 
-import shlex
 from collections.abc import Mapping
 from typing import Annotated, Any
 
 import typer
 
-from kvlite.cli.console import print_json, say
-from kvlite.cli.options import AsJson, as_flags, with_flags
-from kvlite.cli.screen import console
+from kvlite.cli.console import say
+from kvlite.cli.options import with_flags
 from kvlite.config.paths import config_folder
-from kvlite.config.profiles import DEFAULT, Profile, Profiles
+from kvlite.config.profiles import DEFAULT, Profiles
 from kvlite.config.settings import Settings, flag_of
 from kvlite.errors import SettingError
 from kvlite.model.source import lasting_name
@@ -19,44 +17,12 @@ app = typer.Typer(
     no_args_is_help=True,
     help="Keep settings under a name, and use them with --profile NAME.\n\n"
     f"A profile called {DEFAULT} is used where none is named. Profiles are TOML files in kvlite's "
-    "configuration folder (`kvlite config` says where), and may be edited.",
+    "configuration folder (`kvlite config` says where): list, edit and delete them there.",
     epilog='Try: kvlite profile save mine --kv-bits 8 ; kvlite ask report.pdf "Who?" '
     "--profile mine",
 )
 
 _Name = Annotated[str, typer.Argument(help="letters, digits, - and _")]
-
-
-@app.command("list")
-def listing(as_json: AsJson = False) -> None:
-    """List the profiles there are, and what they set.
-
-    Examples:
-
-      kvlite profile list
-
-      kvlite profile list --json
-    """
-    profiles = Profiles(config_folder())
-    good, broken = list[Profile](), dict[str, str]()
-    for name in profiles.names():
-        try:
-            good.append(profiles.read(name))
-        except SettingError as error:
-            broken[str(profiles.path(name))] = str(error)
-    if as_json:
-        rows = [profile.to_json() for profile in good]
-        print_json({"folder": str(profiles.folder), "profiles": rows, "broken": broken})
-        return
-    if not good and not broken:
-        say(
-            f"There is no profile in {profiles.folder} yet: kvlite profile save NAME --kv-bits 8 "
-            "makes one"
-        )
-    for profile in good:
-        say(f"{profile.name}: {shlex.join(as_flags(profile.values))}")
-    for flaw in broken.values():
-        console().print(f"Note: {flaw}", style="yellow")
 
 
 @app.command()
@@ -94,14 +60,3 @@ def save(
     saved = Profiles(config_folder()).save(name, values, force=force)
     use = "It is used where none is named." if name == DEFAULT else f"Use it with --profile {name}"
     say(f"Saved in {saved.path}\n{use}")
-
-
-@app.command()
-def delete(name: _Name) -> None:
-    """Delete a profile.
-
-    Example:
-
-      kvlite profile delete mine
-    """
-    say(f"Deleted {Profiles(config_folder()).delete(name)}")
