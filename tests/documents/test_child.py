@@ -11,6 +11,8 @@ from kvlite.errors import ContextError, DocumentError, Stopped
 
 from .files import Save, Stdin, pdf
 
+pytestmark = pytest.mark.usefixtures("in_child")
+
 
 def test_progress_refusals_and_standard_input_pass_through(
     save: Save, monkeypatch: pytest.MonkeyPatch

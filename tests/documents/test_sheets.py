@@ -9,7 +9,7 @@ from kvlite.documents.number_format import formatted, simplified
 from kvlite.errors import ContextError
 
 from .files import Save, refusal
-from .test_formats import OFFICE, opendocument, packed, parts_of, related
+from .formats import OFFICE, opendocument, packed, parts_of, related
 
 _MAIN = "http://schemas.openxmlformats.org/spreadsheetml/2006/main"
 _ODS = "application/vnd.oasis.opendocument.spreadsheet"

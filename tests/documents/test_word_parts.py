@@ -134,29 +134,6 @@ def test_notes_headers_and_symbols_that_are_missing_are_counted(save: Save) -> N
     assert {*document.not_read} == {"1 footnote", "1 symbol", "1 header"}
 
 
-def test_equations_are_tex(save: Save) -> None:
-    def own(tag: str, *inside: str) -> str:
-        return f"<m:{tag}>{''.join(inside)}</m:{tag}>"
-
-    def letters(some: str) -> str:
-        return own("r", own("t", some))
-
-    half = own("f", own("num", letters("a+b")), own("den", letters("2")))
-    square = own("sSup", own("e", letters("x")), own("sup", letters("2")))
-    assert text(save, paragraph(run("y = "), own("oMath", half, letters("+"), square))) == (
-        "y = \\frac{a + b}{2} + x^2"
-    )
-    simple = own("f", own("num", letters("1")), own("den", letters("2")))
-    total = own("sSup", own("e", letters("x")), own("sup", letters("10"))) + letters("y")
-    assert text(save, paragraph(own("oMath", simple))) == "1/2"
-    assert text(save, paragraph(own("oMath", letters("2") + simple))) == "2\\frac{1}{2}"
-    assert text(save, paragraph(own("oMath", total))) == "x^{10}y"
-    rows = "".join(own("mr", own("e", letters(a)), own("e", letters(b))) for a, b in ("12", "34"))
-    assert text(save, paragraph(own("oMath", own("m", rows)))) == (
-        "\\begin{matrix} 1 & 2 \\\\ 3 & 4 \\end{matrix}"
-    )
-
-
 def test_raised_lowered_and_struck_text_is_marked_and_hidden_text_is_not_read(save: Save) -> None:
     def styled(style: str, inside: str) -> str:
         return f"<w:r><w:rPr>{style}</w:rPr><w:t>{inside}</w:t></w:r>"
@@ -302,9 +279,8 @@ def everything() -> bytes:
 # What unpacks to too much
 
 
-@pytest.mark.long
 def test_an_archive_that_unpacks_to_too_much_is_refused(
-    save: Save, monkeypatch: pytest.MonkeyPatch, in_this_process: None
+    save: Save, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(archive, "UNPACKED_LIMIT", 10**6)
     bomb = raw_word("<w:p/>" * 300_000)
@@ -317,15 +293,6 @@ def test_an_archive_that_unpacks_to_too_much_is_refused(
         tracemalloc.stop()
 
 
-@pytest.mark.usefixtures("in_this_process")
-def test_an_archive_denser_than_any_document_is_refused(
-    save: Save, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(archive, "_DENSE_FROM", 10**6)
-    message = refusal(save("a.docx", raw_word("<w:p/>" * 300_000)))
-    assert "unpacks to more than 150 times its size" in message
-
-
 def test_empty_paragraphs_are_one_empty_line(save: Save) -> None:
     content = raw_word(paragraph(run("a")) + "<w:p/>" * 100 + paragraph(run("b")))
     assert read_document(save("a.docx", content), limit=4).text == "a\n\nb"
@@ -333,7 +300,6 @@ def test_empty_paragraphs_are_one_empty_line(save: Save) -> None:
         read_document(save("a.docx", content), limit=3)
 
 
-@pytest.mark.usefixtures("in_this_process")
 def test_many_parts_count_together(save: Save, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(archive, "UNPACKED_LIMIT", 10**6)
     ids = [f"header{i}" for i in range(20)]
