@@ -1,6 +1,7 @@
 """Prompts of question tasks: what is hidden is there, once, where it should be, and repeatable."""
 
 import re
+from random import Random
 from typing import Any
 
 import pytest
@@ -50,13 +51,13 @@ def of(cases: Cases, kind: str) -> list[Case]:
     return chosen
 
 
-@pytest.mark.long
-def test_prompts_fill_their_length_and_no_more(cases: Cases) -> None:
+def test_prompts_fill_their_length_and_are_repeatable(tokenizer: Any, cases: Cases) -> None:
     for recipe, case in cases:
         assert recipe.length - 50 < len(case.prompt) <= recipe.length, recipe.kind
+    assert [recipe.case(tokenizer) for recipe, _ in cases[::9]] == [case for _, case in cases[::9]]
+    assert len({tuple(case.prompt) for _, case in cases}) == len(cases)
 
 
-@pytest.mark.long
 def test_a_prompt_is_what_a_conversation_reads(tokenizer: Any, cases: Cases) -> None:
     """Both settings read these tokens: at once, or cut where the question begins."""
     for _, case in cases:
@@ -80,18 +81,6 @@ def test_a_needle_is_there_once_at_its_depth(tokenizer: Any, cases: Cases) -> No
         begin = context.index("<|im_start|>user\n") + len("<|im_start|>user\n")
         room = len(context) - begin - len(case.words)
         assert (context.index(case.words) - begin) / room == pytest.approx(recipe.depth, abs=0.12)
-
-
-@pytest.mark.long
-def test_seeds_make_other_prompts_and_the_same_again(
-    tokenizer: Any, needles: list[Recipe], tasks: list[Recipe], cases: Cases
-) -> None:
-    again = [(recipe, recipe.case(tokenizer)) for recipe in [*needles, *tasks]]
-    assert again[::3] == cases[::3]
-    prompts = {tuple(case.prompt) for _, case in cases}
-    assert len(prompts) == len(cases)
-    keys = [case.keys for recipe, case in cases if recipe.kind != "sentence"]
-    assert len(set(keys)) == len(keys)
 
 
 def test_pairs_have_one_question_and_many_answers(tokenizer: Any, cases: Cases) -> None:
@@ -172,8 +161,6 @@ def test_hiding() -> None:
 
 
 def test_names_and_numbers_do_not_repeat() -> None:
-    from random import Random
-
     for drawn in (names(Random(0), 1001), numbers(Random(0), 1001)):
         assert len(set(drawn)) == 1001
     assert not [name for name in names(Random(1), 1001) if name in bundled_prose()]

@@ -3,11 +3,11 @@ and how many they are."""
 
 import json
 import random
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from kvlite.conversation.runner import Runner
 from kvlite.engine.grammar import Grammar
 from kvlite.errors import SettingError
 from kvlite.model.answers.form import ID, AnswerForm, Tool
@@ -15,6 +15,7 @@ from kvlite.model.answers.grammar import MOST_CALLS, answer_grammar
 from kvlite.model.answers.parameter_arguments import ParameterArguments
 from kvlite.model.answers.reader import AnswerReader
 from kvlite.model.grammar import Vocabulary
+from tests.families import FAMILIES
 from tests.test_answers import CALLS, TOOLS, all_forms, gathered, read
 from tests.written_calls import written
 
@@ -22,8 +23,8 @@ Forms = dict[str, tuple[Any, AnswerForm, Vocabulary]]
 
 
 @pytest.fixture(scope="module")
-def forms(smollm: Runner) -> Forms:
-    return all_forms(smollm)
+def forms() -> Forms:
+    return all_forms(SimpleNamespace(tokenizer=FAMILIES["smollm2"].tokenizer()))  # type: ignore[arg-type]
 
 
 def pieces_of(text: str, size: int) -> list[str]:
