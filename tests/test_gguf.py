@@ -116,7 +116,6 @@ def test_a_truncated_file_is_refused_and_nothing_is_written(tmp_path: Path, cach
 BIG = gguf.GGUFEndian.BIG
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "architecture": ({"architecture": "gpt2"}, "'gpt2' model, which kvlite does not run from"),
-    "image encoder": ({"architecture": "clip"}, r"an image encoder \(mmproj\), which belongs"),
     "projector": ({"fields": {"general.type": "mmproj"}}, r"an image encoder \(mmproj\)"),
     "adapter": ({"fields": {"general.type": "adapter"}}, "a LoRA adapter"),
     "order": ({"order": BIG}, "is big-endian"),
@@ -131,19 +130,11 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"tensors": {"blk.0.attn_sparkle.weight": np.ones(32)}},
         r"has a tensor 'blk\.0\.attn_sparkle\.weight', which kvlite does not know of a 'llama'",
     ),
-    "unknown bias": (
-        {"tensors": {"blk.0.ffn_gate.bias": np.ones(48)}},
-        r"has a tensor 'blk\.0\.ffn_gate\.bias'",
-    ),
     "another size": (
         {"without": ("blk.0.ffn_up",), "tensors": {"blk.0.ffn_up.weight": np.ones((47, 32))}},
         r"do not fit what it says of the model: model\.layers\.0\.mlp\.up_proj\.weight has sizes",
     ),
     "rope type": ({"fields": {"llama.rope.scaling.type": "twist"}}, "is 'twist', and it must be"),
-    "a word for a number": (
-        {"fields": {"llama.rope.freq_base": "much"}, "without": ("rope.freq_base",)},
-        "a number is needed",
-    ),
     "a layer too many": (
         {"tensors": {"blk.1.attn_q.weight": np.ones((32, 32))}},
         "has a tensor 'blk",
@@ -169,10 +160,6 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"tensors": {"rope_factors_long.weight": np.full(8, 2.0)}},
         "belong together",
     ),
-    "longrope without factors": (
-        {"fields": {"llama.rope.scaling.type": "longrope"}},
-        "belong together",
-    ),
     "no epsilon": (
         {"without": ("attention.layer_norm_rms_epsilon",)},
         r"layer_norm_rms_epsilon is missing, and norms need it",
@@ -188,10 +175,6 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "no context": (
         {"fields": {"llama.context_length": 0}, "without": ("context_length",)},
         r"llama\.context_length is 0, and it must be 1 or more",
-    ),
-    "not a number": (
-        {"fields": {"llama.rope.freq_base": float("nan")}, "without": ("rope.freq_base",)},
-        "a number is needed",
     ),
 }
 
@@ -330,12 +313,11 @@ def test_experts_of_the_first_files_are_those_of_later_ones(
 # --- rope ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dims", [64, 96, 128])
+@pytest.mark.parametrize("dims", [64, 96])
 @pytest.mark.parametrize(
     ("theta", "factor", "low", "high", "original"),
     [
         (500_000.0, 8.0, 1.0, 4.0, 8192),
-        (500_000.0, 32.0, 1.0, 4.0, 8192),
         (10_000.0, 4.0, 2.0, 8.0, 512),
         (1e6, 16.0, 1.0, 1.5, 1000),
         (100.0, 8.0, 1.0, 4.0, 65_536),  # no frequency is divided
@@ -377,19 +359,6 @@ def test_llama_3s_divisors_are_its_frequencies(
 
 
 # --- orders of rows ------------------------------------------------------------------------------
-
-
-def test_orders_are_permutations() -> None:
-    given = {
-        "halves": (24, 3),
-        "grouped": (4 + 2 * 3 * 5, 4, 2, 3, 5),
-        "by_key_head": (2 * (3 + 3 + 4 + 4), 2, 3, 4),
-        "alternating": (10,),
-    }
-    assert {*given} == {*ORDERS}
-    for name, (rows, *numbers) in given.items():
-        order = ORDERS[name](rows, *numbers)
-        assert sorted(order.tolist()) == [*range(rows)] != order.tolist()
 
 
 def test_neighboring_channels_become_halves() -> None:

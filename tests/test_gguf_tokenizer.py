@@ -30,7 +30,7 @@ from tests.gguf_vocabularies import (
 )
 
 REAL = Path(os.environ.get("KVLITE_REAL", Path(__file__).parents[2] / "shared/real")) / "vocabs"
-BESIDE = (None, "llama", "gemma3_text", "qwen2", "qwen3_5_moe_text", "mistral", "phi3")
+BESIDE = (None, "llama", "qwen2", "phi3")
 
 
 def tokenizer_of(folder: Path, fields: dict[str, Any], architecture: str = "llama") -> Any:
@@ -161,14 +161,15 @@ def test_text_is_cut_into_words_as_the_name_says(pre: str, tmp_path: Path) -> No
     assert " ".join(word for word, _ in cut) == expected
 
 
-@pytest.mark.parametrize("pre", PRE_TOKENIZERS)
-def test_every_name_can_be_loaded_and_loses_nothing(pre: str, tmp_path: Path) -> None:
-    fields = bytes_of("ab", pre=pre)
-    if PRE_TOKENIZERS[pre].raw:
-        fields = pieces_of("ab", SPACE) | named(model="gpt2", pre=pre, merges=["a b"])
-    tokenizer = tokenizer_of(tmp_path, fields)
+def test_every_name_can_be_loaded_and_loses_nothing(tmp_path: Path) -> None:
     text = "ab 日本 12345.6\r\n\n\t x's É"
-    assert tokenizer.decode(tokenizer.encode(text, add_special_tokens=False)) == text
+    for pre, rules in PRE_TOKENIZERS.items():
+        fields = bytes_of("ab", pre=pre)
+        if rules.raw:
+            fields = pieces_of("ab", SPACE) | named(model="gpt2", pre=pre, merges=["a b"])
+        tokenizer = tokenizer_of(tmp_path, fields)
+        ids = tokenizer.encode(text, add_special_tokens=False)
+        assert tokenizer.decode(ids) == text, pre
 
 
 def test_a_file_without_a_name_is_cut_by_the_oldest_rules(tmp_path: Path) -> None:
@@ -277,16 +278,15 @@ def _mutated(fields: dict[str, Any], rnd: random.Random) -> dict[str, Any]:
     return {key: value for key, value in made.items() if value != []}
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_corrupt_headers_end_in_a_sentence(seed: int, tmp_path: Path) -> None:
-    rnd = random.Random(seed)
+def test_corrupt_headers_end_in_a_sentence(tmp_path: Path) -> None:
+    rnd = random.Random(0)
     more = [("<|x|>", CONTROL), ("  ", USER), ("<pad>", UNUSED)]
     kinds = [
         pieces_of(f"{SPACE}hello", "world", more=more) | named(add_bos_token=True),
         bytes_of("hello", " world", more=more, pre="qwen2"),
         pieces_of("ab", more=more) | named(model="gemma4", merges=["a b"]),
     ]
-    for _ in range(100):
+    for _ in range(200):
         fields = _mutated(rnd.choice(kinds), rnd)
         try:
             tokenizer = tokenizer_of(tmp_path, fields)
