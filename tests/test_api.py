@@ -395,10 +395,7 @@ def test_a_stopped_reading_leaves_the_conversation_as_it_was(
 
 @pytest.mark.parametrize("template", [None, FORGETFUL], ids=["own", "forgetful"])
 def test_what_is_too_long_is_refused_and_leaves_the_conversation_usable(
-    runner: kvlite.Runner,
-    prompt: list[int],
-    template: str | None,
-    monkeypatch: pytest.MonkeyPatch,
+    runner: kvlite.Runner, prompt: list[int], template: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if template:
         monkeypatch.setattr(runner.tokenizer, "chat_template", template)
@@ -455,10 +452,7 @@ def test_the_token_that_ends_an_answer_is_not_read_on_top_of_the_templates_own(
 def assert_remembered(
     runner: kvlite.Runner, talk: kvlite.Conversation, question: str, answer: str
 ) -> None:
-    said = [
-        {"role": "user", "content": question},
-        {"role": "assistant", "content": answer},
-    ]
+    said = [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
     assert talk.messages == said
     again = list(talk.stream("Go on.", max_new_tokens=4))
     said.append({"role": "user", "content": "Go on."})

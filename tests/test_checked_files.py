@@ -209,11 +209,7 @@ def test_other_files(home: Path) -> None:
     tensors = {"w": [[[0, "F32", [2], 0, 8]], [2], ["x", [1]], None, False, ""]}
     index = {"digest": "d", "files": [[str(home / "x"), 3, 5]], "tensors": tensors}
     check(home / "gguf.json", index, lambda: read_index(home))
-    check(
-        home / "model.safetensors.index.json",
-        {"weight_map": {"a": "b"}},
-        lambda: _missing(home),
-    )
+    check(home / "model.safetensors.index.json", {"weight_map": {"a": "b"}}, lambda: _missing(home))
     (home / "config.json").write_text('{"max_position_embeddings": 5}')
     vocabulary = {"model": {"vocab": {"a": 1}}, "added_tokens": [{"content": "x"}]}
     check(home / "tokenizer.json", vocabulary, lambda: text_limit_of(home))

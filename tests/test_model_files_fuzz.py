@@ -22,11 +22,7 @@ from kvlite.model.shape import read_config, read_shape
 from tests.configs import PUBLISHED
 from tests.gguf_files import write_gguf
 
-many = settings(
-    max_examples=400,
-    phases=[Phase.generate],
-    suppress_health_check=[*HealthCheck],
-)
+many = settings(max_examples=400, phases=[Phase.generate], suppress_health_check=[*HealthCheck])
 HUGE = [0, 1, 7, 2**31, 2**32 - 1, 2**40, 2**63 - 1, 2**63, 2**64 - 1]
 
 
@@ -83,8 +79,7 @@ ODD_HEADERS = {
     "no architecture": header(tensors=TENSOR + b"\0" * 100),
     "2^31 dimensions": header(ARCHITECTURE, tensors=text("t") + struct.pack("<I", 2**31)),
     "a tensor of 2^80 numbers": header(
-        ARCHITECTURE,
-        tensors=text("t") + struct.pack("<IQQIQ", 2, 2**40, 2**40, 0, 0),
+        ARCHITECTURE, tensors=text("t") + struct.pack("<IQQIQ", 2, 2**40, 2**40, 0, 0)
     ),
     "a tensor beyond the end": header(
         ARCHITECTURE, tensors=text("t") + struct.pack("<IQIQ", 1, 1, 0, 2**63)

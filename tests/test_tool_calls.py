@@ -94,9 +94,7 @@ def test_calls_of_an_answer_are_bounded(forms: Forms) -> None:
         assert held_to(forms["hermes"], TOOLS, answer) == (count == MOST_CALLS)
 
 
-def test_what_is_read_is_the_same_in_any_pieces(
-    forms: Forms,
-) -> None:
+def test_what_is_read_is_the_same_in_any_pieces(forms: Forms) -> None:
     draw = random.Random(0)
     for _, form, _ in forms.values():
         assert form.calls is not None and form.reasoning is not None

@@ -24,13 +24,7 @@ from kvlite.documents.reading_order import Box, lines_of
 from kvlite.errors import SettingError, Stopped
 from kvlite.methods.engine_config import require_meanings
 
-from .files import (
-    Save,
-    encrypted,
-    pdf,
-    read_or_refuse,
-    refusal,
-)
+from .files import Save, encrypted, pdf, read_or_refuse, refusal
 
 
 def test_pdf_pages_are_remembered(save: Save) -> None:
@@ -260,12 +254,7 @@ def with_everything() -> bytes:
     """A document of all that is read beside its text."""
     text, name = TextStringObject, NameObject
     return with_annotations(
-        {
-            "/Subtype": name("/Widget"),
-            "/FT": name("/Tx"),
-            "/T": text("Name"),
-            "/V": text("Ann"),
-        },
+        {"/Subtype": name("/Widget"), "/FT": name("/Tx"), "/T": text("Name"), "/V": text("Ann")},
         {"/Subtype": name("/Text"), "/Contents": text("Why?"), "/T": text("Cy")},
     )
 

@@ -8,12 +8,7 @@ import pytest
 
 from kvlite.documents import Document, read_document
 
-from .files import (
-    Save,
-    refusal,
-    rezipped,
-    word,
-)
+from .files import Save, refusal, rezipped, word
 
 
 def example(document: "docx.document.Document") -> None:
