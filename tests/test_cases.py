@@ -1,7 +1,6 @@
 """Prompts of question tasks: what is hidden is there, once, where it should be, and repeatable."""
 
 import re
-from random import Random
 from typing import Any
 
 import pytest
@@ -10,7 +9,7 @@ from transformers import AutoTokenizer
 from kvlite.bench.case import Case, Recipe, require_fit
 from kvlite.bench.niah import Niah
 from kvlite.bench.options import KINDS as NEEDLES
-from kvlite.bench.prose import begun_elsewhere, bundled_prose, hidden_in, names, numbers
+from kvlite.bench.prose import bundled_prose
 from kvlite.bench.ruler import COMMON, RARE_TIMES, Ruler
 from kvlite.config.settings import EMBEDDED_MODEL
 from kvlite.errors import SettingError
@@ -25,24 +24,16 @@ def tokenizer() -> Any:
     return AutoTokenizer.from_pretrained(find_model(EMBEDDED_MODEL))
 
 
-@pytest.fixture(scope="module")
-def needles(tokenizer: Any) -> list[Recipe]:
-    task = Niah(tokens=[900], depths=4, repeats=2, **GRID)
-    return task.prompts(tokenizer, bundled_prose())
-
-
-@pytest.fixture(scope="module")
-def tasks(tokenizer: Any) -> list[Recipe]:
-    task = Ruler(tokens=[900], repeats=2, **GRID)
-    return task.prompts(tokenizer, bundled_prose())
-
-
 Cases = list[tuple[Recipe, Case]]
 
 
 @pytest.fixture(scope="module")
-def cases(tokenizer: Any, needles: list[Recipe], tasks: list[Recipe]) -> Cases:
-    return [(recipe, recipe.case(tokenizer)) for recipe in [*needles, *tasks]]
+def cases(tokenizer: Any) -> Cases:
+    niah = Niah(tokens=[900], depths=4, repeats=2, **GRID)
+    ruler = Ruler(tokens=[900], repeats=2, **GRID)
+    prose = bundled_prose()
+    recipes = [*niah.prompts(tokenizer, prose), *ruler.prompts(tokenizer, prose)]
+    return [(recipe, recipe.case(tokenizer)) for recipe in recipes]
 
 
 def of(cases: Cases, kind: str) -> list[Case]:
@@ -81,16 +72,6 @@ def test_a_needle_is_there_once_at_its_depth(tokenizer: Any, cases: Cases) -> No
         begin = context.index("<|im_start|>user\n") + len("<|im_start|>user\n")
         room = len(context) - begin - len(case.words)
         assert (context.index(case.words) - begin) / room == pytest.approx(recipe.depth, abs=0.12)
-
-
-def test_pairs_have_one_question_and_many_answers(tokenizer: Any, cases: Cases) -> None:
-    for case in of(cases, "pairs"):
-        context = tokenizer.decode(case.context)
-        pairs = dict(re.findall(r"The code of the (\w+ \w+) is (\d{7})\.", context))
-        assert len(pairs) == len(set(pairs.values())) == 10
-        asked = re.search(r"the code of the (\w+ \w+)\?", tokenizer.decode(case.question))
-        assert asked is not None
-        assert (pairs[asked[1]],) == case.keys
 
 
 @pytest.mark.parametrize(
@@ -148,19 +129,3 @@ def test_too_short_is_refused(tokenizer: Any) -> None:
     ruler = Ruler(tokens=[400, 100], tasks=["multi-query"], repeats=1, **GRID)
     with pytest.raises(SettingError, match=r"--tokens 100 is too short for ruler multi-query: "):
         require_fit(ruler.prompts(tokenizer, bundled_prose()), tokenizer)
-
-
-def test_hiding() -> None:
-    text = "One. Two. Three. "
-    assert hidden_in(text, [(0.0, "A."), (0.3, "B."), (0.3, "C."), (1.0, "D.")]) == (
-        "A. One. B. C. Two. Three. D. "
-    )
-    assert begun_elsewhere(text, 0) == text
-    turned = {begun_elsewhere(text, seed) for seed in range(1, 30)}
-    assert turned == {text, "Two. Three.\n\nOne. ", "Three.\n\nOne. Two. "}
-
-
-def test_names_and_numbers_do_not_repeat() -> None:
-    for drawn in (names(Random(0), 1001), numbers(Random(0), 1001)):
-        assert len(set(drawn)) == 1001
-    assert not [name for name in names(Random(1), 1001) if name in bundled_prose()]

@@ -64,11 +64,6 @@ def test_results_and_progress_come_back_whatever_is_printed() -> None:
     assert seen == [(1, 3), (2, 3), (3, 3)]
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="nothing is nice there")
-def test_others_go_first() -> None:
-    assert run_in_child(os.nice, 0) > os.nice(0)
-
-
 def test_errors_keep_their_type_and_sentence() -> None:
     with pytest.raises(DocumentError, match=r"a\.pdf is refused"):
         run_in_child(refuse, "a.pdf")

@@ -254,13 +254,6 @@ def test_a_config_that_is_too_long_is_not_read(tmp_path: Path) -> None:
     assert "not a file" in refusal(tmp_path)
 
 
-def test_what_transformers_refuses_is_told_without_its_validators_name(tmp_path: Path) -> None:
-    config = {**PUBLISHED[LLAMA], "initializer_range": "a"}
-    with pytest.raises(ModelError, match=r"config\.json does not .*'initializer_range'") as error:
-        read_shape(write(tmp_path, config))
-    assert "Strict" not in str(error.value)
-
-
 def test_a_config_is_refused_without_torch(tmp_path: Path) -> None:
     write(tmp_path, {"model_type": "llama"})
     code = (

@@ -18,7 +18,7 @@ from kvlite.model.gguf.folder import gguf_folder
 from kvlite.model.gguf.header import read_header
 from kvlite.model.gguf.undo import ORDERS
 from kvlite.model.local_models import leftovers, remove_leftovers
-from kvlite.model.source import find_config, find_model
+from kvlite.model.source import find_model
 from kvlite.model.weights import held_tensors
 from tests.gguf_files import write_gguf
 
@@ -93,11 +93,6 @@ def test_a_model_in_several_files_is_one(tmp_path: Path, cache: Path) -> None:
         gguf_folder(parts[1])
     with pytest.raises(ModelError, match=r"which llama\.cpp finds by their names"):
         gguf_folder(tmp_path / "first.gguf")
-
-
-def test_a_plan_needs_no_tokenizer(cache: Path) -> None:
-    folder = find_config(str(embedded_ggufs()[0]))
-    assert {file.name for file in folder.iterdir()} == {"config.json", "gguf.json"}
 
 
 def test_a_truncated_file_is_refused_and_nothing_is_written(tmp_path: Path, cache: Path) -> None:
@@ -186,13 +181,6 @@ def test_what_cannot_be_read_is_refused_by_its_name(name: str, tmp_path: Path) -
     with pytest.raises(ModelError, match=why) as error:
         gguf_folder(tmp_path / "a.gguf")
     assert str(tmp_path / "a.gguf") in str(error.value) and "\n" not in str(error.value)
-
-
-def test_scaling_that_is_none_is_none(tmp_path: Path) -> None:
-    fields = {"llama.rope.scaling.type": "none", "llama.rope.scaling.factor": 4.0}
-    write_gguf(tmp_path / "a.gguf", fields=fields)
-    config, _ = config_of(read_header(tmp_path / "a.gguf"))
-    assert config["rope_parameters"] == {"rope_type": "default", "rope_theta": 10_000.0}
 
 
 def test_a_folder_that_was_left_half_written_is_finished(tmp_path: Path) -> None:

@@ -13,8 +13,6 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from kvlite.cache import KVSize
-from kvlite.config.settings import Settings
-from kvlite.conversation.runner import open_runner
 from kvlite.errors import ModelError
 from kvlite.model.architectures import ADMITTED
 from kvlite.model.cpu import SplitLinear, split_linears
@@ -221,17 +219,6 @@ def test_a_broken_folder_is_refused_in_one_sentence(
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("name", ["empty tokenizer"])
-def test_a_broken_tokenizer_is_refused_where_a_text_is_to_be_counted(
-    name: str, tiny_folder: Path, tmp_path: Path
-) -> None:
-    folder = Path(shutil.copytree(tiny_folder, tmp_path / "model"))
-    BROKEN[name][0](folder)
-    with pytest.raises(ModelError, match="cannot be loaded") as error:
-        open_runner(Settings(model=str(folder), device="cpu"), None, lambda tokenizer: 9)
-    assert str(folder) in str(error.value)
-
-
 @pytest.mark.parametrize("name", ["nowhere", "./no/where", "/no/where", "~/no/where", "a/b/c"])
 def test_a_model_that_is_nowhere_is_refused(name: str) -> None:
     with pytest.raises(ModelError, match=f"no model '{name}': give 'smollm2-135m'"):
@@ -241,13 +228,6 @@ def test_a_model_that_is_nowhere_is_refused(name: str) -> None:
 def test_an_id_that_is_not_here_offline_is_refused() -> None:
     with pytest.raises(ModelError, match="kvlite/no-such-model is not in the local"):
         find_model("kvlite/no-such-model")
-
-
-def test_a_file_that_is_not_gguf_is_refused(tmp_path: Path) -> None:
-    for name, reason in (("a.safetensors", "is a file but not a .gguf"), ("a.gguf", "first bytes")):
-        (tmp_path / name).write_bytes(b"whatever this is")
-        with pytest.raises(ModelError, match=reason):
-            find_model(str(tmp_path / name))
 
 
 # --- nothing in a folder is executed -------------------------------------------------------------
@@ -339,14 +319,6 @@ def test_a_split_linear_equals_a_linear(
     for row, right in zip(rows, expected, strict=True):
         assert ours(row).shape == right.shape
         assert (ours(row) - right).abs().max() < 1e-6
-
-
-@pytest.mark.parametrize(("inputs", "outputs"), [(48, 96), (96, 48)])
-def test_a_split_linear_splits_without_a_copy_of_the_weights(inputs: int, outputs: int) -> None:
-    ours = split(nn.Linear(inputs, outputs), 2)
-    assert ours.parts > 1 and ours.shares.shape[0] == ours.parts
-    assert ours.shares.untyped_storage().data_ptr() == ours.weight.untyped_storage().data_ptr()
-    assert ours.weight.shape == (outputs, inputs)
 
 
 def test_split_linears_leave_a_tied_embedding_tied() -> None:

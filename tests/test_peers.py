@@ -17,9 +17,7 @@ from kvlite.bench.fork import Choice
 from kvlite.bench.niah import Niah
 from kvlite.bench.peers import PeerChoice, PeerProgram, peer_choices
 from kvlite.bench.questions import QuestionRow, ask
-from kvlite.bench.speed import Speed
 from kvlite.bench.task import measure
-from kvlite.config.settings import Settings
 from kvlite.errors import ModelError, SettingError
 from kvlite.methods import parse_method
 
@@ -102,23 +100,6 @@ def test_options(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     options = niah(peer=["kvpress:snapkv"]).options()
     assert (options["peer"], options["versions"]) == (["kvpress:snapkv"], VERSIONS)
     assert "peer" not in niah().options()  # runs of before go on
-
-
-def test_others_run_on_one_card(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Which is said before a model is opened."""
-    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
-    monkeypatch.setattr("kvlite.bench.questions.versions", lambda: VERSIONS)
-    spread = Settings(device="cuda:0,cuda:1")
-    speed = Speed(
-        tokens=[500], method="full", budget="64", kv_bits="16", recall="off", repeats=1,
-        new_tokens=3,
-    )  # fmt: skip
-    beside = (speed, "transformers"), (niah(peer=["kvpress:snapkv"]), "kvpress:snapkv")
-    for task, name in beside:
-        with pytest.raises(SettingError, match=f"several cards, and {name} runs on one: name one"):
-            task.settings(spread)
-        assert task.settings(Settings(device="cuda:1")).device == "cuda:1"
-    assert niah().settings(spread) is spread
 
 
 @dataclass
@@ -215,14 +196,3 @@ def one_pass(model: Any, ids: list[int], cut: int, kept: int) -> torch.Tensor:
     mask = torch.zeros(sees.shape).masked_fill(~sees, torch.finfo(torch.float32).min)
     logits: torch.Tensor = model(torch.tensor([ids]), attention_mask=mask[None, None]).logits[0]
     return logits
-
-
-@pytest.mark.long
-def test_packages_that_cannot_be_had_are_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(peers, "python", lambda _: Path(sys.executable))
-    monkeypatch.setattr(peers, "EnvBuilder", lambda **_: SimpleNamespace(create=lambda _: None))
-    monkeypatch.setattr(peers, "PACKAGES", ("no such package!",))
-    told: list[str] = []
-    with pytest.raises(SettingError, match=r"install-peers found no way to install no such pack.*"):
-        peers.install(told.append)
-    assert [line.split()[0] for line in told] == ["Making", "Installing"]

@@ -289,18 +289,6 @@ def test_a_model_answers_within_a_cap(wide_folder: Path, share: float) -> None:
     assert metrics.plan_error == pytest.approx(metrics.planned_peak_bytes / metrics.peak_bytes - 1)
 
 
-@pytest.mark.long
-def test_one_step_below_the_least_is_refused_with_the_numbers(wide_folder: Path) -> None:
-    settings = Settings(model=str(wide_folder), max_new_tokens=8, device="cpu", vram="1MiB")
-    least = open_planner(settings).best(900)
-    assert not least.fits
-    enough = settings.replace({"vram": f"{int(least.peak_bytes / 0.98) + 2}B"})
-    assert open_planner(enough).best(900).fits
-    below = settings.replace({"vram": f"{int(least.peak_bytes / 0.98) - 4096}B"})
-    with pytest.raises(SettingError, match=r"needs at least .* MiB .* offers .* MiB"):
-        open_runner(below, None, lambda tokenizer, max_context: 900)
-
-
 def test_each_phase_is_measured_beside_its_plan(llama: Tiny) -> None:
     talk = Conversation(
         llama.model, Settings(method="snapkv:window=8", budget="64", measure="tensors")

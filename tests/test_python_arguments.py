@@ -257,18 +257,3 @@ def test_of_two_threads_one_is_refused(runner: kvlite.Runner) -> None:
         thread.join()
     assert heard == ids_of(fresh.stream("One"))
     require_same(talk, fresh)
-
-
-def test_another_thread_may_close_an_answer_that_nobody_listens_to(runner: kvlite.Runner) -> None:
-    talk, heard = runner.conversation(max_new_tokens=20), list[int | None]()
-    begun = talk.stream("One")
-    next(begun)
-
-    def work() -> None:
-        begun.close()
-        heard.extend(ids_of(talk.stream("Two")))
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join()
-    assert len(heard) == 20 and list(begun) == []

@@ -1,7 +1,6 @@
 """Which place decides a setting, and what is said of it: flags, environment, profile, default."""
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvlite.config.environment import OTHERS, PREFIX, read_text, unknown_variables, variable_of
+from kvlite.config.environment import PREFIX, read_text, unknown_variables, variable_of
 from kvlite.config.profiles import Profile
 from kvlite.config.resolve import resolve
 from kvlite.config.settings import OPTIONS, Settings, flag_of
@@ -121,14 +120,6 @@ def test_a_bad_variable_is_called_by_its_name(name: str, text: str, said: str) -
 def test_a_variable_is_read_as_its_setting_is_typed(name: str, text: str, value: Any) -> None:
     got = read_text(name, text, variable_of(name))
     assert (got, type(got)) == (value, type(value))
-
-
-def test_variables_clash_with_nothing() -> None:
-    variables = [variable_of(name) for name in OPTIONS]
-    assert len({*variables, *OTHERS}) == len(variables) + len(OTHERS)
-    source = Path(__file__).parents[1] / "kvlite"
-    written = "".join(file.read_text(encoding="utf-8") for file in source.rglob("*.py"))
-    assert {*re.findall(r"[\"'](KVLITE_[A-Z_]+)[\"']", written)} == {*OTHERS}
 
 
 def test_variables_that_are_no_settings() -> None:

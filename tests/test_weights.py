@@ -20,7 +20,6 @@ from torch import nn
 import kvlite
 import kvlite.model.load as load
 import kvlite.model.weights as choice
-from kvlite.bench.speed import load_reference
 from kvlite.engine.prefill import prefill
 from kvlite.engine.selfcheck import require_own_answers
 from kvlite.errors import KvliteError, ModelError, SettingError
@@ -29,7 +28,7 @@ from kvlite.methods.layer_policy import layer_policies
 from kvlite.model.architectures import EXPANDS
 from kvlite.model.attention_interface import ATTENTION
 from kvlite.model.cpu import SplitLinear
-from kvlite.model.load import LoadedModel, load_module
+from kvlite.model.load import LoadedModel
 from kvlite.model.shape import read_shape
 from kvlite.model.weights import (
     PLAIN,
@@ -150,18 +149,6 @@ def test_bytes_of_a_well_known_model(tmp_path: Path) -> None:
     assert 5.7e9 < sum(stated.values()) < 5.8e9
 
 
-def test_tensors_counted_include_scales(llama: Tiny, tmp_path: Path) -> None:
-    llama.reference.save_pretrained(tmp_path)
-    for name in QUANTIZED:
-        module, _ = load_module(tmp_path, device=CPU, weights=weights_of(name))
-        plain = storages([*module.parameters(), *module.buffers()])
-        assert sum(storages(held_tensors(module)).values()) > sum(plain.values())
-        with torch.no_grad():
-            module.set_attn_implementation("eager")
-            module(torch.tensor([[5, 6, 7]]))
-        assert sum(storages(held_tensors(module)).values()) > sum(plain.values())
-
-
 # --- the same tokens as transformers -------------------------------------------------------------
 
 
@@ -252,15 +239,6 @@ def test_sizes_that_are_no_multiples_of_blocks_stay_unpacked() -> None:
     keep_odd_sizes_unpacked(layers[:-1])
     kept = [layer.support_avx512bf16_for_cpu for layer in layers]
     assert kept == [*(fits for *_, fits in sizes), True]
-
-
-def test_speed_is_compared_with_the_same_weights(tiny_folder: Path) -> None:
-    runner = kvlite.load(str(tiny_folder), weights="nf4", method="full")
-    reference = load_reference(runner)
-    assert type(reference.model.layers[0].mlp.up_proj) is Linear4bit
-    ids = list(range(3, 60))
-    said = runner.generate(ids, max_new_tokens=12, ignore_eos=True).token_ids
-    assert said == greedy(reference, ids, 12)
 
 
 # --- choosing ------------------------------------------------------------------------------------

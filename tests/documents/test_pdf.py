@@ -111,15 +111,6 @@ def test_what_is_no_pdf_is_refused(save: Save, content: bytes) -> None:
     assert "no PDF" in refusal(save("a.pdf", content))
 
 
-def test_lone_surrogates_and_nulls_do_not_reach_the_text(
-    save: Save, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(
-        "kvlite.documents.pdf.page_text", lambda _: "\na\ud83d\r\nb\0 \ud83d\ude00\n"
-    )
-    assert read_document(save("a.pdf", pdf(["x"]))).text == "a\ufffd\nb 😀"
-
-
 @pytest.mark.parametrize(
     ("old", "new"),
     [

@@ -300,14 +300,6 @@ def test_empty_paragraphs_are_one_empty_line(save: Save) -> None:
         read_document(save("a.docx", content), limit=3)
 
 
-def test_many_parts_count_together(save: Save, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(archive, "UNPACKED_LIMIT", 10**6)
-    ids = [f"header{i}" for i in range(20)]
-    sections = "".join(f'<w:sectPr><w:headerReference r:id="{id}"/></w:sectPr>' for id in ids)
-    parts = {id: paragraph(run("x" * 100_000)) for id in ids}
-    assert "unpacks to more than" in refusal(save("a.docx", raw_word(sections, **parts)))
-
-
 def test_what_an_archive_says_of_its_parts_is_not_believed(save: Save) -> None:
     """A part that says it is small is unpacked no further."""
     bomb = bytearray(raw_word("<w:p/>" * 500_000))
