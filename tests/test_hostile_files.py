@@ -35,7 +35,7 @@ def runner(tiny_folder: Path) -> kvlite.Runner:
     return kvlite.load(str(tiny_folder), method="snapkv:window=8", budget=48, max_new_tokens=2)
 
 
-INPUTS = 16  # of each kind
+INPUTS = 10  # of each kind
 Made = dict[str, tuple[dict[str, Any], dict[str, torch.Tensor], int]]
 
 
@@ -138,6 +138,7 @@ def refusal(runner: kvlite.Runner, path: Path) -> KvliteError | None:
     return None
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("kind", ["whole", "light"])
 def test_descriptions_with_wrong_values(
     runner: kvlite.Runner, made: Made, tmp_path: Path, kind: str

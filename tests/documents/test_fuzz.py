@@ -19,7 +19,7 @@ from .test_sheets import workbook
 from .test_word import example
 from .test_word_parts import everything
 
-INPUTS = 120
+INPUTS = 60
 # Far above what any takes here, and far below what a hang or a bomb does.
 SECONDS, MEMORY = 10, 200 * 2**20
 
