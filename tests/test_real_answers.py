@@ -154,6 +154,7 @@ def test_calls_that_a_template_renders_are_allowed_and_read_back(
         assert read(form, before + answer, size) == (before.strip(), calls)
 
 
+@pytest.mark.parametrize("vocabulary", ["small"], indirect=True)
 @pytest.mark.parametrize("name", NAMES)
 def test_reasoning_is_told_by_the_template(vocabulary: Any, name: str) -> None:
     tokenizer, _ = with_template(vocabulary, name)
