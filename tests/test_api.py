@@ -159,14 +159,6 @@ def test_the_end_token_ends_an_answer_unless_it_is_ignored(
     assert runner.generate(prompt, max_new_tokens=8, ignore_eos=True).token_ids == free.token_ids
 
 
-def test_a_stop_string_ends_an_answer_before_it(runner: kvlite.Runner, prompt: list[int]) -> None:
-    free = runner.generate(prompt, max_new_tokens=8, ignore_eos=True).text
-    stop = free[len(free) // 2 :][:3]
-    for given in (stop, [stop], ("never said", stop)):
-        answer = runner.generate(prompt, max_new_tokens=8, ignore_eos=True, stop=given)
-        assert (answer.text, answer.finish_reason) == (free[: free.index(stop)], "stop")
-
-
 def test_seeds_make_draws_repeatable(runner: kvlite.Runner, prompt: list[int]) -> None:
     def drawn(seed: int | None) -> list[int]:
         options = {"temperature": 1.5, "seed": seed, "max_new_tokens": 12}

@@ -14,11 +14,10 @@ from kvlite.conversation.endings import cut
 from kvlite.conversation.metrics import brief, told
 from kvlite.conversation.runner import Runner
 from kvlite.errors import ContextError
-from kvlite.model.packing import pack_linears
 from kvlite.offload.kv import store
 from kvlite.offload.kv.index import Index
 from kvlite.offload.kv.storage import Disk
-from tests.conftest import Tiny, make_tiny
+from tests.conftest import Tiny
 
 from .test_packed import random_ids
 
@@ -68,12 +67,6 @@ def test_an_answer_longer_than_planned_is_that_of_a_plan_that_covers_it(
     llama: Tiny, often: None, case: str
 ) -> None:
     require_alike(llama.model, 2 if "recall" in case else 1, **GROWING[case])
-
-
-def test_so_it_is_where_a_step_is_one_compiled_call(often: None) -> None:
-    model = make_tiny("llama").model
-    pack_linears(model.module.model.layers, torch.float32)
-    require_alike(model, recall="ram")
 
 
 @pytest.mark.parametrize("recall", ["off", "ram"])

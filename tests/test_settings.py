@@ -125,19 +125,6 @@ def test_a_share_is_a_part_of_one(hundredths: int) -> None:
     assert share == pytest.approx(hundredths / 10_000) and 0 < share <= 1
 
 
-@settings(max_examples=300)
-@given(st.text(max_size=12) | st.from_regex(r"[+-]?[0-9]{0,3}\.?[0-9]{0,3} ?(%|[kMG]?i?B)?"))
-def test_whatever_is_typed_is_one_kind_of_budget_or_an_error_that_quotes_it(text: str) -> None:
-    try:
-        budget_spec = parse_budget(text)
-    except SettingError as error:
-        assert text.strip() in str(error) or repr(text.strip()) in str(error)
-        return
-    kinds = [budget_spec.entries, budget_spec.share, budget_spec.nbytes]
-    (given_kind,) = (kind for kind in kinds if kind is not None)
-    assert given_kind >= 0 and budget_spec.least in (1, 1024)
-
-
 def options_of(method: str) -> st.SearchStrategy[dict[str, Any]]:
     """Values in range for any of a method's options, several at once."""
     odd = st.integers(0, 40).map(lambda n: 2 * n + 1)

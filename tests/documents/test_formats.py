@@ -152,11 +152,6 @@ def test_fictionbook(save: Save) -> None:
     assert "is damaged or no FictionBook" in refusal(save("c.fb2", "words"))
 
 
-def test_fictionbook_named_styles_are_text(save: Save) -> None:
-    body = "<FictionBook><body><p>a <style name='x'>b</style> c</p></body></FictionBook>"
-    assert read_document(save("a.fb2", body)).text == "a b c"
-
-
 @pytest.mark.parametrize(
     ("data", "text", "not_read"),
     [

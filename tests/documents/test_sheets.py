@@ -353,13 +353,6 @@ def test_values_of_a_spreadsheet_that_others_show(save: Save) -> None:
     assert read_document(save("a.ods", content)).text == "Costs\n7% | 3 EUR | TRUE | ~~x~~"
 
 
-def test_a_percentage_that_no_number_is_stored_for_is_an_empty_cell(save: Save) -> None:
-    a, b = (_cell(f"<text:p>{each}</text:p>") for each in "ab")
-    cells = a + _cell("", 'office:value-type="percentage"') + b
-    rows = f"<table:table-row>{cells}</table:table-row>"
-    assert read_document(save("a.ods", spreadsheet(rows))).text == "Costs\na |  | b"
-
-
 @pytest.mark.parametrize("count", ["1048576", "9999999999"])
 def test_repeated_rows_are_limited(save: Save, count: str) -> None:
     cell = _cell("<text:p>full</text:p>", 'table:number-columns-repeated="16384"')

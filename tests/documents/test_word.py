@@ -35,12 +35,6 @@ def test_word_paragraphs_and_tables_in_order(save: Save) -> None:
     )
 
 
-def test_word_is_known_by_its_contents(save: Save) -> None:
-    content = word(lambda document: document.add_paragraph("hello"))
-    assert read_document(save("a.txt", content)).text == "hello"
-    assert read_document(save("a.pdf", content)).text == "hello"
-
-
 def test_word_form_fields_and_tracked_changes(save: Save) -> None:
     """What Word shows with the changes accepted; python-docx alone would leave most of it out."""
 

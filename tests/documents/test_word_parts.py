@@ -355,14 +355,6 @@ def test_text_is_raised_struck_and_hidden_by_its_styles_and_shown_again_by_itsel
     assert text(save, body, styles=styles) == "a^1 bc 10^6 x_iy\n\n~~old~~"
 
 
-def test_text_may_be_raised_by_a_measure_with_a_unit(save: Save) -> None:
-    def raised(by: str) -> str:
-        return f'<w:r><w:rPr><w:position w:val="{by}"/></w:rPr><w:t>6</w:t></w:r>'
-
-    body = paragraph(run("10"), raised("4pt"), run(" m"), raised("-0.1in"), run(" x"), raised("?"))
-    assert text(save, body) == "10^6 m_6 x6"
-
-
 def listed(text: str, number: int, level: int = 0, mark: str = "") -> str:
     where = f'<w:ilvl w:val="{level}"/><w:numId w:val="{number}"/>'
     return paragraph(f"<w:pPr><w:numPr>{where}</w:numPr>{mark}</w:pPr>", text)
