@@ -176,6 +176,10 @@ def test_a_control_of_one_character_is_replaced() -> None:
     )
     ids = said_tokens(tokenizer, "one¶two <x¶¶", opening=True, first=True)
     assert "one\ufffdtwo <x\ufffd\ufffd" in tokenizer.decode(ids)
+    # One that was added and is no control is ordinary text.
+    tokenizer.backend_tokenizer.add_tokens([AddedToken("÷")])
+    ids = text_tokens(tokenizer, "one÷two", first=False)
+    assert tokenizer.convert_tokens_to_ids("÷") in ids
 
 
 def test_a_text_swallows_no_control_of_the_template() -> None:

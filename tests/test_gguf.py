@@ -362,3 +362,16 @@ def test_copies_of_older_versions_are_removed(tmp_path: Path, cache: Path) -> No
     assert [path.name for path in found] == ["models", "configs", "a-1-2"]
     remove_leftovers(found)
     assert [path.name for path in cache.iterdir()] == ["gguf"] and held(cache) == [own.name]
+
+
+def test_orders_are_permutations() -> None:
+    given = {
+        "halves": (24, 3),
+        "grouped": (4 + 2 * 3 * 5, 4, 2, 3, 5),
+        "by_key_head": (2 * (3 + 3 + 4 + 4), 2, 3, 4),
+        "alternating": (10,),
+    }
+    assert {*given} == {*ORDERS}
+    for name, (rows, *numbers) in given.items():
+        order = ORDERS[name](rows, *numbers)
+        assert sorted(order.tolist()) == [*range(rows)] != order.tolist()

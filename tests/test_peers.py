@@ -17,7 +17,9 @@ from kvlite.bench.fork import Choice
 from kvlite.bench.niah import Niah
 from kvlite.bench.peers import PeerChoice, PeerProgram, peer_choices
 from kvlite.bench.questions import QuestionRow, ask
+from kvlite.bench.speed import Speed
 from kvlite.bench.task import measure
+from kvlite.config.settings import Settings
 from kvlite.errors import ModelError, SettingError
 from kvlite.methods import parse_method
 
@@ -196,3 +198,20 @@ def one_pass(model: Any, ids: list[int], cut: int, kept: int) -> torch.Tensor:
     mask = torch.zeros(sees.shape).masked_fill(~sees, torch.finfo(torch.float32).min)
     logits: torch.Tensor = model(torch.tensor([ids]), attention_mask=mask[None, None]).logits[0]
     return logits
+
+
+def test_others_run_on_one_card(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which is said before a model is opened."""
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    monkeypatch.setattr("kvlite.bench.questions.versions", lambda: VERSIONS)
+    spread = Settings(device="cuda:0,cuda:1")
+    speed = Speed(
+        tokens=[500], method="full", budget="64", kv_bits="16", recall="off", repeats=1,
+        new_tokens=3,
+    )  # fmt: skip
+    beside = (speed, "transformers"), (niah(peer=["kvpress:snapkv"]), "kvpress:snapkv")
+    for task, name in beside:
+        with pytest.raises(SettingError, match=f"several cards, and {name} runs on one: name one"):
+            task.settings(spread)
+        assert task.settings(Settings(device="cuda:1")).device == "cuda:1"
+    assert niah().settings(spread) is spread

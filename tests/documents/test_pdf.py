@@ -359,3 +359,12 @@ def test_pdf_that_unpacks_to_much_is_read_or_refused(save: Save) -> None:
         b"<< /Length", b"<< /Filter /FlateDecode /Length", 1
     )
     assert "1 page without any text" in refusal(save("a.pdf", content))
+
+
+def test_lone_surrogates_and_nulls_do_not_reach_the_text(
+    save: Save, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "kvlite.documents.pdf.page_text", lambda _: "\na\ud83d\r\nb\0 \ud83d\ude00\n"
+    )
+    assert read_document(save("a.pdf", pdf(["x"]))).text == "a\ufffd\nb 😀"
