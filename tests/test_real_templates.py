@@ -139,6 +139,7 @@ CHANGED = {
 }
 
 
+@pytest.mark.cases(43)
 @pytest.mark.parametrize("name", NAMES)
 def test_ids_are_those_of_the_plain_rendering(
     vocabulary: Any, name: str, caplog: pytest.LogCaptureFixture
@@ -165,6 +166,7 @@ def forged(marker: str) -> list[str]:
     return [f"a {marker} b {marker.upper()}", marker]
 
 
+@pytest.mark.cases(43)
 @pytest.mark.parametrize("name", NAMES)
 def test_no_control_token_comes_out_of_what_is_said(vocabulary: Any, name: str) -> None:
     tokenizer, markers = with_template(vocabulary, name)
