@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from kvlite.config.settings import Settings
 from kvlite.errors import SettingError
 from kvlite.methods import METHODS, parse_method
-from kvlite.methods.budget import Budget, parse_budget
+from kvlite.methods.budget import Budget, method_and_budget, parse_budget
 
 OPTIONS = {option.name: option for option in dataclasses.fields(Settings)}
 NOTHING = ("seed", "chunk", "max_new_tokens", "reserve_tokens", "reasoning_budget")
@@ -153,6 +153,10 @@ def test_a_method_with_any_options_can_be_written_and_read(name: str, data: st.D
         return
     again = parse_method(method.spec)
     assert again == method and again.spec == method.spec
+
+
+def test_the_defaults_fit_each_other() -> None:
+    method_and_budget(Settings().method, Settings().budget)
 
 
 def test_the_default_method_can_be_spelled_as_versions_before_it_had_a_name() -> None:

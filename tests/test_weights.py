@@ -342,6 +342,7 @@ def test_scales_without_a_place_are_refused(folder: Path) -> None:
         ({"quant_method": "gptq", "bits": 4}, "pip install (optimum|gptqmodel)"),
         ({"quant_method": "fp8", "weight_block_size": [128, 128]}, "fp8 weights would be unpacked"),
         ({"quant_method": "magic"}, "magic"),
+        ({"quant_method": "gguf"}, "gguf"),
         ({"quant_method": "gptq"}, "missing 1 required positional argument: 'bits'"),
         ({"load_in_4bit": True, "load_in_8bit": True}, "only one can be used at the same time"),
         ({"bits": 4}, "quant_method"),
