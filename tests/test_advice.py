@@ -69,16 +69,6 @@ def test_what_the_default_beats_on_parts_held_back_is_not_recommended() -> None:
     assert (values["method"], values["budget"]) == ("spans", "25%")
 
 
-def test_what_is_smaller_than_any_default_is_checked_alone() -> None:
-    small = Choice(parse_method("snapkv"), 50, parse_kv_bits("4"))
-    table = [*rows(FULL, 0, 0, 0), *rows(FEW, 0.2, 0.2, 0.2), *rows(small, 0.1, 0.1, 0.3)]
-    advice = advise(table, [FULL, FEW, small], 0.1)
-    assert advice is not None and advice.values["budget"] == "5%"
-    assert advice.reason.endswith(
-        "it loses 0.300, and the default method takes more bytes at every budget measured."
-    )
-
-
 def test_where_all_lose_too_much_the_one_that_loses_least() -> None:
     values, reason = advised(0.0, few=(0.5, 0.3, 0.4), many=(0.2, 0.2, 0.3))
     assert values == {"method": "full", "kv_bits": "16", "recall": "off"}
@@ -129,3 +119,13 @@ def test_the_frontier_is_what_nothing_beats_in_both() -> None:
     assert lost(table[2:4]) == pytest.approx(0.2)
     uneven = [*rows(FEW, 0.2), *rows(FEW, 0.2, 0.8)[2:3]]  # two facts and a passage
     assert lost(uneven) == pytest.approx(((0.2 + 0.8) / 2 + 0.2) / 2)
+
+
+def test_what_is_smaller_than_any_default_is_checked_alone() -> None:
+    small = Choice(parse_method("snapkv"), 50, parse_kv_bits("4"))
+    table = [*rows(FULL, 0, 0, 0), *rows(FEW, 0.2, 0.2, 0.2), *rows(small, 0.1, 0.1, 0.3)]
+    advice = advise(table, [FULL, FEW, small], 0.1)
+    assert advice is not None and advice.values["budget"] == "5%"
+    assert advice.reason.endswith(
+        "it loses 0.300, and the default method takes more bytes at every budget measured."
+    )

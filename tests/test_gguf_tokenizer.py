@@ -30,7 +30,7 @@ from tests.gguf_vocabularies import (
 )
 
 REAL = Path(os.environ.get("KVLITE_REAL", Path(__file__).parents[2] / "shared/real")) / "vocabs"
-BESIDE = (None, "llama", "gemma3_text", "qwen2", "qwen3_5_moe_text", "mistral", "phi3")
+BESIDE = (None, "llama", "qwen2", "phi3")
 
 
 def tokenizer_of(folder: Path, fields: dict[str, Any], architecture: str = "llama") -> Any:
@@ -70,7 +70,9 @@ def test_real_vocabularies_give_the_ids_of_the_original_tokenizers(
     assert around == [*expected[3], tokenizer.eos_token_id]
 
 
-def test_pieces_get_a_space_before_them_always_and_after_special_tokens(tmp_path: Path) -> None:
+def test_pieces_get_a_space_before_them_and_after_special_tokens_unless_the_header_says_no(
+    tmp_path: Path,
+) -> None:
     tokenizer = tokenizer_of(tmp_path, pieces_of(f"{SPACE}hello"))
     assert encoded(tokenizer, "hello hello") == [f"{SPACE}hello", f"{SPACE}hello"]
     assert encoded(tokenizer, " hello") == [SPACE, f"{SPACE}hello"]
@@ -79,11 +81,8 @@ def test_pieces_get_a_space_before_them_always_and_after_special_tokens(tmp_path
     assert encoded(tokenizer, "") == []
     assert tokenizer.encode("hello")[0] == tokenizer.bos_token_id
     assert tokenizer.decode(tokenizer.encode(" hello", add_special_tokens=False)) == " hello"
-
-
-def test_no_space_is_added_where_the_header_says_so(tmp_path: Path) -> None:
-    fields = pieces_of("hello") | named(add_space_prefix=False, add_bos_token=False)
-    tokenizer = tokenizer_of(tmp_path, fields)
+    without = named(add_space_prefix=False, add_bos_token=False)
+    tokenizer = tokenizer_of(tmp_path, pieces_of("hello") | without)
     assert encoded(tokenizer, "hello") == ["hello"]
     assert tokenizer.encode("hello") == tokenizer.encode("hello", add_special_tokens=False)
 
@@ -133,6 +132,7 @@ def test_bytes_of_users_tokens_come_back(tmp_path: Path) -> None:
 
 
 WORDS = {
+    "": ("a 1234 (b)", "a Ġ 123 4 Ġ ( b )"),
     "gpt-2": ("it's 1234 ½IT'S", "it 's Ġ1234 ĠÂ½ IT ' S"),
     "starcoder": ("a 123", "a Ġ 1 2 3"),
     "llama-bpe": ("IT'S 12345\n\n x", "IT 'S Ġ 123 45 ĊĊ Ġx"),
@@ -155,26 +155,22 @@ WORDS = {
 
 @pytest.mark.parametrize("pre", WORDS)
 def test_text_is_cut_into_words_as_the_name_says(pre: str, tmp_path: Path) -> None:
-    tokenizer = tokenizer_of(tmp_path, bytes_of("ab", pre=pre))
+    named = {"pre": pre} if pre else {}  # without a name by the oldest rules
+    tokenizer = tokenizer_of(tmp_path, bytes_of("ab", **named))
     text, expected = WORDS[pre]
     cut = tokenizer.backend_tokenizer.pre_tokenizer.pre_tokenize_str(text)
     assert " ".join(word for word, _ in cut) == expected
 
 
-@pytest.mark.parametrize("pre", PRE_TOKENIZERS)
-def test_every_name_can_be_loaded_and_loses_nothing(pre: str, tmp_path: Path) -> None:
-    fields = bytes_of("ab", pre=pre)
-    if PRE_TOKENIZERS[pre].raw:
-        fields = pieces_of("ab", SPACE) | named(model="gpt2", pre=pre, merges=["a b"])
-    tokenizer = tokenizer_of(tmp_path, fields)
+def test_every_name_can_be_loaded_and_loses_nothing(tmp_path: Path) -> None:
     text = "ab 日本 12345.6\r\n\n\t x's É"
-    assert tokenizer.decode(tokenizer.encode(text, add_special_tokens=False)) == text
-
-
-def test_a_file_without_a_name_is_cut_by_the_oldest_rules(tmp_path: Path) -> None:
-    tokenizer = tokenizer_of(tmp_path, bytes_of("ab"))
-    cut = tokenizer.backend_tokenizer.pre_tokenizer.pre_tokenize_str("a 1234 (b)")
-    assert [word for word, _ in cut] == ["a", "Ġ", "123", "4", "Ġ", "(", "b", ")"]
+    for pre, rules in PRE_TOKENIZERS.items():
+        fields = bytes_of("ab", pre=pre)
+        if rules.raw:
+            fields = pieces_of("ab", SPACE) | named(model="gpt2", pre=pre, merges=["a b"])
+        tokenizer = tokenizer_of(tmp_path, fields)
+        ids = tokenizer.encode(text, add_special_tokens=False)
+        assert tokenizer.decode(ids) == text, pre
 
 
 def test_a_word_that_is_a_token_is_taken_whole_where_the_name_says_so(tmp_path: Path) -> None:
@@ -212,20 +208,14 @@ def refused(folder: Path, fields: dict[str, Any]) -> str:
 
 def test_what_is_not_known_is_refused_by_its_name(tmp_path: Path) -> None:
     assert "'new-rules' (tokenizer.ggml.pre)" in refused(tmp_path, bytes_of("a", pre="new-rules"))
-    for model in ("t5", "bert", "rwkv"):
-        said = refused(tmp_path, pieces_of("a") | named(model=model))
-        assert f"{model!r} (tokenizer.ggml.model)" in said
+    assert "'t5' (tokenizer.ggml.model)" in refused(tmp_path, pieces_of("a") | named(model="t5"))
 
 
 DAMAGE: dict[str, dict[str, Any]] = {
     "model is missing": {"model": None},
-    "model is no text": {"model": 5},
     "tokens is missing": {"tokens": None},
-    "tokens is no list of texts": {"tokens": [1, 2, 3]},
     "token_type has 2 values": {"token_type": [1, 1]},
-    "token_type has the unknown type": {"token_type": [99] * 260},
     "scores is missing": {"scores": None},
-    "scores has 1 values": {"scores": [1.0]},
     "bos_token_id is 5,000": {"bos_token_id": 5000},
     "eos_token_id is no whole": {"eos_token_id": "x"},
     "add_bos_token is neither": {"add_bos_token": 3},
@@ -277,16 +267,15 @@ def _mutated(fields: dict[str, Any], rnd: random.Random) -> dict[str, Any]:
     return {key: value for key, value in made.items() if value != []}
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_corrupt_headers_end_in_a_sentence(seed: int, tmp_path: Path) -> None:
-    rnd = random.Random(seed)
+def test_corrupt_headers_end_in_a_sentence(tmp_path: Path) -> None:
+    rnd = random.Random(0)
     more = [("<|x|>", CONTROL), ("  ", USER), ("<pad>", UNUSED)]
     kinds = [
         pieces_of(f"{SPACE}hello", "world", more=more) | named(add_bos_token=True),
         bytes_of("hello", " world", more=more, pre="qwen2"),
         pieces_of("ab", more=more) | named(model="gemma4", merges=["a b"]),
     ]
-    for _ in range(100):
+    for _ in range(200):
         fields = _mutated(rnd.choice(kinds), rnd)
         try:
             tokenizer = tokenizer_of(tmp_path, fields)
@@ -337,12 +326,10 @@ def test_templates_are_kept_by_name_and_names_cannot_leave_the_folder(tmp_path: 
     assert tokenizer.apply_chat_template(asked, tools=[{}], tokenize=False) == "tools"
 
 
-@pytest.mark.parametrize(
-    ("templates", "expected"),
-    [({}, None), ({"": ""}, None), ({".default": "d"}, "d"), ({".rag": "r"}, "r")],
-)
-def test_a_single_template_is_the_default(
-    templates: dict[str, str], expected: str | None, tmp_path: Path
-) -> None:
-    fields = {f"tokenizer.chat_template{name}": text for name, text in templates.items()}
-    assert tokenizer_of(tmp_path, {**pieces_of("a"), **fields}).chat_template == expected
+def test_a_single_template_is_the_default(tmp_path: Path) -> None:
+    cases = ({}, None), ({"": ""}, None), ({".default": "d"}, "d"), ({".rag": "r"}, "r")
+    for number, (templates, expected) in enumerate(cases):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        fields = {f"tokenizer.chat_template{name}": text for name, text in templates.items()}
+        assert tokenizer_of(folder, {**pieces_of("a"), **fields}).chat_template == expected

@@ -12,9 +12,8 @@ import kvlite
 from kvlite.config.settings import Settings
 from kvlite.conversation.runner import Runner
 from kvlite.engine.grammar import Grammar
-from kvlite.engine.sampling import Sampler
 from kvlite.errors import SettingError
-from kvlite.methods.engine_config import EngineConfig, require_meanings
+from kvlite.methods.engine_config import require_meanings
 
 WORDS = ("red", "green", "greenish grey", "größer", "  two  spaces")
 LARK = "start: " + " | ".join(f'"{word}"' for word in WORDS)
@@ -143,18 +142,6 @@ def test_what_cannot_be_followed_is_refused_by_name(runner: Runner) -> None:
     )
     with pytest.raises(SettingError, match=r"cannot be followed \(no answer can come"):
         runner.conversation(max_new_tokens=200).generate([5], schema=within)
-
-
-def test_a_mask_comes_before_penalties_and_temperatures(runner: Runner) -> None:
-    logits = torch.zeros(1, 49_152)
-    logits[0, 17] = 90.0
-    for settings in (Settings(repetition_penalty=2.0), Settings(temperature=2.0, top_p=0.5)):
-        grammar = Grammar(runner.model.vocabulary, LARK)
-        drawn = Sampler(EngineConfig.from_settings(settings), torch.device("cpu"), grammar)(
-            logits, [1, 2]
-        )
-        assert runner.tokenizer.decode([drawn]).strip()[:1] in {word.strip()[0] for word in WORDS}
-    assert float(logits[0, 17]) == 90.0  # which log probabilities are told from
 
 
 def test_a_thousand_references_in_a_row_are_followed(runner: Runner) -> None:

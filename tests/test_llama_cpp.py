@@ -10,7 +10,6 @@ import pytest
 
 from kvlite.bench import llama_cpp as peer
 from kvlite.errors import ModelError, SettingError
-from kvlite.model.source import gguf_file
 
 # Answers as llama-server does: it takes what it is given for its options, and tells its times.
 SERVER = f"""#!{sys.executable}
@@ -51,18 +50,10 @@ def test_its_own_times_are_taken_and_it_ends() -> None:
         assert server.times([1, 2, 3], 8) == (0.03, 0.025)
     with pytest.raises(OSError):
         server.times([1], 8)
-
-
-def test_a_prompt_that_it_reads_otherwise_is_an_error() -> None:
     with peer.llama_cpp(Path("less.gguf"), 64) as server, pytest.raises(ModelError, match="2 tok"):
-        server.times([1, 2, 3], 8)
-
-
-def test_a_file_that_it_does_not_load_is_an_error() -> None:
-    with (
-        pytest.raises(ModelError, match=r"does not load broken\.gguf"),
-        peer.llama_cpp(Path("broken.gguf"), 64),
-    ):
+        server.times([1, 2, 3], 8)  # a prompt that it reads otherwise
+    broken = peer.llama_cpp(Path("broken.gguf"), 64)
+    with pytest.raises(ModelError, match=r"does not load broken\.gguf"), broken:
         pass
 
 
@@ -97,10 +88,3 @@ def test_where_there_is_none_it_says_how_to_get_one(
     monkeypatch.setattr(peer, "find_spec", lambda name: None)
     with pytest.raises(SettingError, match="pip install xllamacpp"):
         peer.require_llama_cpp()
-
-
-def test_which_file_a_model_comes_from() -> None:
-    embedded = gguf_file("smollm2-135m")
-    assert embedded is not None and embedded.suffix == ".gguf"
-    assert gguf_file("./some.gguf") == Path("some.gguf")
-    assert gguf_file("./folder") is None

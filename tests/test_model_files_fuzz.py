@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 
 from kvlite.config.child_process import run_in_child
 from kvlite.errors import KvliteError, ModelError
-from kvlite.model.architectures import ADMITTED
 from kvlite.model.files import fingerprint
 from kvlite.model.gguf.folder import gguf_folder
 from kvlite.model.gguf.header import read_header
@@ -23,11 +22,7 @@ from kvlite.model.shape import read_config, read_shape
 from tests.configs import PUBLISHED
 from tests.gguf_files import write_gguf
 
-many = settings(
-    max_examples=1000,
-    phases=[Phase.generate],
-    suppress_health_check=[*HealthCheck],
-)
+many = settings(max_examples=400, phases=[Phase.generate], suppress_health_check=[*HealthCheck])
 HUGE = [0, 1, 7, 2**31, 2**32 - 1, 2**40, 2**63 - 1, 2**63, 2**64 - 1]
 
 
@@ -84,8 +79,7 @@ ODD_HEADERS = {
     "no architecture": header(tensors=TENSOR + b"\0" * 100),
     "2^31 dimensions": header(ARCHITECTURE, tensors=text("t") + struct.pack("<I", 2**31)),
     "a tensor of 2^80 numbers": header(
-        ARCHITECTURE,
-        tensors=text("t") + struct.pack("<IQQIQ", 2, 2**40, 2**40, 0, 0),
+        ARCHITECTURE, tensors=text("t") + struct.pack("<IQQIQ", 2, 2**40, 2**40, 0, 0)
     ),
     "a tensor beyond the end": header(
         ARCHITECTURE, tensors=text("t") + struct.pack("<IQIQ", 1, 1, 0, 2**63)
@@ -131,7 +125,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize("key", SIZES)
-@pytest.mark.parametrize("value", [None, 0, 10**6, 2**32 - 1])
+@pytest.mark.parametrize("value", [None, 0, 2**32 - 1])
 def test_sizes_of_no_model_in_a_gguf_header_are_refused(
     key: str, value: int | None, tmp_path: Path, cache: Path
 ) -> None:
@@ -149,37 +143,6 @@ def test_sizes_of_no_model_in_a_gguf_header_are_refused(
     with pytest.raises(ModelError, match=rf"llama\.{key}|{CONFIG[key]}|do not fit what it says"):
         gguf_folder(path, with_tokenizer=False)
     assert not [*cache.glob("gguf/*/gguf.json")]
-
-
-@pytest.mark.long
-@pytest.mark.usefixtures("cache")
-def test_gguf_headers_bent_at_random(tmp_path: Path) -> None:
-    """Of 2,000 each is refused in a sentence, or describes a model."""
-    path = tmp_path / "bent.gguf"
-    write_gguf(path)
-    whole = path.read_bytes()
-    end = whole.index(b"blk.0.ffn_down") + 200  # behind it weights lie, of which any will do
-    places = st.integers(4, end)
-
-    @settings(many, max_examples=2000)
-    @given(
-        st.lists(st.tuples(places, st.sampled_from(HUGE), st.sampled_from("BIQ")), max_size=4),
-        st.lists(st.tuples(places, st.integers(0, 7)), max_size=8),
-        st.one_of(st.none(), st.integers(0, len(whole))),
-    )
-    def bend(
-        numbers: list[tuple[int, int, str]], bits: list[tuple[int, int]], cut: int | None
-    ) -> None:
-        content = bytearray(whole)
-        for at, number, kind in numbers:
-            size = struct.calcsize(kind)
-            content[at : at + size] = struct.pack(kind, number % 2 ** (8 * size))
-        for at, bit in bits:
-            content[at] ^= 1 << bit
-        path.write_bytes(content[:cut])
-        told(lambda: read_shape(gguf_folder(path)))
-
-    bend()
 
 
 # --- safetensors headers -------------------------------------------------------------------------
@@ -262,8 +225,6 @@ def test_safetensors_headers_bent_at_random(tmp_path: Path) -> None:
 @pytest.mark.long
 def test_configs_changed_at_random(tmp_path: Path) -> None:
     """Those that are taken have a shape, or transformers says in one sentence why not."""
-    from kvlite.model.shape import read_shape
-
     path = tmp_path / "config.json"
     small = {
         "hidden_size": 64,
@@ -297,23 +258,6 @@ def test_configs_changed_at_random(tmp_path: Path) -> None:
     change()
 
 
-@pytest.mark.long
-def test_bytes_of_a_config_changed_at_random(tmp_path: Path) -> None:
-    path = tmp_path / "config.json"
-    whole = json.dumps(PUBLISHED["Phi-4-mini-instruct"]).encode()
-
-    @many
-    @given(st.lists(st.tuples(st.integers(0, len(whole) - 1), st.integers(0, 255)), max_size=5))
-    def change(bytes_: list[tuple[int, int]]) -> None:
-        content = bytearray(whole)
-        for at, byte in bytes_:
-            content[at] = byte
-        path.write_bytes(content)
-        told(lambda: read_config(tmp_path))
-
-    change()
-
-
 @pytest.mark.skipif(sys.platform == "win32", reason="no limits there")
 def test_absurd_claims_take_no_memory(tmp_path: Path) -> None:
     """A hundred megabytes that a header says are a list of single bytes."""
@@ -322,7 +266,3 @@ def test_absurd_claims_take_no_memory(tmp_path: Path) -> None:
     os.truncate(path, 100 << 20)
     with pytest.raises(ModelError, match=r"damaged \(a list of 104,857,600 values\)"):
         run_in_child(read_header, path, memory=100 << 20)
-
-
-def test_every_architecture_is_fuzzed() -> None:
-    assert {config["model_type"] for config in PUBLISHED.values()} == {*ADMITTED}

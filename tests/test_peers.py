@@ -104,23 +104,6 @@ def test_options(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert "peer" not in niah().options()  # runs of before go on
 
 
-def test_others_run_on_one_card(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Which is said before a model is opened."""
-    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
-    monkeypatch.setattr("kvlite.bench.questions.versions", lambda: VERSIONS)
-    spread = Settings(device="cuda:0,cuda:1")
-    speed = Speed(
-        tokens=[500], method="full", budget="64", kv_bits="16", recall="off", repeats=1,
-        new_tokens=3,
-    )  # fmt: skip
-    beside = (speed, "transformers"), (niah(peer=["kvpress:snapkv"]), "kvpress:snapkv")
-    for task, name in beside:
-        with pytest.raises(SettingError, match=f"several cards, and {name} runs on one: name one"):
-            task.settings(spread)
-        assert task.settings(Settings(device="cuda:1")).device == "cuda:1"
-    assert niah().settings(spread) is spread
-
-
 @dataclass
 class KeepLastPress:
     """As kvpress' are: keeps the last entries of each layer."""
@@ -217,12 +200,18 @@ def one_pass(model: Any, ids: list[int], cut: int, kept: int) -> torch.Tensor:
     return logits
 
 
-@pytest.mark.long
-def test_packages_that_cannot_be_had_are_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(peers, "python", lambda _: Path(sys.executable))
-    monkeypatch.setattr(peers, "EnvBuilder", lambda **_: SimpleNamespace(create=lambda _: None))
-    monkeypatch.setattr(peers, "PACKAGES", ("no such package!",))
-    told: list[str] = []
-    with pytest.raises(SettingError, match=r"install-peers found no way to install no such pack.*"):
-        peers.install(told.append)
-    assert [line.split()[0] for line in told] == ["Making", "Installing"]
+def test_others_run_on_one_card(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which is said before a model is opened."""
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    monkeypatch.setattr("kvlite.bench.questions.versions", lambda: VERSIONS)
+    spread = Settings(device="cuda:0,cuda:1")
+    speed = Speed(
+        tokens=[500], method="full", budget="64", kv_bits="16", recall="off", repeats=1,
+        new_tokens=3,
+    )  # fmt: skip
+    beside = (speed, "transformers"), (niah(peer=["kvpress:snapkv"]), "kvpress:snapkv")
+    for task, name in beside:
+        with pytest.raises(SettingError, match=f"several cards, and {name} runs on one: name one"):
+            task.settings(spread)
+        assert task.settings(Settings(device="cuda:1")).device == "cuda:1"
+    assert niah().settings(spread) is spread

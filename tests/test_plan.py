@@ -6,7 +6,6 @@ from dataclasses import replace
 from itertools import combinations_with_replacement
 from pathlib import Path
 from random import Random
-from typing import Any
 
 import pytest
 import torch
@@ -16,15 +15,11 @@ from kvlite.config.settings import Settings
 from kvlite.conversation.conversation import Conversation
 from kvlite.conversation.runner import open_runner
 from kvlite.errors import SettingError
-from kvlite.memory.device_budget import CONTEXT, MARGIN, bandwidth, capped_bytes, card, margin
+from kvlite.memory.device_budget import CONTEXT, MARGIN, bandwidth, capped_bytes, margin
 from kvlite.memory.nvml import CardUse, spill_note
-from kvlite.model.weights import Weights
-from kvlite.planner import forecast
-from kvlite.planner.candidates import load_options_here, open_planner
+from kvlite.planner.candidates import open_planner
 from kvlite.planner.cards import split
-from kvlite.planner.forecaster import Forecaster
 from kvlite.planner.max_context import reach, reaches
-from kvlite.planner.peaks import Forecast
 from kvlite.planner.plan import Plan, Planner
 from tests.conftest import ARCHITECTURES, SIZES, Tiny
 from tests.test_packed import random_ids
@@ -135,34 +130,6 @@ def test_what_fits_grows_with_what_is_given_up(llama_8b: str) -> None:
     assert rows["bf16", "the default", "16"].all_of_it
 
 
-def test_a_table_takes_as_few_forecasts_as_it_can(
-    llama_8b: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A forecast of the longest text, another where that does not fit, none where the weights do
-    not."""
-    asked: list[int] = []
-    made = Forecaster.first_turn
-
-    def counted(*given: Any, tokens: int, **options: Any) -> Forecast:
-        asked.append(tokens)
-        return made(*given, tokens=tokens, **options)
-
-    monkeypatch.setattr(Forecaster, "first_turn", counted)
-    most = 131072 - 256
-    ample = reaches(planner(llama_8b, vram="80GiB"))
-    assert asked == [most] * 6
-    assert all(row.all_of_it for row in ample)
-    asked.clear()
-    within = reaches(planner(llama_8b, vram="24GiB", method="full", kv_bits="16"))
-    assert sorted(asked) == [1024, most]
-    bf16, nf4, _ = (row.tokens for row in within)
-    assert 1024 < bf16 < nf4 == most
-    asked.clear()
-    none = reaches(planner(llama_8b, vram="8GiB", weights="bf16"))
-    assert not asked
-    assert not any(row.tokens for row in none)
-
-
 @pytest.mark.long
 def test_what_is_given_up_comes_in_order_and_is_said(llama_8b: str) -> None:
     ample = planner(llama_8b, method="full").best(8192)
@@ -251,16 +218,6 @@ def test_an_answer_is_no_longer_than_the_model_goes(llama_8b: str) -> None:
     assert made.fits
 
 
-def test_what_is_streamed_can_be_chosen_beside_other_weights(
-    llama_8b: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    room = card(24 * GIB, "a card")
-    load_options = load_options_here(
-        Settings(stream="disk", weights="bf16"), torch.device("cpu"), Path(llama_8b), room
-    )
-    assert load_options == [("disk", Weights("bf16", torch.bfloat16))]
-
-
 def test_a_checkpoint_that_is_quantized_is_planned_as_it_is(llama_8b: str) -> None:
     path = Path(llama_8b) / "config.json"
     config = {**LLAMA_8B, "quantization_config": {"quant_method": "awq", "bits": 4}}
@@ -310,7 +267,7 @@ def wide_folder(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> 
 
 
 @pytest.mark.cases(1)
-@pytest.mark.parametrize("share", [1.0, 0.75, 0.5, 0.25, 0.0])
+@pytest.mark.parametrize("share", [0.5, 0.25, 0.0])
 def test_a_model_answers_within_a_cap(wide_folder: Path, share: float) -> None:
     """Every cap down to the least that a plan calls possible is kept to."""
     settings = Settings(
@@ -330,38 +287,6 @@ def test_a_model_answers_within_a_cap(wide_folder: Path, share: float) -> None:
     assert metrics.peak_bytes <= cap
     assert metrics.planned_peak_bytes == pytest.approx(metrics.peak_bytes, rel=0.02)
     assert metrics.plan_error == pytest.approx(metrics.planned_peak_bytes / metrics.peak_bytes - 1)
-
-
-def test_what_was_planned_at_load_is_not_planned_again(
-    wide_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked, measured = list[int](), forecast._measured
-
-    def counted(*given: Any) -> Forecast:
-        asked.append(given[3].new)
-        return measured(*given)
-
-    monkeypatch.setattr(forecast, "_measured", counted)
-    settings = Settings(model=str(wide_folder), max_new_tokens=4, measure="tensors", device="cpu")
-    runner = open_runner(settings, reads=lambda tokenizer, max_context: 900)
-    assert set(asked) == {900}
-    asked.clear()
-    for count in (900, 901, 900):
-        metrics = runner.conversation().generate(list(range(3, 3 + count)), ignore_eos=True).metrics
-        assert metrics.plan_error == pytest.approx(0, abs=0.03)
-    assert asked == [901]
-
-
-@pytest.mark.long
-def test_one_step_below_the_least_is_refused_with_the_numbers(wide_folder: Path) -> None:
-    settings = Settings(model=str(wide_folder), max_new_tokens=8, device="cpu", vram="1MiB")
-    least = open_planner(settings).best(900)
-    assert not least.fits
-    enough = settings.replace({"vram": f"{int(least.peak_bytes / 0.98) + 2}B"})
-    assert open_planner(enough).best(900).fits
-    below = settings.replace({"vram": f"{int(least.peak_bytes / 0.98) - 4096}B"})
-    with pytest.raises(SettingError, match=r"needs at least .* MiB .* offers .* MiB"):
-        open_runner(below, None, lambda tokenizer, max_context: 900)
 
 
 def test_each_phase_is_measured_beside_its_plan(llama: Tiny) -> None:
@@ -398,17 +323,6 @@ def test_sizes_that_are_none_are_refused() -> None:
     for text in ("24", "much", "0GiB"):
         with pytest.raises(SettingError, match="--vram"):
             capped_bytes(text)
-
-
-def test_a_driver_is_asked_only_where_it_moves_tensors_away(
-    llama: Tiny, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[torch.device] = []
-    monkeypatch.setattr("kvlite.memory.nvml.card_use", asked.append)
-    for moves in (False, True):
-        monkeypatch.setattr("kvlite.memory.nvml.spills", lambda moves=moves: moves)
-        Conversation(llama.model, Settings()).read([5, 6, 7])
-        assert len(asked) == moves
 
 
 def test_tensors_that_a_driver_moved_away_are_told_of(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,6 @@
 """Profiles: written whole or not at all, read back as they were, refused with a sentence."""
 
 import os
-import re
 import resource
 import subprocess
 import sys
@@ -12,9 +11,8 @@ from typing import Any
 import pytest
 from hypothesis import given
 
-from kvlite.config.paths import config_folder
 from kvlite.config.profiles import Profiles
-from kvlite.config.settings import OPTIONS, Settings
+from kvlite.config.settings import Settings
 from kvlite.errors import SettingError
 from tests.settings import several
 
@@ -69,24 +67,15 @@ def test_a_profile_written_by_hand(profiles: Profiles) -> None:
     ("content", "said"),
     [
         ("model = ", "is not readable TOML"),
-        ("top_k = 1\ntop_k = 2", "is not readable TOML"),
         (b"model = '\xff'", "is not readable TOML"),
         ("stop = " + "[" * 100_000, "is not readable TOML"),
-        ("top_k = " + "9" * 5000, "is not readable TOML"),
         ("max_tokens = 5", "unknown setting 'max_tokens': did you mean max_new_tokens?"),
-        ("[model]\nname = 'x'", "model {'name': 'x'} is not text"),
         ("[mine]\ntop_k = 1", "unknown setting 'mine'"),
         ("temperature = 11", "temperature 11 is out of range: it must be between 0 and 10"),
-        ("temperature = nan", "temperature nan is out of range"),
-        ("temperature = '1'", "temperature '1' is out of range"),
         ("top_k = true", "top_k True is out of range: it must be at least 0, a whole number"),
-        ("top_k = 1.0", "top_k 1.0 is out of range"),
-        ("model = true", "model True is not text"),
-        ("budget = [512]", "budget [512] is not text"),
         ("budget = 2026-01-01", "budget datetime.date(2026, 1, 1) is not text"),
         ("never_lossy = 1", "never_lossy 1 is not True or False"),
         ("weights = 'int3'", "weights 'int3' is not one of auto, fp32"),
-        ("weights = {}", "weights {} is not one of auto, fp32"),
         ("stop = ['a', 1]", "stop ['a', 1] is not text, or several"),
     ],
 )
@@ -101,26 +90,18 @@ def test_a_bad_file_is_named_with_what_is_wrong(
     assert "\n" not in str(error.value)
 
 
-def test_a_file_that_cannot_be_read(profiles: Profiles) -> None:
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes there")
+def test_what_is_no_file_is_not_waited_for(profiles: Profiles) -> None:
     path = profiles.folder / "odd.toml"
     path.mkdir(parents=True)
-    with pytest.raises(SettingError, match="cannot be read") as error:
+    with pytest.raises(SettingError, match=rf"{path}.* cannot be read"):
         profiles.read("odd")
-    assert str(path) in str(error.value)
-
-
-@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes there")
-def test_a_pipe_is_not_waited_for(profiles: Profiles) -> None:
-    pipe = put(profiles, "pipe", "")
-    pipe.unlink()
-    os.mkfifo(pipe)
+    os.mkfifo(profiles.folder / "pipe.toml")
     with pytest.raises(SettingError, match=r"pipe\.toml is not a file: remove it"):
         profiles.read("pipe")
 
 
-@pytest.mark.parametrize(
-    "name", ["", "a b", "a/b", "../a", "a.b", "é", "a\n", "-\0", "x" * 65, "none", "~", "C:x"]
-)
+@pytest.mark.parametrize("name", ["", "a/b", "a.b", "é", "a\n", "-\0", "x" * 65, "none"])
 def test_names_that_no_profile_can_have(profiles: Profiles, name: str) -> None:
     for use in (profiles.read, profiles.delete, lambda each: profiles.save(each, {"top_k": 1})):
         with pytest.raises(SettingError, match="up to 64 letters, digits, - and _") as error:
@@ -129,19 +110,16 @@ def test_names_that_no_profile_can_have(profiles: Profiles, name: str) -> None:
     assert not profiles.folder.exists()
 
 
-@pytest.mark.parametrize("name", ["a", "A-b_3", "x" * 64, "default", "-", "_"])
-def test_names_that_a_profile_can_have(profiles: Profiles, name: str) -> None:
-    profiles.save(name, {"top_k": 1})
-    assert profiles.names() == [name]
-    assert profiles.delete(name) == profiles.folder / f"{name}.toml"
+def test_names_are_those_of_files_that_can_be_profiles(profiles: Profiles) -> None:
+    names = ["-", "A-b_3", "_", "a", "default", "x" * 64]
+    for name in names:
+        profiles.save(name, {"top_k": 1})
+    for file in ("a b.toml", "none.toml", "c.txt", ".toml", "a.1.part"):
+        (profiles.folder / file).write_text("")
+    assert profiles.names() == names
+    for name in names:
+        assert profiles.delete(name) == profiles.folder / f"{name}.toml"
     assert profiles.names() == []
-
-
-def test_other_files_are_no_profiles(profiles: Profiles) -> None:
-    for file in ("b.toml", "a.toml", "a b.toml", "none.toml", "c.txt", ".toml", "a.1.part"):
-        put(profiles, "x", "")
-        (profiles.folder / "x.toml").rename(profiles.folder / file)
-    assert profiles.names() == ["a", "b"]
 
 
 def test_one_that_is_not_there(profiles: Profiles) -> None:
@@ -243,29 +221,3 @@ def test_which_profile_is_taken(profiles: Profiles) -> None:
         name("what", KVLITE_PROFILE="slow")
     with pytest.raises(SettingError, match="--profile '' cannot be"):
         name("")
-
-
-def test_a_broken_default_is_told_of(profiles: Profiles) -> None:
-    path = put(profiles, "default", "top_k =")
-    with pytest.raises(SettingError, match=re.escape(f"{path} is not readable TOML")):
-        profiles.chosen(None, {})
-    assert profiles.chosen("none", {}) is None
-
-
-def test_where_the_configuration_lies(
-    monkeypatch: pytest.MonkeyPatch, nobodys_settings: Path, tmp_path: Path
-) -> None:
-    assert config_folder() == nobodys_settings
-    monkeypatch.setenv("KVLITE_CONFIG", str(tmp_path / "mine"))
-    assert config_folder() == tmp_path / "mine"
-    monkeypatch.setenv("KVLITE_CONFIG", "")
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "xdg"))
-    if sys.platform == "linux":
-        assert config_folder() == tmp_path / "xdg" / "kvlite"
-
-
-def test_every_setting_can_be_saved(profiles: Profiles) -> None:
-    given: dict[str, Any] = {"seed": 1, "chunk": 5, "max_new_tokens": 6, "reserve_tokens": 64}
-    settings = Settings(**given, reasoning_budget=7)
-    values = {name: getattr(settings, name) for name in OPTIONS}
-    assert profiles.save("all", values) == profiles.read("all")

@@ -16,7 +16,7 @@ from kvlite.model.chat_template import chat_tokens
 from kvlite.model.control_tokens import Controls
 from kvlite.model.end_of_turn import end_of_turn
 from kvlite.model.grammar import Vocabulary
-from tests.test_real_templates import NAMES, base, with_template
+from tests.test_real_templates import NAMES, small, with_template
 from tests.written_calls import written
 
 TOOLS = [
@@ -98,9 +98,11 @@ OPENS = {
 }
 
 
-@pytest.fixture
-def vocabulary(tmp_path: Any) -> Any:
-    return base("smollm2-135m", tmp_path)
+@pytest.fixture(params=["small", pytest.param("embedded", marks=pytest.mark.long)])
+def vocabulary(request: pytest.FixtureRequest) -> Any:
+    if request.param == "embedded":
+        return request.getfixturevalue("smollm").tokenizer
+    return small("smollm2")
 
 
 def ending(tokenizer: Any) -> tuple[list[str], frozenset[int]]:
@@ -121,7 +123,6 @@ def read(form: AnswerForm, text: str, size: int) -> tuple[str, list[tuple[str, A
     return said, [(name, json.loads(arguments)) for name, arguments in calls]
 
 
-@pytest.mark.cases(43)
 @pytest.mark.parametrize("name", NAMES)
 def test_calls_that_a_template_renders_are_allowed_and_read_back(
     vocabulary: Any, name: str
@@ -153,7 +154,7 @@ def test_calls_that_a_template_renders_are_allowed_and_read_back(
         assert read(form, before + answer, size) == (before.strip(), calls)
 
 
-@pytest.mark.cases(43)
+@pytest.mark.parametrize("vocabulary", ["small"], indirect=True)
 @pytest.mark.parametrize("name", NAMES)
 def test_reasoning_is_told_by_the_template(vocabulary: Any, name: str) -> None:
     tokenizer, _ = with_template(vocabulary, name)

@@ -1,9 +1,6 @@
 """Which place decides a setting, and what is said of it: flags, environment, profile, default."""
 
 import json
-import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvlite.config.environment import OTHERS, PREFIX, read_text, unknown_variables, variable_of
+from kvlite.config.environment import PREFIX, read_text, unknown_variables, variable_of
 from kvlite.config.profiles import Profile
-from kvlite.config.resolve import Origin, resolve
+from kvlite.config.resolve import resolve
 from kvlite.config.settings import OPTIONS, Settings, flag_of
 from kvlite.errors import SettingError
 from tests.settings import valid
@@ -30,9 +27,7 @@ def written(value: Any) -> str:
     return str(value)
 
 
-@pytest.mark.cases(4)
-@pytest.mark.parametrize("name", OPTIONS)
-@given(data=st.data())
+@given(name=st.sampled_from(sorted(OPTIONS)), data=st.data())
 def test_the_highest_place_that_has_a_value_decides(name: str, data: st.DataObject) -> None:
     places = data.draw(st.sets(st.sampled_from(["flag", "environment", "profile"])))
     values = {place: data.draw(valid(name)) for place in places}
@@ -64,12 +59,6 @@ def test_the_highest_place_that_has_a_value_decides(name: str, data: st.DataObje
     assert rest == {**dict.fromkeys(others, "default"), other: "profile"}
 
 
-def test_nothing_given_is_every_default() -> None:
-    found = resolve({}, {}, None)
-    assert found.settings == Settings()
-    assert found.origins == dict.fromkeys(OPTIONS, Origin("default"))
-
-
 def test_a_command_looks_only_at_settings_that_it_has() -> None:
     environment = {"KVLITE_MODEL": "there", "KVLITE_TOP_K": "nonsense"}
     found = resolve({}, environment, Profile("mine", PATH, {"top_p": 0.5}), ["model", "device"])
@@ -78,6 +67,8 @@ def test_a_command_looks_only_at_settings_that_it_has() -> None:
 
 
 def test_what_a_flag_overrides_is_not_read() -> None:
+    with pytest.raises(SettingError, match=r"^--max-tokens 0 is out of range"):
+        resolve({"max_new_tokens": 0}, {"KVLITE_MAX_NEW_TOKENS": "5"}, None)
     found = resolve({"top_k": 5}, {"KVLITE_TOP_K": "nonsense"}, None)
     assert (found.settings.top_k, found.origins["top_k"].name) == (5, "--top-k")
     with pytest.raises(SettingError, match="KVLITE_TOP_K 'nonsense' is not a whole number"):
@@ -91,26 +82,16 @@ def test_an_empty_variable_is_as_none() -> None:
     assert found.origins["seed"].kind == "profile"
 
 
-def test_a_bad_flag_is_called_by_its_name() -> None:
-    with pytest.raises(SettingError, match=r"^--max-tokens 0 is out of range"):
-        resolve({"max_new_tokens": 0}, {"KVLITE_MAX_NEW_TOKENS": "5"}, None)
-
-
 @pytest.mark.parametrize(
     ("name", "text", "said"),
     [
         ("temperature", "warm", "KVLITE_TEMPERATURE 'warm' is not a number"),
         ("temperature", "11", "KVLITE_TEMPERATURE 11.0 is out of range: it must be between 0"),
-        ("temperature", "nan", "KVLITE_TEMPERATURE 'nan' is not a number"),
         ("max_new_tokens", "1.5", "KVLITE_MAX_NEW_TOKENS '1.5' is not a whole number"),
         ("max_new_tokens", "9" * 5000, "is not a whole number"),
-        ("max_new_tokens", "0", "KVLITE_MAX_NEW_TOKENS 0 is out of range: it must be at least 1"),
-        ("seed", "none", "KVLITE_SEED 'none' is not a whole number"),
         ("never_lossy", "maybe", "KVLITE_NEVER_LOSSY 'maybe' is not true or false"),
         ("weights", "int3", "KVLITE_WEIGHTS 'int3' is not one of auto, fp32"),
-        ("recall_bits", "5", "KVLITE_RECALL_BITS '5' is not one of 16, 8, 4"),
         ("stop", "[INST]", "KVLITE_STOP '[INST]' begins with a bracket and is no list"),
-        ("stop", "['a'", "begins with a bracket and is no list"),
         ("stop", "[]\nmodel = 'x'", "begins with a bracket and is no list"),
         ("stop", "[" * 100_000, "begins with a bracket and is no list"),
         ("stop", "[1, 2]", "KVLITE_STOP [1, 2] is not text, or several"),
@@ -126,18 +107,13 @@ def test_a_bad_variable_is_called_by_its_name(name: str, text: str, said: str) -
     ("name", "text", "value"),
     [
         ("stop", "END", ("END",)),
-        ("stop", "two words, and a comma", ("two words, and a comma",)),
         ("stop", '["END", "\\n\\n"]', ("END", "\n\n")),
         ("stop", ' ["[INST]"] ', ("[INST]",)),
-        ("stop", "[]", ()),
         ("never_lossy", "TRUE", True),
-        ("never_lossy", "yes", True),
         ("never_lossy", "1", True),
-        ("never_lossy", "off", False),
         ("never_lossy", "0", False),
         ("top_k", " 7 ", 7),
         ("temperature", "1", 1.0),
-        ("budget", "25%", "25%"),
         ("kv_bits", "4", "4"),
     ],
 )
@@ -146,21 +122,6 @@ def test_a_variable_is_read_as_its_setting_is_typed(name: str, text: str, value:
     assert (got, type(got)) == (value, type(value))
 
 
-def test_variables_clash_with_nothing() -> None:
-    variables = [variable_of(name) for name in OPTIONS]
-    assert len({*variables, *OTHERS}) == len(variables) + len(OTHERS)
-    source = Path(__file__).parents[1] / "kvlite"
-    written = "".join(file.read_text(encoding="utf-8") for file in source.rglob("*.py"))
-    assert {*re.findall(r"[\"'](KVLITE_[A-Z_]+)[\"']", written)} == {*OTHERS}
-
-
 def test_variables_that_are_no_settings() -> None:
     given = ["KVLITE_KVBITS", "KVLITE_KV_BITS", "KVLITE_CACHE", "HOME", "KVLITE_PROFILE", PREFIX]
     assert unknown_variables(given) == [PREFIX, "KVLITE_KVBITS"]
-
-
-def test_settings_are_resolved_without_torch() -> None:
-    heavy = "{'torch', 'transformers', 'typer'}"
-    code = f"import sys, kvlite.config.resolve; print({heavy} & {{*sys.modules}})"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.stdout == "set()\n"

@@ -43,23 +43,18 @@ WHOLE = "".join(json.dumps(row) + "\n" for row in GRID).encode()
 def test_a_run_killed_at_any_byte_goes_on_to_the_same_rows(
     tmp_path_factory: pytest.TempPathFactory, bytes_written: int
 ) -> None:
-    path = tmp_path_factory.mktemp("run")
-    opened(path).begin()
+    path = tmp_path_factory.mktemp("run") / "new"
+    folder = opened(path)
+    assert not path.exists()
+    folder.begin()
     (path / ROWS).write_bytes(WHOLE[:bytes_written])
+    assert json.loads((path / CONFIG).read_text()) == CONFIGURATION
     folder = opened(path)
     assert folder.rows == GRID[: WHOLE[:bytes_written].count(b"\n")]
     fill(folder)
     assert folder.rows == GRID
     assert (path / ROWS).read_bytes() == WHOLE
     assert opened(path).rows == GRID
-
-
-def test_nothing_is_written_before_a_run_begins(tmp_path: Path) -> None:
-    path = tmp_path / "new" / "run"
-    folder = opened(path)
-    assert not path.exists()
-    folder.begin()
-    assert json.loads((path / CONFIG).read_text()) == CONFIGURATION
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Settings: each option explained once, checked when made; budgets and methods read from text."""
 
 import dataclasses
+import re
 from pathlib import Path
 from typing import Any, Literal, get_args, get_type_hints
 
@@ -28,20 +29,9 @@ def test_an_option_is_explained_and_its_default_is_allowed(name: str) -> None:
     about, default = OPTIONS[name].metadata, OPTIONS[name].default
     assert len(about["help"]) > 10 and not about["help"].endswith(".")
     assert about["panel"] in ("Model and memory", "Answer")
-    assert flag(name).startswith("--")
-    assert not about["choices"] or default in about["choices"]
-    if default is not None and about["low"] is not None:
-        assert about["low"] <= default
-        assert about["high"] is None or default <= about["high"]
-    assert getattr(Settings(), name) == default
-
-
-def test_flags_are_unique() -> None:
-    assert len({flag(name) for name in OPTIONS}) == len(OPTIONS)
-
-
-def test_the_defaults_fit_each_other() -> None:
-    method_and_budget(Settings().method, Settings().budget)
+    assert [flag(each) for each in OPTIONS].count(flag(name)) == 1 and flag(name).startswith("--")
+    assert getattr(Settings(), name) == default == getattr(Settings(**{name: default}), name)
+    assert default is not None or name in NOTHING
 
 
 @pytest.mark.parametrize("name", BOUNDED)
@@ -49,38 +39,18 @@ def test_bounds_are_enforced_at_both_ends(name: str) -> None:
     about = OPTIONS[name].metadata
     low, high = about["low"], about["high"]
     limits = f"at least {low}" if high is None else f"between {low} and {high}"
-    allowed, refused = [low], [low - 1, -(10**30), "1", [1]]
-    if high is None:
-        allowed.append(10**6)
-    else:
-        allowed.append(high)
-        refused.append(high + 1)
-    if name not in INTEGERS:
-        refused += [float("nan"), float("inf"), low - 1e-9]
+    allowed, refused = [low, 10**6 if high is None else high], [low - 1, -(10**30), "1", [1]]
+    refused += [] if high is None else [high + 1]
+    refused += [2.5, 2.0] if name in INTEGERS else [float("nan"), float("inf"), low - 1e-9]
+    refused += [] if name in NOTHING else [None]
     for value in allowed:
         made = getattr(Settings(**{name: value}), name)
-        assert made == value
         # transformers refuses a temperature of 1, and takes one of 1.0.
-        assert type(made) is (int if name in INTEGERS else float)
+        assert (made, type(made)) == (value, int if name in INTEGERS else float)
     for value in refused:
-        with pytest.raises(SettingError) as error:
+        said = f"{flag(name)} {value!r} is out of range: it must be {limits}"
+        with pytest.raises(SettingError, match=f"^{re.escape(said)}"):
             Settings(**{name: value})
-        message = str(error.value)
-        assert message.startswith(f"{flag(name)} {value!r} is out of range: it must be {limits}")
-
-
-@pytest.mark.parametrize("name", INTEGERS)
-def test_whole_numbers_must_be_whole(name: str) -> None:
-    for value in (2.5, 2.0):
-        with pytest.raises(SettingError, match="a whole number"):
-            Settings(**{name: value})
-
-
-@pytest.mark.parametrize("name", [name for name in BOUNDED if name not in NOTHING])
-def test_what_may_be_nothing(name: str) -> None:
-    assert Settings(**dict.fromkeys(NOTHING)) == Settings()
-    with pytest.raises(SettingError, match="None is out of range"):
-        Settings(**{name: None})
 
 
 @pytest.mark.parametrize("name", [name for name in OPTIONS if OPTIONS[name].metadata["choices"]])
@@ -101,18 +71,18 @@ def test_texts_may_be_given_as_what_they_stand_for() -> None:
             Settings(**{name: None})
 
 
-@pytest.mark.parametrize(
-    ("given", "stop"),
-    [("END", ("END",)), (["a", "b"], ("a", "b")), (("a",), ("a",)), ((), ()), ([], ())],
-)
-def test_one_stop_text_is_not_taken_for_its_letters(given: Any, stop: tuple[str, ...]) -> None:
-    assert Settings(stop=given).stop == stop
-
-
-@pytest.mark.parametrize("given", [None, 3, ["a", 3], {"a": 1}])
-def test_stop_texts_are_texts(given: Any) -> None:
-    with pytest.raises(SettingError, match=r"--stop .* is not text"):
-        Settings(stop=given)
+def test_one_stop_text_is_not_taken_for_its_letters() -> None:
+    given: list[tuple[Any, tuple[str, ...]]] = [
+        ("END", ("END",)),
+        (["a", "b"], ("a", "b")),
+        ([], ()),
+    ]
+    for stop, expected in given:
+        assert Settings(stop=stop).stop == expected
+    wrong: list[Any] = [None, 3, ["a", 3], {"a": 1}]
+    for stop in wrong:
+        with pytest.raises(SettingError, match=r"--stop .* is not text"):
+            Settings(stop=stop)
 
 
 def test_replace_changes_only_what_it_names() -> None:
@@ -132,12 +102,6 @@ def test_an_unknown_name_is_an_error_that_names_the_nearest_or_the_known_ones() 
     with pytest.raises(SettingError, match="unknown setting 'volume': there is ") as error:
         Settings().replace({"volume": 5})
     assert all(name in str(error.value) for name in OPTIONS)
-
-
-def test_settings_are_frozen() -> None:
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        Settings().top_k = 5  # type: ignore[misc]
-    assert hash(Settings(stop=["a"])) == hash(Settings(stop=("a",)))  # type: ignore[arg-type]
 
 
 # --- budgets and methods from text ---------------------------------------------------------------
@@ -161,19 +125,6 @@ def test_a_share_is_a_part_of_one(hundredths: int) -> None:
     assert share == pytest.approx(hundredths / 10_000) and 0 < share <= 1
 
 
-@settings(max_examples=300)
-@given(st.text(max_size=12) | st.from_regex(r"[+-]?[0-9]{0,3}\.?[0-9]{0,3} ?(%|[kMG]?i?B)?"))
-def test_whatever_is_typed_is_one_kind_of_budget_or_an_error_that_quotes_it(text: str) -> None:
-    try:
-        budget_spec = parse_budget(text)
-    except SettingError as error:
-        assert text.strip() in str(error) or repr(text.strip()) in str(error)
-        return
-    kinds = [budget_spec.entries, budget_spec.share, budget_spec.nbytes]
-    (given_kind,) = (kind for kind in kinds if kind is not None)
-    assert given_kind >= 0 and budget_spec.least in (1, 1024)
-
-
 def options_of(method: str) -> st.SearchStrategy[dict[str, Any]]:
     """Values in range for any of a method's options, several at once."""
     odd = st.integers(0, 40).map(lambda n: 2 * n + 1)
@@ -189,10 +140,8 @@ def options_of(method: str) -> st.SearchStrategy[dict[str, Any]]:
     return st.fixed_dictionaries({}, optional=choices)
 
 
-@pytest.mark.cases(6)
-@pytest.mark.parametrize("name", METHODS)
-@settings(max_examples=40)
-@given(data=st.data())
+@settings(max_examples=300)
+@given(name=st.sampled_from(sorted(METHODS)), data=st.data())
 def test_a_method_with_any_options_can_be_written_and_read(name: str, data: st.DataObject) -> None:
     options = data.draw(options_of(name))
     text = ",".join(f"{option}={value}".lower() for option, value in options.items())
@@ -206,11 +155,12 @@ def test_a_method_with_any_options_can_be_written_and_read(name: str, data: st.D
     assert again == method and again.spec == method.spec
 
 
-def test_the_default_method_is_written_as_ledgers_write_it() -> None:
-    assert parse_method(Settings.method).spec == Settings.method
+def test_the_defaults_fit_each_other() -> None:
+    method_and_budget(Settings().method, Settings().budget)
 
 
 def test_the_default_method_can_be_spelled_as_versions_before_it_had_a_name() -> None:
+    assert parse_method(Settings.method).spec == Settings.method
     options = "decode=grow,pool=31,layers=uniform,queries=max,heads=max,omega=16,alpha=32"
     assert parse_method(f"kvx:{options}") == parse_method("spans")
     held = parse_method(f"simlayerkv:threshold=0.5+kvx:{options}")

@@ -21,10 +21,8 @@ from kvlite.methods import METHODS, parse_method
 from kvlite.methods.budget import method_and_budget, parse_budget, require_budget
 from kvlite.methods.engine_config import require_meaning, require_meanings
 
-pytestmark = pytest.mark.long
-
 many = settings(
-    max_examples=300,
+    max_examples=60,
     deadline=5000,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
@@ -145,17 +143,7 @@ def test_profiles(tmp_path: Path, content: bytes | str) -> None:
         taken(lambda: profiles.save("again", read.values, force=True))
 
 
-@many
-@given(names, values)
-def test_saved_profiles_are_read_again(tmp_path: Path, name: str, value: object) -> None:
-    profiles = Profiles(tmp_path)
-    if taken(lambda: checked(name, value, name)):
-        found = checked(name, value, name)
-        if taken(lambda: profiles.save("mine", {name: found}, force=True)):
-            assert profiles.read("mine").values == ({} if found is None else {name: found})
-
-
-@settings(many, max_examples=200)
+@settings(many, max_examples=40)
 @given(
     st.lists(
         st.one_of(

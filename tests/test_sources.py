@@ -96,14 +96,10 @@ def test_passages_have_all_of_a_text_once(text: str) -> None:
     assert all(text[start:end] == text[start:end].strip() for start, end in found)
 
 
-def test_passages_of_one_long_line_end_with_words() -> None:
+def test_passages_end_with_words_and_paragraphs() -> None:
     text = "river stone bridge lamp " * 100
-    assert {word for start, end in spans(text) for word in text[start:end].split()} == {
-        *text.split()
-    }
-
-
-def test_passages_end_with_paragraphs() -> None:
+    found = {word for start, end in spans(text) for word in text[start:end].split()}
+    assert found == {*text.split()}
     text = "Heading\n\nFirst, that is short.\n\nSecond."
     assert [text[start:end] for start, end in spans(text)] == [text[:30], "Second."]
 
@@ -145,20 +141,13 @@ def test_the_last_piece_has_the_passage(smollm: kvlite.Runner, settings: dict[st
     assert not any(piece.sources for piece in talk.stream("Why?"))
 
 
-def test_sources_that_no_memory_is_left_for_are_missed_aloud(
-    smollm: kvlite.Runner, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(*_: Any) -> torch.Tensor:
-        raise torch.OutOfMemoryError("made up by a test")
-
-    talk, document = smollm.conversation(max_new_tokens=2), paged()
-    talk.documents = (document,)
-    monkeypatch.setattr("kvlite.conversation.sources.passage_attention", full)
-    (*_, last) = talk.stream(question_about([document], "How heavy may carts on the bridge be?"))
-    assert not last.sources and "no memory left to find the passages" in last.metrics.notes[-1]
+QUESTION = "How heavy may carts on the bridge be?"
 
 
-@pytest.mark.parametrize("reason", ["does not show where they are", "not in the cache as it was"])
+@pytest.mark.parametrize(
+    "reason",
+    ["does not show where they are", "not in the cache as it was", "no memory left to find"],
+)
 def test_sources_that_cannot_be_told_are_missed_aloud(
     smollm: kvlite.Runner, monkeypatch: pytest.MonkeyPatch, reason: str
 ) -> None:
@@ -170,65 +159,48 @@ def test_sources_that_cannot_be_told_are_missed_aloud(
             return None
         return replace(made, tokens=made.tokens[::-1])
 
+    def full(*_: Any) -> torch.Tensor:
+        raise torch.OutOfMemoryError("made up by a test")
+
     talk, document = smollm.conversation(max_new_tokens=2), paged()
     talk.documents = (document,)
-    monkeypatch.setattr(sources, "message_passages", elsewhere)
-    (*_, last) = talk.stream(question_about([document], "How heavy may carts on the bridge be?"))
+    if "memory" in reason:
+        monkeypatch.setattr(sources, "passage_attention", full)
+    else:
+        monkeypatch.setattr(sources, "message_passages", elsewhere)
+    (*_, last) = talk.stream(question_about([document], QUESTION))
     assert not last.sources and reason in last.metrics.notes[-1]
-    assert "the passages that the answer came from cannot be told" in last.metrics.notes[-1]
+    assert "passages that the answer came from" in last.metrics.notes[-1]
 
 
 # The measure was tuned on another text; variants of it were compared on this one, too.
-HELD_BACK = [
-    (
-        "The lighthouse at Corran Point was painted green in 1931, unlike the church.",
-        "Which colour was the lighthouse at Corran Point painted?",
-    ),
-    (
-        "Visitors to the salt mine must leave their cameras with the foreman at the upper gate.",
-        "Where must visitors to the salt mine leave their cameras?",
-    ),
-    (
-        "The orchestra of Velm rehearses on Thursdays in the old tannery behind the fish market.",
-        "On which day does the orchestra of Velm rehearse?",
-    ),
-    (
-        "Captain Ines Laborde crossed the strait by rowing boat in fourteen hours.",
-        "How long did Captain Laborde need to cross the strait?",
-    ),
-    (
-        "The bridge over the Nerin may not be used by carts heavier than six tons.",
-        "How heavy may carts on the bridge over the Nerin be?",
-    ),
-    (
-        "The vaccine has to be kept between two and eight degrees and be used within five weeks.",
-        "At which temperature does the vaccine have to be kept?",
-    ),
-    (
-        "Old Tobias left his workshop to the apprentices, and his violin to the mayor's daughter.",
-        "To whom did Tobias leave his violin?",
-    ),
-    (
-        "The invoice number of the printing press is KX-20417, and it was paid in April.",
-        "What is the invoice number of the printing press?",
-    ),
-    (
-        "Frost destroyed the vineyard, so the monks planted apple trees instead.",
-        "What did the monks plant after frost destroyed the vineyard?",
-    ),
-    (
-        "The new library was designed by Hanna Weissfeld, who had drawn nothing but barns before.",
-        "Who designed the new library?",
-    ),
-    (
-        "The swimming pool is closed from November to the middle of March for repairs.",
-        "When is the swimming pool closed?",
-    ),
-    (
-        "The dog of the station master is called Bruno and answers to three languages.",
-        "What is the name of the station master's dog?",
-    ),
-]
+_LINES = """\
+The lighthouse at Corran Point was painted green in 1931, unlike the church.
+Which colour was the lighthouse at Corran Point painted?
+Visitors to the salt mine must leave their cameras with the foreman at the upper gate.
+Where must visitors to the salt mine leave their cameras?
+The orchestra of Velm rehearses on Thursdays in the old tannery behind the fish market.
+On which day does the orchestra of Velm rehearse?
+Captain Ines Laborde crossed the strait by rowing boat in fourteen hours.
+How long did Captain Laborde need to cross the strait?
+The bridge over the Nerin may not be used by carts heavier than six tons.
+How heavy may carts on the bridge over the Nerin be?
+The vaccine has to be kept between two and eight degrees and be used within five weeks.
+At which temperature does the vaccine have to be kept?
+Old Tobias left his workshop to the apprentices, and his violin to the mayor's daughter.
+To whom did Tobias leave his violin?
+The invoice number of the printing press is KX-20417, and it was paid in April.
+What is the invoice number of the printing press?
+Frost destroyed the vineyard, so the monks planted apple trees instead.
+What did the monks plant after frost destroyed the vineyard?
+The new library was designed by Hanna Weissfeld, who had drawn nothing but barns before.
+Who designed the new library?
+The swimming pool is closed from November to the middle of March for repairs.
+When is the swimming pool closed?
+The dog of the station master is called Bruno and answers to three languages.
+What is the name of the station master's dog?
+""".splitlines()
+HELD_BACK = [*zip(_LINES[::2], _LINES[1::2], strict=True)]
 
 
 @pytest.mark.long

@@ -148,11 +148,6 @@ def test_templates_are_offered_what_they_use(source: str) -> None:
     assert messages == [{"role": "user", "content": None, "name": None}]
 
 
-def test_a_template_that_counts_tools_in_any_case_is_given_none() -> None:
-    tokenizer = templated("{{ tools | length }}{{ messages[0].content }}")
-    assert tokenizer.decode(chat_tokens(tokenizer, [{"role": "user", "content": "a"}])) == "0a"
-
-
 # What templates do to texts, and how controls then come out of them.
 FORGES = {
     "trims": ("{{ m.content | trim }}", f"a {END} "),

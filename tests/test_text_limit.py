@@ -28,21 +28,6 @@ class Watched:
         return list(self.own.encode(text, **options))
 
 
-def test_text_beyond_the_limit_is_not_tokenized(smollm: kvlite.Runner) -> None:
-    watched = Watched(smollm.tokenizer)
-    limit = text_limit(smollm.tokenizer, 8192)
-    with pytest.raises(ContextError, match=r"tokens do not fit this model, .* 8,192"):
-        require_fits(watched, "word " * limit, 8192)
-    assert watched.characters == 0
-
-
-def test_a_vocabulary_is_looked_through_once(smollm: kvlite.Runner) -> None:
-    watched, looked = Watched(smollm.tokenizer), list[int]()
-    watched.get_vocab = lambda: looked.append(1) or {"heron": 0}  # type: ignore[func-returns-value]
-    assert [text_limit(watched, most) for most in (8192, 1024, 8192)] == [40_960, 5120, 40_960]
-    assert looked == [1]
-
-
 def test_counting_ends_once_there_are_too_many(smollm: kvlite.Runner) -> None:
     watched = Watched(smollm.tokenizer)
     text = "A word and another. " * 20_000
@@ -79,13 +64,6 @@ def test_limit_is_told_from_the_files_alone(smollm: kvlite.Runner, tmp_path: Pat
     assert text_limit_of(tmp_path) is None
 
 
-def test_counting_can_be_cancelled(smollm: kvlite.Runner) -> None:
-    cancel = threading.Event()
-    cancel.set()
-    with pytest.raises(Stopped):
-        require_fits(smollm.tokenizer, "A word. " * 2_000, 8192, cancel)
-
-
 def test_whoever_cancels_does_not_wait_for_the_tokenizer(smollm: kvlite.Runner) -> None:
     cancel, over = threading.Event(), threading.Event()
     text = " ".join("word" for _ in range(7_000))
@@ -118,7 +96,6 @@ def test_errors_of_the_tokenizer_come_back(smollm: kvlite.Runner) -> None:
         tokenized(encode, smollm.tokenizer, " ".join("word" for _ in range(7_000)), 8192)
 
 
-@pytest.mark.cases(2)
 @pytest.mark.parametrize("how", ["read", "read_ahead", "stream", "edit"])
 def test_conversation_refuses_a_text_before_it_is_tokenized(
     smollm: kvlite.Runner, how: str, monkeypatch: pytest.MonkeyPatch

@@ -11,26 +11,12 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from kvlite.model.load import load_module
-from kvlite.model.shape import shape_of
 from kvlite.model.transformers_lock import meta_module
 from kvlite.model.weights import Weights
-from kvlite.planner.meta_model import meta_model
 from tests.app.conftest import waited
 from tests.conftest import SIZES
 
 FP32, BF16 = Weights("fp32", torch.float32), Weights("bf16", torch.bfloat16)
-
-
-def test_a_hollow_module_leaves_torchs_default_dtype_to_other_threads(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    asked = []
-    monkeypatch.setattr(torch, "set_default_dtype", asked.append)
-    config = LlamaConfig(**SIZES, dtype=torch.bfloat16)
-    module = meta_model(config, shape_of(config), BF16).module
-    assert set(asked) <= {torch.float32}
-    assert {each.dtype for each in module.parameters()} == {torch.bfloat16}
-    assert module.config.dtype == torch.bfloat16
 
 
 class Watched:

@@ -1,7 +1,6 @@
 """Quantized weights: as few bytes as stated, transformers' tokens, refusals in a sentence."""
 
 import copy
-import gc
 import json
 import logging
 import shutil
@@ -21,7 +20,6 @@ from torch import nn
 import kvlite
 import kvlite.model.load as load
 import kvlite.model.weights as choice
-from kvlite.bench.speed import load_reference
 from kvlite.engine.prefill import prefill
 from kvlite.engine.selfcheck import require_own_answers
 from kvlite.errors import KvliteError, ModelError, SettingError
@@ -30,7 +28,7 @@ from kvlite.methods.layer_policy import layer_policies
 from kvlite.model.architectures import EXPANDS
 from kvlite.model.attention_interface import ATTENTION
 from kvlite.model.cpu import SplitLinear
-from kvlite.model.load import LoadedModel, load_module
+from kvlite.model.load import LoadedModel
 from kvlite.model.shape import read_shape
 from kvlite.model.weights import (
     PLAIN,
@@ -40,7 +38,7 @@ from kvlite.model.weights import (
     keep_odd_sizes_unpacked,
 )
 from kvlite.offload.weights.loader import open_whole
-from tests.conftest import SIZES, Tiny, parts_of
+from tests.conftest import Tiny, parts_of
 from tests.test_smollm import greedy
 
 CPU = torch.device("cpu")
@@ -103,16 +101,10 @@ def storages(tensors: Any) -> dict[int, int]:
     return {storage.data_ptr(): storage.nbytes() for storage in found if storage.nbytes()}
 
 
-def live() -> dict[int, int]:
-    gc.collect()
-    everything = (each for each in gc.get_objects() if issubclass(type(each), torch.Tensor))
-    return storages(everything)
-
-
 # --- bytes ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.cases(14, 92)
+@pytest.mark.cases(8, 46)
 @pytest.mark.parametrize("name", CHOICES)
 def test_bytes_are_those_held(tiny: Tiny, name: str, tmp_path: Path) -> None:
     """To the byte, group by group, before the first token."""
@@ -141,53 +133,10 @@ def test_bytes_are_those_held(tiny: Tiny, name: str, tmp_path: Path) -> None:
     assert stated["attention"] == inner - sum(norm.nbytes for norm in norms)
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("name", ["int8", "nf4"])
-def test_bytes_of_the_embedded_model(smollm: kvlite.Runner, name: str) -> None:
-    weights = weights_of(name)
-    before = live()
-    module, _ = open_whole(smollm.model_path, device=CPU, weights=weights)
-    held = storages(held_tensors(module))
-    stated = sum(smollm.shape.weight_bytes(weights).values())
-    assert stated == sum(held.values()) - sum(storages(module.buffers()).values())
-    assert stated < 0.55 * sum(smollm.shape.weight_bytes(weights_of("fp32")).values())
-    # Nothing else of it stays: no full-precision copy.
-    new = {address: size for address, size in live().items() if address not in before}
-    assert sum(new.values()) - sum(held.values()) < 1 << 16
-
-
-def test_bytes_of_a_well_known_model(tmp_path: Path) -> None:
-    """Llama-3.1-8B in nf4, every layer counted by hand."""
-    sizes = (128_256, 4096, 14_336, 32, 32, 8)
-    named = dict(zip(list(SIZES)[:6], sizes, strict=True))
-    transformers.LlamaConfig(**named, max_position_embeddings=131_072).save_pretrained(tmp_path)
-    stated = read_shape(tmp_path).weight_bytes(weights_of("nf4", torch.bfloat16))
-    attention = 32 * (2 * 4096 * 4096 + 2 * 1024 * 4096)
-    mlp = 32 * 3 * 4096 * 14_336
-    scales = (attention + mlp) // 64
-    tables = 32 * 7 * 4 * (1 + 16 + 256)
-    packed = (attention + mlp) // 2 + scales + 4 * scales // 256 + tables
-    assert stated["attention"] + stated["mlp"] == packed
-    assert stated["embedding"] == stated["head"] == 2 * 128_256 * 4096
-    assert 5.7e9 < sum(stated.values()) < 5.8e9
-
-
-def test_tensors_counted_include_scales(llama: Tiny, tmp_path: Path) -> None:
-    llama.reference.save_pretrained(tmp_path)
-    for name in QUANTIZED:
-        module, _ = load_module(tmp_path, device=CPU, weights=weights_of(name))
-        plain = storages([*module.parameters(), *module.buffers()])
-        assert sum(storages(held_tensors(module)).values()) > sum(plain.values())
-        with torch.no_grad():
-            module.set_attn_implementation("eager")
-            module(torch.tensor([[5, 6, 7]]))
-        assert sum(storages(held_tensors(module)).values()) > sum(plain.values())
-
-
 # --- the same tokens as transformers -------------------------------------------------------------
 
 
-@pytest.mark.cases(4, 30)
+@pytest.mark.cases(4, 20)
 @pytest.mark.parametrize("name", ["nf4", pytest.param("int8", marks=pytest.mark.long)])
 def test_answers_as_transformers_does(
     tiny: Tiny, name: str, tiny_folder: Path, tmp_path: Path
@@ -228,16 +177,15 @@ def test_the_embedded_model_answers_as_transformers_does_in_nf4(
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", QUANTIZED)
-def test_logits_of_the_embedded_model_are_near_those_of_transformers(
-    smollm_folder: Path, prose: list[int], name: str
+def test_logits_of_the_embedded_model_in_int8_are_near_those_of_transformers(
+    smollm_folder: Path, prose: list[int]
 ) -> None:
     """Not equal: 8-bit activations amplify what two attention functions round differently, and
     LLM.int8() keeps columns apart that hold an outlier in any row given together."""
-    model = kvlite.load("smollm2-135m", weights=name).model
+    model = kvlite.load("smollm2-135m", weights="int8").model
     ids = torch.tensor([prose[:300]])
     with torch.no_grad():
-        reference = as_transformers_loads_it(smollm_folder, name)
+        reference = as_transformers_loads_it(smollm_folder, "int8")
         theirs = reference(ids, logits_to_keep=1).logits[:, -1].log_softmax(-1)
     for chunk in (300, 64):
         policies = layer_policies(parse_method("full"), model.shape, 300, 300)
@@ -245,7 +193,6 @@ def test_logits_of_the_embedded_model_are_near_those_of_transformers(
         assert (theirs.exp() * (theirs - ours)).sum() < 0.03
 
 
-@pytest.mark.cases(2)
 @pytest.mark.parametrize("name", ["fp32", "bf16", "fp16"])
 def test_plain_weights_answer_as_named(tiny_folder: Path, name: str) -> None:
     runner = kvlite.load(str(tiny_folder), weights=name)
@@ -255,21 +202,16 @@ def test_plain_weights_answer_as_named(tiny_folder: Path, name: str) -> None:
     assert answer.metrics.dtype == str(PLAIN[name]).removeprefix("torch.")
 
 
-def test_activations_and_cache_are_not_of_the_weights_type(tiny_folder: Path) -> None:
-    for name in QUANTIZED:
-        model = kvlite.load(str(tiny_folder), weights=name).model
-        packed = {p.dtype for p in model.module.parameters() if not p.is_floating_point()}
-        assert packed == {torch.uint8 if name == "nf4" else torch.int8}
-        assert model.dtype == torch.float32 == model.empty_cache().layers[0].keys.dtype
-
-
-@pytest.mark.cases(1)
 @pytest.mark.parametrize("name", QUANTIZED)
-def test_split_linears_leave_quantized_layers_alone(tiny_folder: Path, name: str) -> None:
-    module = kvlite.load(str(tiny_folder), weights=name).model.module
-    assert type(module.lm_head) is SplitLinear
-    kinds = {type(part) for part in module.model.layers.modules() if isinstance(part, nn.Linear)}
-    assert kinds == {CLASSES[name]}
+def test_activations_and_cache_are_not_of_the_weights_type(tiny_folder: Path, name: str) -> None:
+    """Nor are quantized layers split."""
+    model = kvlite.load(str(tiny_folder), weights=name).model
+    packed = {p.dtype for p in model.module.parameters() if not p.is_floating_point()}
+    assert packed == {torch.uint8 if name == "nf4" else torch.int8}
+    assert model.dtype == torch.float32 == model.empty_cache().layers[0].keys.dtype
+    assert type(model.module.lm_head) is SplitLinear
+    parts = model.module.model.layers.modules()
+    assert {type(part) for part in parts if isinstance(part, nn.Linear)} == {CLASSES[name]}
 
 
 def test_sizes_that_are_no_multiples_of_blocks_stay_unpacked() -> None:
@@ -281,15 +223,6 @@ def test_sizes_that_are_no_multiples_of_blocks_stay_unpacked() -> None:
     keep_odd_sizes_unpacked(layers[:-1])
     kept = [layer.support_avx512bf16_for_cpu for layer in layers]
     assert kept == [*(fits for *_, fits in sizes), True]
-
-
-def test_speed_is_compared_with_the_same_weights(tiny_folder: Path) -> None:
-    runner = kvlite.load(str(tiny_folder), weights="nf4", method="full")
-    reference = load_reference(runner)
-    assert type(reference.model.layers[0].mlp.up_proj) is Linear4bit
-    ids = list(range(3, 60))
-    said = runner.generate(ids, max_new_tokens=12, ignore_eos=True).token_ids
-    assert said == greedy(reference, ids, 12)
 
 
 # --- choosing ------------------------------------------------------------------------------------
@@ -342,7 +275,7 @@ def declare(folder: Path, quantization: Any) -> None:
 
 
 @pytest.mark.cases(1)
-@pytest.mark.parametrize("changes", [{}, {"bnb_4bit_use_double_quant": False}, None])
+@pytest.mark.parametrize("changes", [{"bnb_4bit_use_double_quant": False}, None])
 def test_a_checkpoint_quantized_by_bitsandbytes(folder: Path, changes: Any) -> None:
     options = {"load_in_8bit": True} if changes is None else {**NF4, **changes}
     config = transformers.BitsAndBytesConfig(**options)
@@ -391,7 +324,6 @@ def test_a_checkpoint_of_compressed_tensors(folder: Path) -> None:
     assert answer.token_ids == greedy(as_transformers_loads_it(folder, ""), ids, 32)
 
 
-@pytest.mark.long
 def test_scales_without_a_place_are_refused(folder: Path) -> None:
     """As transformers would load them if it did not hear of the quantization."""
     declare(folder, {**NF4, "bnb_4bit_compute_dtype": "float32", "quant_method": "bitsandbytes"})
@@ -408,16 +340,11 @@ def test_scales_without_a_place_are_refused(folder: Path) -> None:
     [
         ({"quant_method": "awq", "bits": 4}, "pip install gptqmodel"),
         ({"quant_method": "gptq", "bits": 4}, "pip install (optimum|gptqmodel)"),
-        ({"quant_method": "hqq", "quant_config": {}}, "mobiusml/hqq"),
-        ({"quant_method": "torchao", "quant_type": {"default": {}}}, "torchao"),
-        ({"quant_method": "aqlm"}, "pip install aqlm"),
         ({"quant_method": "fp8", "weight_block_size": [128, 128]}, "fp8 weights would be unpacked"),
-        ({"quant_method": "mxfp4"}, "mxfp4 weights would be unpacked"),
         ({"quant_method": "magic"}, "magic"),
+        ({"quant_method": "gguf"}, "gguf"),
         ({"quant_method": "gptq"}, "missing 1 required positional argument: 'bits'"),
         ({"load_in_4bit": True, "load_in_8bit": True}, "only one can be used at the same time"),
-        ({"load_in_4bit": True, "bnb_4bit_quant_type": "int4"}, "int4"),
-        ({"quant_method": "gguf"}, "gguf"),
         ({"bits": 4}, "quant_method"),
         (["nf4"], "config.json does not describe a model"),
     ],
@@ -438,24 +365,19 @@ def test_a_checkpoint_that_cannot_stay_quantized_is_refused(
     assert str(folder) in str(error.value) and "\n" not in str(error.value)
 
 
-def test_a_null_in_the_config_is_no_quantization(folder: Path) -> None:
-    declare(folder, None)
-    assert kvlite.load(str(folder), weights="nf4").model.weights == weights_of("nf4")
-
-
 # --- the check at the start ----------------------------------------------------------------------
 
 
 def test_the_check_sees_what_the_loop_leaves_out(
-    tiny: Tiny, monkeypatch: pytest.MonkeyPatch
+    kind: Tiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Admits every architecture; refuses where other embeddings go into the layers."""
+    """Admits architectures of every kind; refuses where other embeddings go into the layers."""
     embed = LoadedModel.embed
-    require_own_answers(tiny.model)
-    assert tiny.model.module.config._attn_implementation == ATTENTION
+    require_own_answers(kind.model)
+    assert kind.model.module.config._attn_implementation == ATTENTION
     monkeypatch.setattr(LoadedModel, "embed", lambda model, ids: embed(model, ids.flip(1)))
     with pytest.raises(ModelError, match="do not run layer by layer: logits are"):
-        require_own_answers(tiny.model)
+        require_own_answers(kind.model)
 
     def nowhere(model: LoadedModel, ids: torch.Tensor) -> torch.Tensor:
         embedded = embed(model, ids)
@@ -464,15 +386,16 @@ def test_the_check_sees_what_the_loop_leaves_out(
 
     monkeypatch.setattr(LoadedModel, "embed", nowhere)
     with pytest.raises(ModelError, match="do not run layer by layer"):
-        require_own_answers(tiny.model)
-    assert tiny.model.module.config._attn_implementation == ATTENTION
+        require_own_answers(kind.model)
+    assert kind.model.module.config._attn_implementation == ATTENTION
 
 
 def test_the_check_is_made_of_quantized_checkpoints_alone(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(LoadedModel, "logits", lambda model, hidden: torch.zeros(1, 49_152))
-    kvlite.load(str(folder), weights="nf4")
+    declare(folder, None)  # which is none
+    assert kvlite.load(str(folder), weights="nf4").model.weights == weights_of("nf4")
     config = transformers.BitsAndBytesConfig(**NF4)
     model = transformers.AutoModelForCausalLM.from_pretrained(
         folder, dtype=torch.float32, device_map={"": "cpu"}, quantization_config=config
@@ -487,17 +410,14 @@ def test_the_check_is_made_of_quantized_checkpoints_alone(
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", QUANTIZED)
-def test_ask_says_nothing_but_the_answer_and_its_account(
-    tiny_folder: Path, name: str, tmp_path: Path
-) -> None:
+def test_ask_says_nothing_but_the_answer_and_its_account(tiny_folder: Path, tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text("The cat sat on the mat and the dog lay by the door. " * 9)
     command = [sys.executable, "-m", "kvlite", "ask", str(tmp_path / "text.txt"), "What?"]
-    flags = ["--model", str(tiny_folder), "--weights", name, "--max-tokens", "4", "--json"]
+    flags = ["--model", str(tiny_folder), "--weights", "int8", "--max-tokens", "4", "--json"]
     done = subprocess.run([*command, *flags], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     answer = json.loads(done.stdout)
-    assert (answer["weights"], answer["dtype"], answer["device"]) == (name, "float32", "cpu")
+    assert (answer["weights"], answer["dtype"], answer["device"]) == ("int8", "float32", "cpu")
 
 
 def test_other_warnings_are_still_heard(caplog: pytest.LogCaptureFixture) -> None:

@@ -1,4 +1,5 @@
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -19,10 +20,21 @@ def save(tmp_path: Path) -> Save:
 
 
 @pytest.fixture
-def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For tests that change what the reading process does."""
+def in_child() -> None:
+    """For tests of the process that reads a document."""
+
+
+@pytest.fixture(autouse=True)
+def in_this_process(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[None]:
+    """Other tests read here: a process takes longer to begin than a document to be read."""
 
     def here(work: Callable[..., object], *args: object, progress: object, **_: object) -> object:
         return work(*args, progress=progress)
 
-    monkeypatch.setattr(reading, "run_in_child", here)
+    if "in_child" not in request.fixturenames:
+        monkeypatch.setattr(reading, "run_in_child", here)
+    deepest = sys.getrecursionlimit()
+    yield
+    sys.setrecursionlimit(deepest)

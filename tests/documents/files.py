@@ -1,7 +1,6 @@
 """Files of every kind, sound and damaged, and what reading them ends with."""
 
 import io
-import random
 import sys
 import zipfile
 from collections.abc import Callable, Sequence
@@ -136,26 +135,6 @@ class Stdin:
 def read_stdin(monkeypatch: pytest.MonkeyPatch, content: bytes) -> Document:
     monkeypatch.setattr(sys, "stdin", Stdin(content))
     return read_document("-")
-
-
-def mutations(content: bytes, count: int) -> list[bytes]:
-    """The content cut, with bytes changed, with bytes gone, and with its syntax confused."""
-    rng = random.Random(1)
-    syntax = [i for i, byte in enumerate(content) if byte in b"0123456789<>[]()/R"]
-    mutants = []
-    for i in range(count):
-        mutant = bytearray(content)
-        place = rng.randrange(5, len(content))
-        if i % 4 == 0:
-            del mutant[place:]
-        elif i % 4 == 1:
-            del mutant[place : place + rng.choice((1, 20, 200))]
-        for _ in range(rng.choice((1, 3, 20)) if i % 4 == 2 else 0):
-            mutant[rng.randrange(5, len(mutant))] = rng.randrange(256)
-        for _ in range(rng.choice((1, 2, 8)) if i % 4 == 3 else 0):
-            mutant[rng.choice(syntax)] = rng.choice(b"0123456789<>[]()/R -")
-        mutants.append(bytes(mutant))
-    return mutants
 
 
 def read_or_refuse(path: str) -> bool:

@@ -11,6 +11,8 @@ from kvlite.errors import ContextError, DocumentError, Stopped
 
 from .files import Save, Stdin, pdf
 
+pytestmark = pytest.mark.usefixtures("in_child")
+
 
 def test_progress_refusals_and_standard_input_pass_through(
     save: Save, monkeypatch: pytest.MonkeyPatch
@@ -26,7 +28,6 @@ def test_progress_refusals_and_standard_input_pass_through(
     assert read_document("-").text == "piped"
 
 
-@pytest.mark.long
 def test_it_is_stopped_wherever_it_is(save: Save) -> None:
     """Nothing in the library that takes this page apart looks at who follows."""
     path, cancel = save("a.pdf", pdf(["one"]).replace(b"(one) Tj", b"(one) Tj " * 400_000)), Event()

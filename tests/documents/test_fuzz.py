@@ -13,13 +13,13 @@ import pytest
 from pypdf import PdfReader, PdfWriter
 
 from .files import encrypted, pdf, read_or_refuse, word
-from .test_formats import MESSAGE, RICH_TEXT, book, deck, packed, parts_of, text
+from .formats import MESSAGE, RICH_TEXT, book, deck, packed, parts_of, text
 from .test_pdf import with_everything
 from .test_sheets import workbook
 from .test_word import example
 from .test_word_parts import everything
 
-INPUTS = 600
+INPUTS = 60
 # Far above what any takes here, and far below what a hang or a bomb does.
 SECONDS, MEMORY = 10, 200 * 2**20
 
@@ -184,16 +184,6 @@ KINDS: dict[str, Callable[[random.Random], Iterator[bytes]]] = {
 }
 
 
-@pytest.mark.cases(3)
 @pytest.mark.parametrize("name", KINDS)
 def test_damaged_documents_are_read_or_refused(tmp_path: Path, name: str) -> None:
-    # Almost any message can be read.
-    inputs = 80 if name == "a.eml" else 40
-    assert 0 < check(tmp_path / name, KINDS[name](random.Random(2)), inputs) < inputs
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("name", KINDS)
-def test_many_damaged_documents_are_read_or_refused(tmp_path: Path, name: str) -> None:
-    inputs = INPUTS // 3 if name == "a.odt" else INPUTS  # workbooks take a process each
-    assert inputs / 50 < check(tmp_path / name, KINDS[name](random.Random(1)), inputs) < inputs
+    assert 0 < check(tmp_path / name, KINDS[name](random.Random(2)), INPUTS) < INPUTS

@@ -64,9 +64,6 @@ def read(save: Save, message: str) -> Document:
 @pytest.mark.parametrize(
     ("message", "text", "not_read"),
     [
-        (several("mixed", PLAIN + "Below.", PAGE + "<p>7 to 2.</p>"), "Below.\n\n7 to 2.", ()),
-        (several("mixed", PLAIN + "One.", PLAIN + "Two."), "One.\n\nTwo.", ()),
-        (several("alternative", PLAIN + " ", PAGE + "<p>In May.</p>"), "In May.", ()),
         (several("alternative", PAGE + "<p>In May.</p>", PLAIN + "May"), "May", ()),
         (
             several("mixed", PLAIN + "One.", attached("a.pdf"), attached("b.txt", "text/plain")),

@@ -45,7 +45,6 @@ def test_what_becomes_of_it_is_said_in_a_sentence(
     assert said in refusal(save("a.html", FORMULA))
 
 
-@pytest.mark.usefixtures("in_this_process")
 def test_what_hangs_is_stopped(save: Save, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pandoc, "_SECONDS", 1)
     _program(tmp_path / "fake", monkeypatch, "exec sleep 600")

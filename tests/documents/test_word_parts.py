@@ -134,29 +134,6 @@ def test_notes_headers_and_symbols_that_are_missing_are_counted(save: Save) -> N
     assert {*document.not_read} == {"1 footnote", "1 symbol", "1 header"}
 
 
-def test_equations_are_tex(save: Save) -> None:
-    def own(tag: str, *inside: str) -> str:
-        return f"<m:{tag}>{''.join(inside)}</m:{tag}>"
-
-    def letters(some: str) -> str:
-        return own("r", own("t", some))
-
-    half = own("f", own("num", letters("a+b")), own("den", letters("2")))
-    square = own("sSup", own("e", letters("x")), own("sup", letters("2")))
-    assert text(save, paragraph(run("y = "), own("oMath", half, letters("+"), square))) == (
-        "y = \\frac{a + b}{2} + x^2"
-    )
-    simple = own("f", own("num", letters("1")), own("den", letters("2")))
-    total = own("sSup", own("e", letters("x")), own("sup", letters("10"))) + letters("y")
-    assert text(save, paragraph(own("oMath", simple))) == "1/2"
-    assert text(save, paragraph(own("oMath", letters("2") + simple))) == "2\\frac{1}{2}"
-    assert text(save, paragraph(own("oMath", total))) == "x^{10}y"
-    rows = "".join(own("mr", own("e", letters(a)), own("e", letters(b))) for a, b in ("12", "34"))
-    assert text(save, paragraph(own("oMath", own("m", rows)))) == (
-        "\\begin{matrix} 1 & 2 \\\\ 3 & 4 \\end{matrix}"
-    )
-
-
 def test_raised_lowered_and_struck_text_is_marked_and_hidden_text_is_not_read(save: Save) -> None:
     def styled(style: str, inside: str) -> str:
         return f"<w:r><w:rPr>{style}</w:rPr><w:t>{inside}</w:t></w:r>"
@@ -302,9 +279,8 @@ def everything() -> bytes:
 # What unpacks to too much
 
 
-@pytest.mark.long
 def test_an_archive_that_unpacks_to_too_much_is_refused(
-    save: Save, monkeypatch: pytest.MonkeyPatch, in_this_process: None
+    save: Save, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(archive, "UNPACKED_LIMIT", 10**6)
     bomb = raw_word("<w:p/>" * 300_000)
@@ -317,29 +293,11 @@ def test_an_archive_that_unpacks_to_too_much_is_refused(
         tracemalloc.stop()
 
 
-@pytest.mark.usefixtures("in_this_process")
-def test_an_archive_denser_than_any_document_is_refused(
-    save: Save, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(archive, "_DENSE_FROM", 10**6)
-    message = refusal(save("a.docx", raw_word("<w:p/>" * 300_000)))
-    assert "unpacks to more than 150 times its size" in message
-
-
 def test_empty_paragraphs_are_one_empty_line(save: Save) -> None:
     content = raw_word(paragraph(run("a")) + "<w:p/>" * 100 + paragraph(run("b")))
     assert read_document(save("a.docx", content), limit=4).text == "a\n\nb"
     with pytest.raises(ContextError, match="has 4 characters"):
         read_document(save("a.docx", content), limit=3)
-
-
-@pytest.mark.usefixtures("in_this_process")
-def test_many_parts_count_together(save: Save, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(archive, "UNPACKED_LIMIT", 10**6)
-    ids = [f"header{i}" for i in range(20)]
-    sections = "".join(f'<w:sectPr><w:headerReference r:id="{id}"/></w:sectPr>' for id in ids)
-    parts = {id: paragraph(run("x" * 100_000)) for id in ids}
-    assert "unpacks to more than" in refusal(save("a.docx", raw_word(sections, **parts)))
 
 
 def test_what_an_archive_says_of_its_parts_is_not_believed(save: Save) -> None:
@@ -395,14 +353,6 @@ def test_text_is_raised_struck_and_hidden_by_its_styles_and_shown_again_by_itsel
     body += paragraph('<w:pPr><w:pStyle w:val="Off"/></w:pPr>', run("no"))
     body += paragraph('<w:pPr><w:pStyle w:val="Old"/></w:pPr>', run("old"))
     assert text(save, body, styles=styles) == "a^1 bc 10^6 x_iy\n\n~~old~~"
-
-
-def test_text_may_be_raised_by_a_measure_with_a_unit(save: Save) -> None:
-    def raised(by: str) -> str:
-        return f'<w:r><w:rPr><w:position w:val="{by}"/></w:rPr><w:t>6</w:t></w:r>'
-
-    body = paragraph(run("10"), raised("4pt"), run(" m"), raised("-0.1in"), run(" x"), raised("?"))
-    assert text(save, body) == "10^6 m_6 x6"
 
 
 def listed(text: str, number: int, level: int = 0, mark: str = "") -> str:
