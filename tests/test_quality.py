@@ -23,11 +23,11 @@ NEARLY: dict[str, list[tuple[Callable[[str], str], float]]] = {
         (lambda right: "[]", 0),
     ],
     "edits": [
-        (lambda right: f"Here it is:\n{right}\nDone.", 1),
-        (lambda right: right.replace("SEARCH\n    ", "SEARCH\n", 1), 0),
-        (lambda right: right.replace("SEARCH\n", "SEARCH\n\n"), 0),
-        (lambda right: f"{right}\n{right}", 0),
-        (lambda right: "<<<<<<< SEARCH\ndef \n=======\n\n>>>>>>> REPLACE", 0),
+        (lambda right: right.replace('"old_str": "    ', '"old_str": "'), 0),
+        (lambda right: right.replace("    ", ""), 1),
+        (lambda right: json.dumps({**json.loads(right), "old_str": "def "}), 0),
+        (lambda right: json.dumps({**json.loads(right), "new_str": ""}), 0),
+        (lambda right: "[]", 0),
     ],
     "tools": [
         (lambda right: right.replace('"order_id"', '"order"'), 2 / 3),
@@ -45,8 +45,9 @@ NEARLY: dict[str, list[tuple[Callable[[str], str], float]]] = {
     ],
     "code": [
         (lambda right: f"```python\n{right}\n```", 1),
-        (lambda right: right.replace("(", "(x=x, "), 0),
-        (lambda right: right.replace("=", "= ", 1).replace("result", "res"), 1),
+        (lambda right: right.replace("(", "(0, "), 0),
+        (lambda right: right.replace("=1", "=value").replace("result", "x"), 1),
+        (lambda right: right.replace("=1, ", "=1, more=1, ", 1), 0),
         (lambda right: right.removesuffix(")"), 0),
     ],
 }

@@ -24,6 +24,7 @@ from kvlite.conversation.metrics import Piece
 from kvlite.conversation.runner import Runner
 from kvlite.errors import SettingError
 from kvlite.methods.budget import parse_budget
+from kvlite.model.answers.grammar import answer_grammar
 from kvlite.model.answers.reader import AnswerReader, calls_in
 from kvlite.model.chat_template import chat_tokens
 from kvlite.model.load import LoadedModel
@@ -184,25 +185,29 @@ def _rows(runner: Runner, task: str, length: int, seed: int, way: Way) -> Iterat
 
 
 def _answer(talk: Conversation, made: Exercise, turn: Turn) -> tuple[str, list[Piece]]:
-    """The text of an answer or, where there are tools, its first call as JSON."""
+    """The text of an answer; where there are tools, one of which must be called, the call as
+    JSON."""
     model = talk.model
     right = len(model.tokenizer.encode(turn.right, add_special_tokens=False))
-    given: dict[str, Any] = {
-        "max_new_tokens": right + right // 4 + SPARE_TOKENS,
-        "schema": turn.schema,
-    }
-    if not made.before and not made.tools:
-        pieces = list(talk.stream(turn.message, **given))
+    most = turn.new_tokens or right + right // 4 + SPARE_TOKENS
+    if not made.tools:
+        pieces = list(talk.stream(turn.message, max_new_tokens=most, schema=turn.schema))
         return "".join(piece.text for piece in pieces), pieces
     messages = [*made.before, {"role": "user", "content": turn.message}]
-    shown = [tool.plain() for tool in made.tools]
-    pieces = list(talk.stream_tokens(chat_tokens(model.tokenizer, messages, shown), **given))
+    ids = chat_tokens(model.tokenizer, messages, [tool.plain() for tool in made.tools])
+    called = answer_grammar(
+        model.answer_form,
+        model.tokenizer,
+        model.vocabulary.trie,
+        made.tools,
+        needed=True,
+        several=False,
+        ends=model.stop_ids,
+    )
+    pieces = list(talk.stream_tokens(ids, max_new_tokens=most, schema=called))
     reader = AnswerReader(model.answer_form, made.tools)
     parts = [part for piece in pieces for part in reader.push(piece.raw)] + reader.flush()
-    calls = calls_in(parts)
-    if not calls:
-        return "".join(part.text for part in parts), pieces
-    name, arguments = calls[0]
+    name, arguments = next(iter(calls_in(parts)), ("", ""))
     return f"[{json.dumps(name)}, {arguments}]", pieces
 
 

@@ -6,6 +6,8 @@ from functools import partial
 from kvlite.bench.exercises.exercise import Exercise, Material, Turn
 from kvlite.bench.prose import names
 
+# Tokens in which a model may work it out.
+STEPS = 200
 _NUMBER = re.compile(r"-?\d+(?:,\d{3})*")
 
 
@@ -32,12 +34,17 @@ def make(material: Material) -> Exercise:
         results.append(count)
         return " ".join(story)
 
-    question = "How many crates does {} have in the end? Work it out step by step, and end with the number."  # noqa: E501
+    question = (
+        "How many crates does {} have in the end? Say what they have after each step, and end with "
+        "the number."
+    )
     told = material.parts(part, 4, question)
     wanted = random.randrange(len(told))
     text = "\n".join(told)
     message = f"{text}\n\n{question.format(called[wanted])}"
-    return Exercise([Turn(message, partial(_check, results[wanted]), str(results[wanted]))])
+    return Exercise(
+        [Turn(message, partial(_check, results[wanted]), str(results[wanted]), new_tokens=STEPS)]
+    )
 
 
 def _check(result: int, answer: str) -> float:

@@ -6,7 +6,10 @@ from functools import partial
 from kvlite.bench.exercises.exercise import Exercise, Material, Turn
 from kvlite.bench.exercises.source_file import Function, functions, source
 
-_FORM = """Write the one line of Python that calls it. Pass every parameter by keyword, in the order of the signature, from a variable of the same name, as in: result = some_name(first=first, second=second). Answer with this line only."""  # noqa: E501
+_FORM = (
+    "Write one line of Python that calls it. Pass all of its parameters by keyword, in the order "
+    "of its signature, each with the value 1. Answer with this line only."
+)
 
 
 def make(material: Material) -> Exercise:
@@ -14,7 +17,7 @@ def make(material: Material) -> Exercise:
     known = functions(material, beside=_FORM)
     wanted = material.random.choice(known)
     question = f"The function {wanted.name} is defined in the file above. {_FORM}"
-    given = ", ".join(f"{each}={each}" for each in wanted.parameters)
+    given = ", ".join(f"{each}=1" for each in wanted.parameters)
     return Exercise(
         [
             Turn(
@@ -35,5 +38,4 @@ def _check(wanted: Function, answer: str) -> float:
     call = next((each for each in ast.walk(tree) if isinstance(each, ast.Call)), None)
     if call is None or call.args or ast.unparse(call.func) != wanted.name:
         return 0.0
-    given = [(each.arg, ast.unparse(each.value)) for each in call.keywords]
-    return float(given == [(name, name) for name in wanted.parameters])
+    return float([each.arg for each in call.keywords] == [*wanted.parameters])

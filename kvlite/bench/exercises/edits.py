@@ -1,21 +1,23 @@
 """Edits: an agent's exact search-and-replace in a long file."""
 
-import re
+import json
 from functools import partial
 
 from kvlite.bench.exercises.exercise import Exercise, Material, Turn
 from kvlite.bench.exercises.source_file import functions, source
 
-_BLOCK = re.compile(
-    r"<<<<<<< SEARCH\r?\n(.*?)\r?\n=======\r?\n(.*?)\r?\n>>>>>>> REPLACE", re.DOTALL
+_FORM = (
+    "Give the line that changes as old_str, copied from the file exactly, with its spaces, and the "
+    "line that replaces it as new_str."
 )
-_FORM = """Answer with one block of this form, and nothing else: first the line of the file that changes, copied exactly with its spaces, then the line that replaces it. For a file with the line `    speed = 3`, where speed becomes 5, that is:
-
-<<<<<<< SEARCH
-    speed = 3
-=======
-    speed = 5
->>>>>>> REPLACE"""  # noqa: E501
+_SCHEMA = json.dumps(
+    {
+        "type": "object",
+        "properties": {"old_str": {"type": "string"}, "new_str": {"type": "string"}},
+        "required": ["old_str", "new_str"],
+        "additionalProperties": False,
+    }
+)
 
 
 def make(material: Material) -> Exercise:
@@ -28,18 +30,17 @@ def make(material: Material) -> Exercise:
     limit = wanted.limit + material.random.randrange(1, 90)
     new = old.replace(str(wanted.limit), str(limit))
     question = (
-        f"In the file above, let the number in the function {wanted.name} be {limit}. {_FORM}"
+        f"In the file above, change the number in the function {wanted.name} to {limit}. {_FORM}"
     )
-    right = f"<<<<<<< SEARCH\n{old}\n=======\n{new}\n>>>>>>> REPLACE"
+    right = json.dumps({"old_str": old, "new_str": new})
     check = partial(_check, file, file.replace(old, new))
-    return Exercise([Turn(f"```python\n{file}\n```\n\n{question}", check, right)])
+    return Exercise([Turn(f"```python\n{file}\n```\n\n{question}", check, right, _SCHEMA)])
 
 
 def _check(file: str, wanted: str, answer: str) -> float:
-    found = _BLOCK.findall(answer)
-    if len(found) != 1:
+    try:
+        edit = json.loads(answer)
+        old, new = edit["old_str"], edit["new_str"]
+    except (ValueError, TypeError, KeyError):
         return 0.0
-    (search, replacement) = found[0]
-    if file.count(search) != 1:
-        return 0.0
-    return float(file.replace(search, replacement) == wanted)
+    return float(file.count(old) == 1 and file.replace(old, new) == wanted)

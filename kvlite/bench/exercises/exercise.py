@@ -23,12 +23,14 @@ class Turn:
             tool's name and its arguments.
         right: a right answer.
         schema: a JSON schema that the answer is held to; "" for any text.
+        new_tokens: of the longest answer; 0 for a little more than the right one has.
     """
 
     message: str
     check: Check
     right: str
     schema: str = ""
+    new_tokens: int = 0
 
 
 @dataclass(frozen=True)
@@ -37,7 +39,7 @@ class Exercise:
 
     Attributes:
         before: messages that were exchanged before the first turn.
-        tools: that the model may call.
+        tools: one of which the model must call.
     """
 
     turns: Sequence[Turn]
