@@ -18,6 +18,7 @@ TASKS = (
 )  # fmt: skip
 RULERS_OWN = ("niah_single_1", "niah_multikey_2", "niah_multikey_3", "vt", "cwe", "fwe")
 """Tasks whose prompts are RULER's own."""
+EXERCISES = ("copy-many", "edits", "tools", "arithmetic", "twenty-turns", "code")
 TUNE_PROFILE, TUNE_MINUTES = "tuned", 10
 """The profile that `kvlite tune` makes, and how long that may take."""
 
@@ -315,9 +316,55 @@ class AttentionOptions(Options):
     repeats: int = _parts(3)
 
 
+@dataclass(kw_only=True)
+class QualityOptions(Options):
+    """Exercises that people depend on, made from seeds and checked by exact rules: where does
+    compression hurt?
+
+    copy-many: 30 fields of a text into JSON; edits: an exact search-and-replace in a long file;
+    tools: which of 20 to call, with arguments copied out of long results; arithmetic: one of many
+    word problems; twenty-turns: a fact in each of 20 messages; code: a call whose signature stands
+    elsewhere. Each way is compared with the full cache of the same model, exercise by exercise, by
+    95% intervals.
+
+    Examples:
+
+      kvlite bench quality --tokens 3000 --cases 20 --budget auto --budget 6% --recall auto,off
+
+      kvlite bench quality --task copy-many,tools --budget 100% --kv-bits 8,4,k8v4 --out run5
+
+      kvlite bench quality --model qwen.gguf --tokens 12000 --cases 8 --json
+    """
+
+    name: ClassVar = "quality"
+
+    tasks: list[str] = _option(
+        [*EXERCISES],
+        f"{', '.join(EXERCISES)}; several with commas between",
+        flag="--task",
+        commas=True,
+    )
+    tokens: list[int] = _option([3000], "of each exercise; may be repeated", low=1500)
+    cases: int = _option(5, "exercises of each task, from different seeds", low=1)
+    method: str = _as_asked(Settings.method)
+    budgets: list[str] = _option(
+        ["auto"],
+        "as for `kvlite ask`: auto, 6%, 512, 100%; several with commas between; 100% is added "
+        "where it is not named",
+        flag="--budget",
+        commas=True,
+    )
+    kv_bits: list[str] = _option(
+        ["16"], "as for `kvlite ask`; several with commas between", commas=True
+    )
+    recall: list[str] = _option(
+        ["auto"], "as for `kvlite ask`; several with commas between, as in auto,off", commas=True
+    )
+
+
 COMMANDS = (
     NiahOptions, RulerOptions, TurnsOptions, FidelityOptions, MemoryOptions, SpeedOptions,
-    AttentionOptions,
+    AttentionOptions, QualityOptions,
 )  # fmt: skip
 
 
