@@ -1,6 +1,5 @@
 """What one front end keeps, the others list and go on with."""
 
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from unittest.mock import Mock
@@ -178,25 +177,6 @@ def test_what_a_program_said_about_a_document_is_about_nothing_else(
     session.leave_library()
 
 
-def test_a_server_goes_on_with_what_was_said_elsewhere_and_leaves_it(
-    library: Library, runner: Runner, settings: Settings
-) -> None:
-    session = Session(runner, settings)
-    said(session, "Where do herons live? " * 10)
-    session.save("trip", None)
-    session.leave_library()
-    (record,) = library.records()
-    before = library.whole(record.id).read_bytes()
-    served = Conversations(runner, 1 << 30, 1 << 30, library)
-    served.resume()
-    ids = [*session.talk.token_ids, *session.talk.context.pending_ids, 5, 6, 7]
-    (*_, (piece, _)) = served.answer(ids, {}, NO_CALLBACKS)
-    assert piece is not None and piece.metrics.prompt_tokens < 70 < len(ids)
-    served.set_aside()
-    assert library.whole(record.id).read_bytes() == before
-    assert re.fullmatch("[0-9a-f]{32}", record.id)
-
-
 def served_one(library: Library, runner: Runner, monkeypatch: pytest.MonkeyPatch) -> Conversations:
     """A server that has answered a program, and put that into the library."""
     monkeypatch.setattr("kvlite.server.kept.SHORT", 10)
@@ -276,36 +256,3 @@ def test_a_document_stays_once_where_the_disk_is_full(
     kept = found["herons.txt"]
     assert kept.is_document and library.whole(kept.id).is_file()
     assert library.light(found["Where do they live?"].id).is_file()
-
-
-def test_a_message_that_waits_for_its_first_answer_is_no_damaged_entry(
-    library: Library, runner: Runner, settings: Settings
-) -> None:
-    library.keep_draft(A, "What is a heron?")
-    assert entries(library) == []
-    session = Session(runner, settings)
-    said(session, "One?")
-    session.save("trip", None)
-    session.leave_library()
-    (entry,) = entries(library)
-    library.light(entry.id).unlink()
-    library.whole(entry.id).unlink()
-    assert "is gone" in entries(library)[0].flaw
-    told = list[str]()
-    assert matching(library, runner.model, [REPORT], settings, told.append) is None
-    assert told == []
-
-
-def test_what_was_compacted_is_not_read_again_as_it_was_before(
-    library: Library, runner: Runner, settings: Settings
-) -> None:
-    session = Session(runner, settings)
-    said(session, "One?")
-    session.save("trip", None)
-    (record,) = library.records()
-    assert library.light(record.id).is_file()
-    session.talk.history.branch.compacted = True
-    said(session, "Two?")
-    session.save("trip", None)
-    assert library.whole(record.id).is_file() and not library.light(record.id).is_file()
-    session.leave_library()

@@ -11,7 +11,6 @@ from typing import Any
 import httpx
 import pytest
 
-from kvlite.config.settings import Settings
 from kvlite.errors import ModelError
 from kvlite.server.config import ServerConfig
 from kvlite_app.engine.service import Service
@@ -148,26 +147,6 @@ def test_programs_have_the_model_that_the_page_has(
     assert asked(http, HERONS)["read"] < 80  # it is a copy of the model that read them
     service.load(settings).wait()
     assert asked(http, HERONS, "Yes.", "Where?")["read"] < 80  # it was kept on disk
-
-
-@pytest.mark.long
-def test_what_programs_had_read_is_kept_when_the_app_ends(
-    given: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("kvlite.server.kept.SHORT", 100)
-    config = ServerConfig(port=free_port(), folder=tmp_path / "server")
-    for text in ((HERONS,), (HERONS, "Yes.", "Where?")):
-        service, server = Service(given, tmp_path), OpenAIServer(config)
-        with (
-            server.answering(service, service.load(given)),
-            httpx.Client(base_url=server.address, timeout=60) as http,
-        ):
-            waited(partial(is_loaded, http, server.address))
-            read = asked(http, *text)["read"]
-        assert service.close() == ""
-        with pytest.raises(httpx.ConnectError):
-            httpx.get(server.address)
-    assert read < 80
 
 
 @pytest.mark.long

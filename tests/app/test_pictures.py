@@ -142,10 +142,6 @@ def test_the_wildest_map_is_no_larger_than_a_page_should_load(layers: int) -> No
     assert 1 <= len(numbers) <= 30
 
 
-def test_nothing_was_read() -> None:
-    assert "Nothing was read yet." in texts(parsed(draw_kept(KeptMap(0, 0, (layer([]),)))))
-
-
 def test_shares_as_people_write_them() -> None:
     written = [percent(share) for share in (0, 1e-9, 0.0099, 0.01, 0.5, 0.9999, 1)]
     assert written == ["0%", "under 1%", "under 1%", "1%", "50%", "99%", "100%"]

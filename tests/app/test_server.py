@@ -3,7 +3,6 @@
 import errno
 import os
 import signal
-import socket
 import sys
 from collections.abc import Iterator
 from html import unescape
@@ -21,7 +20,7 @@ from kvlite.cli.main import main
 from kvlite.conversation.library import Library
 from kvlite.conversation.record import Record
 from kvlite.errors import SettingError
-from kvlite_app.serve import _alone, _free_port
+from kvlite_app.serve import _alone
 from kvlite_app.web.uploading import LARGEST
 from tests.app.conftest import Server, client, serving, waited
 
@@ -57,29 +56,6 @@ def test_an_answer_streams_and_goes_on_in_its_conversation(server: Server) -> No
     asks.predict("And a stork?", kept.id, api_name="/say")
     told = asks.predict(api_name="/conversations")[0]
     assert (told["id"], told["name"], told["messages"]) == (kept.id, "What is a heron?", 4)
-
-
-@pytest.mark.long
-def test_a_document_is_read_and_asked_about(server: Server, tmp_path: Path) -> None:
-    path = tmp_path / "karsk.txt"
-    path.write_text("The lighthouse of Karsk was built in 1911 by Ilse Brandt.")
-    asks = client(server)
-    id = asks.predict(handle_file(path), "", api_name="/read")
-    record = records(server)[0]
-    assert (record.waiting, record.title) == (["karsk.txt"], "karsk.txt")
-    assert "Brandt" in asks.predict("Who built the lighthouse?", id, api_name="/say")
-    record = records(server)[0]
-    assert record.said[0].documents == ("karsk.txt",)
-    assert record.title == "Who built the lighthouse?"
-
-
-@pytest.mark.long
-def test_where_every_byte_is(server: Server) -> None:
-    asks = client(server)
-    asks.predict("Hello", "", api_name="/say")
-    (host,) = asks.predict(api_name="/memory")
-    assert host["total"] == sum(host["parts"].values())
-    assert host["parts"]["weights"] > 90 << 20
 
 
 @pytest.mark.long
@@ -225,16 +201,6 @@ def test_nothing_is_told_without_a_password(locked: Server) -> None:
 
 
 @pytest.mark.long
-def test_who_logs_in_chooses_models_of_the_list(locked: Server, talker: Path) -> None:
-    with http(locked) as web:
-        assert web.post("/login", data={"username": "ann", "password": "secret"}).is_success
-        parts = [each["props"] for each in web.get("/config").json()["components"]]
-    (model,) = [each for each in parts if each.get("elem_id") == "set-model"]
-    assert not model["allow_custom_value"]
-    assert model["choices"][0] == [str(talker), str(talker)]
-
-
-@pytest.mark.long
 def test_users_are_kept_apart(locked: Server, talker: Path) -> None:
     ann, ben = (
         client(locked, auth=("ann", "secret")),
@@ -303,16 +269,6 @@ def test_without_a_password_nobody_else_is_let_in(
     assert err.count("\n") == 1
     assert "NAME:PASSWORD" in err
     assert "hunter2" not in err
-
-
-def test_a_port_that_is_taken_is_passed_over(server: Server) -> None:
-    port = urlsplit(server.address).port
-    assert port is not None
-    assert port < _free_port("127.0.0.1", port) < port + 100
-    with socket.socket() as last, pytest.raises(SettingError, match="no port from 65535"):
-        last.bind(("127.0.0.1", 65535))
-        last.listen()
-        _free_port("127.0.0.1", 65535)
 
 
 def test_another_app_with_the_same_conversations_is_refused(server: Server) -> None:

@@ -60,21 +60,6 @@ def test_who_is_to_leave_off_is_woken_in_every_place() -> None:
     assert woken == ["answer", "check"]
 
 
-def test_tabs_do_not_disturb_each_other() -> None:
-    tabs = Tabs()
-    with tabs.following("one") as one, tabs.following("other") as other:
-        tabs.leave("third")
-        assert not one.is_set()
-        assert not other.is_set()
-
-
-def test_nobody_waits_for_ever_for_one_who_does_not_leave() -> None:
-    tabs = Tabs()
-    with tabs.following("one") as left:
-        tabs.leave("one", seconds=0.05)
-        assert left.is_set()
-
-
 def test_who_comes_late_to_what_is_not_shown_any_more_leaves_off() -> None:
     tabs = Tabs()
     tabs.go("one", "a")
@@ -86,11 +71,3 @@ def test_who_comes_late_to_what_is_not_shown_any_more_leaves_off() -> None:
         (goes := threading.Thread(target=tabs.go, args=["one", "a"])).start()
         assert left.wait(60)
     goes.join(60)
-
-
-def test_only_who_shows_nothing_yet_arrives() -> None:
-    tabs = Tabs()
-    assert tabs.arrive("one", "a") and tabs.shows("one", "a")
-    assert not tabs.arrive("one", "b") and tabs.shows("one", "a")
-    tabs.go("other", "c")
-    assert not tabs.arrive("other", "a") and tabs.shows("other", "c")

@@ -122,17 +122,6 @@ def test_no_command_prints_what_a_terminal_obeys(kvlite: Run, folder: Path) -> N
         assert "Traceback" not in done.err, args
 
 
-def test_no_variable_is_printed_as_it_is(
-    kvlite: Run, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in ("MODEL", "METHOD", "BUDGET", "TOP_K", "STOP", "PROFILE", "SYSTEM"):
-        with monkeypatch.context() as patch:
-            patch.setenv(f"KVLITE_{name}", "[" + HOSTILE)
-            for args in (["config"], ["ask", folder / "none.txt", "What?"]):
-                done = kvlite(*args)
-                require_harmless(done.out + done.err)
-
-
 def test_a_mistake_is_shown_without_what_it_quotes(
     kvlite: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:

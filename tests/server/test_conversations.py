@@ -15,7 +15,6 @@ from kvlite.config.settings import Settings
 from kvlite.conversation.library import Library
 from kvlite.conversation.runner import Runner
 from kvlite.engine.callbacks import NO_CALLBACKS
-from kvlite.engine.layer_prefill import LayerPrefill
 from kvlite.errors import ContextError, OutOfMemory, SettingError
 from kvlite.server import conversations, kept
 from kvlite.server.conversations import Conversations
@@ -67,15 +66,6 @@ def test_two_documents_in_turns_are_read_once_each(pool: Conversations) -> None:
     assert len(pool.kept) == 2
 
 
-def test_short_requests_push_no_long_one_out(pool: Conversations) -> None:
-    long = [Asked(pool, ids_of(300, each)) for each in range(2)]
-    for each in range(12):
-        Asked(pool, ids_of(20, 100 + each))
-    assert sum(each.is_short for each in pool.kept) == 3 and len(pool.kept) == 5
-    for each in long:
-        assert Asked(pool, [*each.ids, *ids_of(80, 7)]).read <= 81
-
-
 def test_the_log_says_what_differed(pool: Conversations, caplog: pytest.LogCaptureFixture) -> None:
     ids = ids_of(300, 0)
     Asked(pool, ids)
@@ -87,23 +77,6 @@ def test_the_log_says_what_differed(pool: Conversations, caplog: pytest.LogCaptu
     assert same == "300 of 300 tokens are known"
     assert shorter == "250 of 250 tokens are known"
     assert other.startswith("200 of 250 tokens are known; the first different token is 201 of the")
-
-
-def test_what_would_lose_more_than_it_has_in_common_begins_anew(pool: Conversations) -> None:
-    begin = ids_of(50, 0)
-    one = Asked(pool, [*begin, *ids_of(300, 1)])
-    two = Asked(pool, [*begin, *ids_of(300, 2)])
-    assert two.read == 350 and len(pool.kept) == 2
-    assert Asked(pool, [*one.ids, *ids_of(80, 3)]).read <= 81
-
-
-def test_an_answer_that_comes_back_without_its_reasoning_loses_no_prompt(
-    pool: Conversations,
-) -> None:
-    first = Asked(pool, ids_of(200, 1), max_new_tokens=300)
-    assert len(first.ids) > 450
-    again = Asked(pool, [*ids_of(200, 1), *ids_of(60, 2)])
-    assert again.read < 70 and len(pool.kept) == 1
 
 
 def test_an_answer_is_that_of_the_same_request_alone(pool: Conversations, tmp_path: Path) -> None:
@@ -201,26 +174,6 @@ def test_another_server_goes_on_with_what_was_kept(
     assert len({each.path or each.used for each in later.kept}) == 3
 
 
-def test_what_is_idle_outlives_a_server_that_is_killed(tiny_folder: Path, tmp_path: Path) -> None:
-    runner = kvlite.load(str(tiny_folder), **GIVEN)
-    pool = Conversations(runner, 1 << 30, 1 << 30, Library(root=tmp_path))
-    first, second = Asked(pool, ids_of(300, 0)), Asked(pool, ids_of(300, 1))
-    Asked(pool, ids_of(20, 9))
-    assert pool.store_idle() and pool.store_idle() and not pool.store_idle()
-    again = Asked(pool, [*first.ids, *ids_of(80, 2)])
-    assert again.read <= 81  # from memory
-    kept = {path: path.read_bytes() for path in files_in(tmp_path)}
-    assert len(kept) == 2
-    later = Conversations(runner, 1 << 30, 1 << 30, Library(root=tmp_path))
-    later.resume()  # nobody closed the first one
-    for each in (first, second):
-        assert Asked(later, [*each.ids, *ids_of(80, 3)]).read <= 81
-    assert {path: path.read_bytes() for path in files_in(tmp_path)} == kept
-    assert later.store_idle() and later.store_idle() and not later.store_idle()
-    assert files_in(tmp_path) == [*kept]
-    assert all(path.read_bytes() != before for path, before in kept.items())
-
-
 def test_what_could_not_be_written_is_tried_again_or_forgotten(
     pool: Conversations, tmp_path: Path
 ) -> None:
@@ -297,57 +250,6 @@ def test_beside_others_a_turn_for_which_there_is_no_room_waits(
             list(pool.answer(ids, {}, replace(NO_CALLBACKS, planned=lacks.append)))
     assert lacks == [10**6] * 2 and [each.busy for each in pool.kept] == [False, True]
     assert len(list(going)) == 3
-    assert Asked(pool, ids).read <= 81
-    assert [each.talk is None for each in pool.kept] == [False, True]
-
-
-def test_memory_that_runs_out_beside_others_costs_nobody_anything(
-    pool: Conversations, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """By itself, an answer goes on with less."""
-    take, short = LayerPrefill.take, [2]
-
-    def runs_out(layer: LayerPrefill, *args: Any, **given: Any) -> torch.Tensor:
-        if short[0]:
-            short[0] -= 1
-            raise torch.OutOfMemoryError("there is no more")
-        return take(layer, *args, **given)
-
-    going = pool.answer(ids_of(300, 1), {}, NO_CALLBACKS, ignore_eos=True)
-    next(piece for piece, _ in going if piece is not None)
-    monkeypatch.setattr(LayerPrefill, "take", runs_out)
-    with pytest.raises(OutOfMemory):
-        Asked(pool, ids_of(300, 2))
-    assert [each.busy for each in pool.kept] == [True]
-    (*_, (last, _)) = going
-    assert last is not None and last.metrics.fallbacks == ()
-    short[0] = 2
-    (*_, (last, _)) = pool.answer(ids_of(300, 2), {}, NO_CALLBACKS)
-    assert last is not None and last.metrics.fallbacks == ("smaller chunk",)
-
-
-def test_what_cannot_be_opened_for_want_of_memory_stays_on_disk(
-    tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """While others take it; those who are idle leave it."""
-    pool = pool_in(tmp_path, kvlite.load(str(tiny_folder), **GIVEN))
-    first = Asked(pool, ids_of(300, 0))
-    pool.set_aside()
-    device, opens = Device(pool, monkeypatch), kvlite.Runner.open
-
-    def runs_out(runner: Runner, path: Path) -> kvlite.Conversation:
-        if device.free < 1:
-            raise OutOfMemory("there is no room for it")
-        return opens(runner, path)
-
-    monkeypatch.setattr(kvlite.Runner, "open", runs_out)
-    going = pool.answer(ids_of(300, 1), {}, NO_CALLBACKS, ignore_eos=True)
-    next(piece for piece, _ in going if piece is not None)
-    ids = [*first.ids, *ids_of(80, 2)]
-    with pytest.raises(OutOfMemory):
-        Asked(pool, ids)
-    assert pool.kept[0].path is not None and len(list(going)) == 3
-    device.size = 1 + pool.kept[1].device_bytes // 2
     assert Asked(pool, ids).read <= 81
     assert [each.talk is None for each in pool.kept] == [False, True]
 

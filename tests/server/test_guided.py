@@ -6,8 +6,6 @@ from typing import Any
 
 import pytest
 
-from kvlite.server.fields import Chat
-from kvlite.server.formats import Format
 from tests.server.conftest import Server, said
 from tests.server.test_refusing import require_error
 
@@ -197,17 +195,6 @@ def test_schemas_are_followed_or_refused_by_what_is_wrong(server: Server, name: 
         require_error(made, 400, words)
     else:
         assert made.status_code == 200, made.text
-
-
-def test_what_is_followed_is_a_setting() -> None:
-    def of(**given: Any) -> Format | None:
-        return Chat(messages=[], **given).followed
-
-    assert of() is None
-    assert of(guided_choice=["a", "b"]) == Format("guided_choice", 'start: "a" | "b"')
-    assert of(regex="a/\\/\\\\/\\\n") == Format("regex", "start: /a\\/\\/\\\\\\/\\n/")
-    assert of(response_format={"type": "json_object"}) == Format("response_format", "json")
-    assert of(json_schema={}) == Format("json_schema", "{}")
 
 
 def test_what_refers_without_end_does_not_end_the_server(server: Server) -> None:

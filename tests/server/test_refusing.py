@@ -230,16 +230,6 @@ def test_fields_of_other_servers_are_ignored(
     assert server.http.post(CHAT, json={"messages": HI, "temperature": 0, **many}).is_success
 
 
-def test_text_of_half_a_character_is_answered(server: Server) -> None:
-    content = b'{"messages": [{"role": "user", "content": "a \\ud800"}]}'
-    assert server.http.post(CHAT, content=content).status_code == 200
-
-
-def test_an_assistant_may_have_said_nothing(server: Server) -> None:
-    messages = [*HI, {"role": "assistant", "content": None}, *HI]
-    assert server.http.post(CHAT, json={"messages": messages}).status_code == 200
-
-
 def test_what_is_longer_is_refused_before_it_is_sent(server: Server) -> None:
     host, _, port = server.address.removeprefix("http://").partition(":")
     with socket.create_connection((host, int(port)), timeout=60) as sending:

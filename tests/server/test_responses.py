@@ -5,7 +5,6 @@ from typing import Any
 import openai
 import pytest
 
-from kvlite.server.responses import SaidBefore
 from tests.server.conftest import Server, said
 from tests.server.test_refusing import require_error
 
@@ -70,18 +69,6 @@ def test_a_response_goes_on_from_another_and_reads_what_is_new(server: Server) -
     for unknown in (unkept.id, "resp_0"):
         with pytest.raises(openai.NotFoundError, match="there is no response"):
             create(model=name, input="And?", previous_response_id=unknown)
-
-
-def test_the_oldest_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvlite.server.responses._RESPONSES", 3)
-    monkeypatch.setattr("kvlite.server.responses._CHARACTERS", 10)
-    kept = SaidBefore()
-    for number in range(5):
-        kept.add(str(number), [{"role": "user", "content": "x" * 3}])
-    assert [*kept._said] == ["2", "3", "4"]
-    kept.of("2")
-    kept.add("5", [{"role": "user", "content": "x" * 6}])
-    assert [*kept._said] == ["2", "5"] and kept._characters == 9
 
 
 @pytest.mark.parametrize(

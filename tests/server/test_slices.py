@@ -111,23 +111,6 @@ def test_tokens_come_between_slices_and_are_those_of_each_alone(
     forget(server)
 
 
-def test_one_at_a_time_reads_while_others_wait(
-    server: Server, alone: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """And they begin once it has been read, though none of the answers has ended."""
-    reads = list[int]()
-
-    def seen(_: LayerPrefill) -> None:
-        reads.append(sum(each.pause.reads for each in server.model.answering.going))
-
-    other: dict[str, Any] = {"messages": said("Something else."), "max_tokens": 100}
-    with chunks(monkeypatch, seen):
-        made = both(server, [SHORT, READ, other])
-    assert [text(each) for each in made[:2]] == alone and {*reads} == {1}
-    assert ledger(made[2])["together"] > 1
-    forget(server)
-
-
 @pytest.mark.parametrize("way", [{}, {"method": "full", "recall": "off"}], ids=["spans", "full"])
 def test_one_that_is_left_while_it_is_read_leaves_all_as_it_was(
     server: Server, alone: list[str], monkeypatch: pytest.MonkeyPatch, way: dict[str, str]

@@ -129,29 +129,6 @@ def test_one_joins_one_leaves_and_one_for_which_memory_is_short_waits(
     assert len(refused) < 3  # again when the vanished one has ended, not at every token
 
 
-def test_a_choice_that_memory_is_short_for_begins_again_and_none_comes_twice(
-    server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    draws: dict[str, Any] = {"messages": said("Draw."), "temperature": 0.9, "seed": 3}
-    draws |= {"max_tokens": 6, "n": 3}
-    alone = server.client.chat.completions.create(model="tiny", **draws)
-    answer, begun = conversations.answer_prompt, list[int]()
-
-    def short(talk: Any, ids: list[int], **given: Any) -> Any:
-        if (seed := given.get("seed")) is not None:
-            begun.append(seed)
-            if seed == 4 and len(server.model.answering.going) > 1:
-                raise OutOfMemory("there is no room")
-        return answer(talk, ids, **given)
-
-    monkeypatch.setattr(conversations, "answer_prompt", short)
-    other: dict[str, Any] = {"messages": said("Go on."), "max_tokens": 40}
-    over = held(server)
-    made = asyncio.run(at_once(server, [other, draws], over))
-    assert begun == [3, 4, 4, 5] and made[1].choices == alone.choices
-    assert ledger(made[0])["generated_tokens"] == 40
-
-
 def test_one_for_which_there_is_no_room_waits_and_then_answers(
     server: Server, reference: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -188,10 +165,3 @@ def test_who_else_waits_for_the_engine_comes_between_answers(
     monkeypatch.setattr(conversations, "answer_prompt", first_is_begun)
     made = asyncio.run(at_once(server, bodies, held(server)))
     assert len(made) == 4 and seen == [before + 1]
-
-
-def test_no_more_than_some_begin(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(answering, "MOST", 2)
-    bodies: list[Any] = [{"messages": said(f"n {at}"), "max_tokens": 5} for at in range(5)]
-    made = asyncio.run(at_once(server, bodies, held(server)))
-    assert max(ledger(each)["together"] for each in made) == 2
