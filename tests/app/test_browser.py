@@ -1,4 +1,4 @@
-"""The app as someone with a browser has it, on the embedded model."""
+"""The app as someone with a browser has it."""
 
 import json
 import re
@@ -9,16 +9,7 @@ from uuid import uuid4
 
 import pytest
 
-from tests.app.conftest import (
-    ACCOUNT,
-    ANSWER,
-    Server,
-    Visitor,
-    answered,
-    send,
-    serving,
-    waited,
-)
+from tests.app.conftest import ACCOUNT, ANSWER, Server, Visitor, answered, send, serving, waited
 
 expect: Any = pytest.importorskip("playwright.sync_api").expect
 
@@ -57,7 +48,9 @@ def looked_again(page: Any) -> None:
     waited(lambda: page.locator("#live").inner_html() != before)
 
 
-def test_a_chat_is_answered_with_its_account_and_kept(server: Server, visitor: Visitor) -> None:
+def test_a_chat_is_answered_with_its_account_and_kept(
+    server: Server, talker: Path, visitor: Visitor
+) -> None:
     page = visitor.open(server.address)
     send(page, "What is a cache?")
     (answer,) = answered(page, 1)
@@ -75,7 +68,7 @@ def test_a_chat_is_answered_with_its_account_and_kept(server: Server, visitor: V
     page.reload()
     assert answered(page, 1) == [answer]
     expect(page).to_have_title("What is a cache? · kvlite")
-    expect(page.locator("#model")).to_have_text("smollm2-135m")
+    expect(page.locator("#model")).to_have_text(talker.name)
 
 
 @pytest.mark.long
@@ -266,11 +259,11 @@ def test_others_are_shown_while_an_answer_comes(
 
 @pytest.mark.long
 def test_a_document_is_read_and_asked_about_twice(
-    server: Server, visitor: Visitor, tmp_path: Path
+    embedded: Server, visitor: Visitor, tmp_path: Path
 ) -> None:
     pdf = tmp_path / "karsk.pdf"
     pdf.write_bytes(pdf_of(FACTS))
-    page = visitor.open(server.address)
+    page = visitor.open(embedded.address)
     page.locator("#box input[type=file]").set_input_files(pdf)
     page.locator("#box .thumbnail-item").wait_for()
     expect(page.get_by_role("group", name="karsk.pdf")).to_be_visible()
@@ -330,7 +323,7 @@ def test_settings_are_priced_at_once_and_refused_in_a_sentence(
     refused = page.locator("#price [role=alert]")
     expect(refused).to_contain_text("'seven' is not a size")
     expect(page.locator("#apply")).to_be_disabled()
-    page.locator("#set-vram textarea, #set-vram input").fill("100MB")
+    page.locator("#set-vram textarea, #set-vram input").fill("10MB")
     expect(verdict).to_have_attribute("data-fits", "False")
     page.locator("#set-vram textarea, #set-vram input").fill("auto")
     expect(verdict).to_have_attribute("data-fits", "True")

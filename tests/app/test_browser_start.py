@@ -44,9 +44,9 @@ def test_samples_are_sent_at_a_click(server: Server, visitor: Visitor) -> None:
 
 @pytest.mark.long
 def test_the_sample_document_is_shown_and_told_while_it_is_read(
-    server: Server, visitor: Visitor
+    embedded: Server, visitor: Visitor
 ) -> None:
-    page = visitor.open(server.address)
+    page = visitor.open(embedded.address)
     page.get_by_text(EXAMPLES[0]["display_text"]).click()
     expect(page.locator("#chat [data-testid=user]")).to_have_text(QUESTION)
     expect(page.locator("#chat")).to_contain_text("About constitution.txt")

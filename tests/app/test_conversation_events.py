@@ -176,9 +176,7 @@ def test_an_answer_that_was_cut_may_go_on_where_there_is_room(events: Conversati
 
 
 @pytest.mark.long
-def test_what_cannot_be_read_any_more_leaves_nobody_waiting(
-    events: ConversationEvents,
-) -> None:
+def test_what_cannot_be_read_any_more_leaves_nobody_waiting(events: ConversationEvents) -> None:
     events.service.say("", A, "One.").wait()
     go = blocked(events.service)
     events.say(A, 0, "", said("Two."), TAB)
@@ -191,9 +189,7 @@ def test_what_cannot_be_read_any_more_leaves_nobody_waiting(
     ended(events, A)
 
 
-def test_what_is_typed_stays_whatever_was_not_answered(
-    events: ConversationEvents,
-) -> None:
+def test_what_is_typed_stays_whatever_was_not_answered(events: ConversationEvents) -> None:
     store, typed = events.service.store(""), said("Typed meanwhile.")
     for id in (A, B):
         store.keep_draft(id, f"Not answered {id[0]}")

@@ -23,10 +23,7 @@ from kvlite_app.web.uploading import Uploading
 
 pytestmark = pytest.mark.long
 MANY = settings(
-    max_examples=100,
-    deadline=None,
-    database=None,
-    suppress_health_check=list(HealthCheck),
+    max_examples=100, deadline=None, database=None, suppress_health_check=list(HealthCheck)
 )
 API = "/gradio_api"
 JSON = {"content-type": "application/json"}
@@ -169,11 +166,7 @@ def no_traceback(capfd: pytest.CaptureFixture[str]) -> Iterator[None]:
 def test_what_gradio_stumbles_over_is_answered_in_a_sentence(
     web: TestClient, path: str, body: dict[str, Any], status: int, said: str
 ) -> None:
-    answer = web.post(
-        f"http://127.0.0.1{path}",
-        content=json.dumps(body),
-        headers=JSON,
-    )
+    answer = web.post(f"http://127.0.0.1{path}", content=json.dumps(body), headers=JSON)
     assert answer.status_code == status and said in answer.text
 
 

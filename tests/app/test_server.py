@@ -202,10 +202,7 @@ def test_nothing_is_told_without_a_password(locked: Server) -> None:
 
 @pytest.mark.long
 def test_users_are_kept_apart(locked: Server, talker: Path) -> None:
-    ann, ben = (
-        client(locked, auth=("ann", "secret")),
-        client(locked, auth=("ben", "other")),
-    )
+    ann, ben = (client(locked, auth=("ann", "secret")), client(locked, auth=("ben", "other")))
     job = ann.submit("Where is the treasure?", "", api_name="/say")
     waited(lambda: job.outputs() and len(job.outputs()[-1]) > 20)
     (kept,) = ann.predict(api_name="/conversations")

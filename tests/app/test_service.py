@@ -11,9 +11,7 @@ import pytest
 from kvlite.config.settings import Settings
 from kvlite.conversation.library import Library
 from kvlite.conversation.record import Record
-from kvlite.conversation.session import Session
 from kvlite.errors import DocumentError, SettingError, SnapshotError, Stopped
-from kvlite_app.engine.active_conversation import ActiveConversation
 from kvlite_app.engine.read_ahead import keep_up
 from kvlite_app.engine.service import Service
 from tests.app.conftest import upload, waited
@@ -46,22 +44,6 @@ def stops(*_: Any, **__: Any) -> Any:
         yield
 
     return begin
-
-
-@pytest.mark.long
-def test_a_message_that_was_not_answered_is_the_draft(
-    service: Service, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    service.say("", A, "One.").wait()
-    assert kept(service).draft == ""
-    with monkeypatch.context() as patch:
-        patch.setattr(Session, "say", stops)
-        with pytest.raises(Stopped):
-            service.say("", A, "Two.").wait()
-    assert kept(service).draft == "Two."
-    service.undo("", A).wait()
-    service.say("", A, "Three.").wait()
-    assert (texts(kept(service)), kept(service).draft) == (["Three."], "")
 
 
 def test_a_record_is_changed_by_one_at_a_time(tmp_path: Path) -> None:
@@ -142,23 +124,6 @@ def test_what_cannot_be_kept_is_told_at_the_end(
     with pytest.raises(SnapshotError):
         work.wait()
     assert "answer is lost, as it cannot be written: no room." in service.close()
-
-
-@pytest.mark.long
-def test_settings_of_a_conversation_change_without_opening_it(
-    service: Service, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    service.say("", A, "One.").wait()
-    service.say("", B, "One.").wait()  # A is not in memory any more
-    with monkeypatch.context() as patch:
-        patch.setattr(ActiveConversation, "resume", lambda *_: pytest.fail("it was opened"))
-        service.change("", A, {"max_new_tokens": 2}).wait()
-        with pytest.raises(SettingError):
-            service.change("", A, {"max_new_tokens": -2}).wait()
-    assert kept(service).changed == {"max_new_tokens": 2}
-    assert service.settings_of("", A).max_new_tokens == 2
-    service.say("", A, "Two.").wait()
-    assert texts(kept(service)) == ["One.", "Two."]
 
 
 @pytest.mark.long
@@ -246,26 +211,6 @@ def test_what_cannot_be_read_ahead_is_said_with_the_message(service: Service) ->
             work().wait()
     service.reads_ahead = False
     assert keep_up(service, "", B, [upload(service, "a.txt", HERONS)]) is None
-
-
-@pytest.mark.parametrize("end", ["stop", "close"])
-def test_opening_files_can_be_ended(
-    service: Service, monkeypatch: pytest.MonkeyPatch, end: str
-) -> None:
-    begun = threading.Event()
-
-    def forever(path: str, *, cancel: threading.Event, **_: Any) -> Any:
-        begun.set()
-        assert cancel.wait(60)
-        raise Stopped
-
-    monkeypatch.setattr("kvlite_app.engine.uploads.read_document", forever)
-    work = service.say("", A, "What is in it?", [upload(service, "a.txt", HERONS)])
-    assert begun.wait(60)
-    work.cancel.set() if end == "stop" else service.close()
-    with pytest.raises(Stopped):
-        work.wait()
-    assert kept(service).draft == "What is in it?"
 
 
 @pytest.mark.long

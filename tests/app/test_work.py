@@ -10,7 +10,7 @@ import pytest
 
 from kvlite.errors import SettingError, Stopped
 from kvlite.web.engine_thread import Engine
-from kvlite.web.work import Shown, Work
+from kvlite.web.work import Work
 from kvlite_app.views.status import status_html
 from tests.app.conftest import waited
 
@@ -42,34 +42,6 @@ def test_whoever_waits_is_told_for_what_if_all_may_know(engine: Engine) -> None:
     assert "the model is being loaded" in status_html(second.shown)
     go.set()
     second.wait()
-
-
-def test_progress_and_notes_are_seen_by_all_that_follow(engine: Engine) -> None:
-    followed = threading.Event()
-
-    def task(work: Work) -> int:
-        followed.wait(60)
-        work.begin("Prefill")
-        for done in range(5):
-            work.progress(done, 5)
-            work.note("short of memory")
-            time.sleep(0.1)
-        return 7
-
-    work = engine.submit(task, "Waiting")
-    seen: list[list[Shown]] = [[], []]
-    others = [threading.Thread(target=lambda own=own: own.extend(work.follow())) for own in seen]
-    for each in others:
-        each.start()
-    waited(lambda: all(seen))
-    followed.set()
-    for each in others:
-        each.join(60)
-    for own in seen:
-        assert own[-1].ended
-        assert own[-1].notes == ("short of memory",)
-        assert len({shown.done for shown in own}) > 2
-    assert work.wait() == 7
 
 
 def test_what_goes_wrong_is_a_sentence_and_ends_nothing_else(engine: Engine) -> None:

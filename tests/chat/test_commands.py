@@ -76,10 +76,7 @@ def test_a_document_waits_for_the_next_message(chat: Chat, text: Path) -> None:
     chat("Who lay?")
     first, second = chat.session.messages
     assert first.said == question_about(chat.session.messages[0].documents, "Who sat?")
-    assert [each["content"] for each in chat.session.talk.messages[::2]] == [
-        first.said,
-        "Who lay?",
-    ]
+    assert [each["content"] for each in chat.session.talk.messages[::2]] == [first.said, "Who lay?"]
     assert (first.text, second.documents, chat.session.waiting) == ("Who sat?", (), [])
     assert chat.session.last is not None and chat.session.last.prompt_tokens < ahead
 
@@ -334,27 +331,6 @@ def test_what_is_something_else_is_replaced_by_force_only(
         chat("Who lay?")
         chat(f"/save {name}")  # it goes on with what was loaded
         assert path.read_bytes() != mine
-
-
-def test_what_was_loaded_keeps_its_settings(chat: Chat, text: Path) -> None:
-    chat("/set top-k 7")
-    chat(f"/read {text}")
-    chat("Who sat?")
-    chat("/save trip")
-    chat("/set top-k 0")
-    chat("/system Be brief.")
-    chat("/load trip")
-    chat("/set max-tokens 3")
-    settings = chat.session.talk.settings
-    assert (settings.system, settings.top_k, settings.max_new_tokens) == ("", 7, 3)
-    chat.terminal.width = 200
-    lines = {line.split()[0]: line for line in chat("/show").splitlines() if line}
-    assert "usually 0" in lines["top-k"] and "decided by the plan" in lines["kv-bits"]
-    chat("/undo")
-    chat("Who lay?")  # goes on from the document, which was read without that system message
-    assert [message.text for message in chat.session.messages] == ["Who lay?"]
-    chat("/clear")
-    assert chat.session.talk.settings.system == "Be brief."
 
 
 def test_an_answer_is_checked(chat: Chat, text: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -287,11 +287,7 @@ def test_bad_rows(
 
 
 def test_bad_arguments(
-    refused: Refused,
-    model: Path,
-    reports: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    refused: Refused, model: Path, reports: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = ["--out", tmp_path / "out.jsonl", "--model", model]
     refused(["batch", reports, *out], "there is no question", "--questions")

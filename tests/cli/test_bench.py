@@ -5,12 +5,10 @@ import re
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 import torch
 
 from kvlite.bench.folder import RunFolder
-from kvlite.memory.device_budget import DeviceBudget
 from tests.cli.conftest import LIMIT, Refused, Run
 from tests.cli.test_interrupts import interrupted
 
@@ -84,23 +82,6 @@ def test_a_table_by_default_in_a_folder_of_its_own(
         done.out.split("━┛")[-1].split("└")[-1],
     )
     assert "tokens" not in head and "tokens " in caption
-
-
-@pytest.mark.long
-def test_recall_that_does_not_fit_host_memory_is_refused(
-    kvlite: Run, model: Path, data: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    free = psutil.virtual_memory()._replace(available=200_000)
-    monkeypatch.setattr(psutil, "virtual_memory", lambda: free)
-    enough = DeviceBudget("a machine", "cpu", 1 << 30, 0, 0, 0)
-    monkeypatch.setattr("kvlite.planner.candidates.device_budget", lambda *_: enough)
-    for command in ("niah", "fidelity --recall off,20"):
-        done = kvlite(*words(command, model), "--recall", "20")
-        assert (done.code, done.out) == (2, "")
-        assert re.search(r"recall would take \d+\.\d KiB of host memory for \d+ tokens", done.err)
-        assert "--recall-bits 4" in done.err
-        assert not data.exists()
-    assert kvlite(*words("fidelity --recall off,20", model)).code == 0
 
 
 @pytest.mark.long

@@ -73,12 +73,7 @@ class Player:
 
 @contextmanager
 def playing(
-    model: Path,
-    data: Path,
-    *args: object,
-    command: str = "chat",
-    columns: int = 90,
-    **more: str,
+    model: Path, data: Path, *args: object, command: str = "chat", columns: int = 90, **more: str
 ) -> Iterator[Player]:
     """The program in a terminal of its own."""
     own = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
@@ -223,41 +218,6 @@ def test_lines_typed_while_an_answer_comes_follow_it(roomy: Path, tmp_path: Path
 
 
 @pytest.mark.long
-def test_twice_while_answering_quits(roomy: Path, tmp_path: Path) -> None:
-    """The second one does not wait for a token."""
-    code = """
-import sys, time
-from kvlite.engine.detokenizer import TextStream
-push = TextStream.push
-def slow(self, token):
-    if len(self.ids) == 3:
-        print("(slow)", file=sys.stderr)
-        time.sleep(1200)
-    return push(self, token)
-TextStream.push = slow
-from kvlite.__main__ import main
-main()
-"""
-    command = [sys.executable, "-c", code, "chat", "--model", str(roomy), LONG]
-    environment = {**os.environ, "PROMPT_TOOLKIT_NO_CPR": "1", "KVLITE_DATA": str(tmp_path)}
-    child = pexpect.spawn(command[0], command[1:], env=environment, timeout=600, encoding="utf-8")
-    try:
-        child.expect_exact(HINT)
-        child.send("Who sat?\r")
-        child.expect_exact("(slow)")
-        begun = time.monotonic()
-        child.sendintr()
-        time.sleep(0.5)
-        child.sendintr()
-        while child.expect([pexpect.EOF, pexpect.TIMEOUT], timeout=10):  # it took two for one
-            assert time.monotonic() - begun < 600, "it waited for the token"
-            child.sendintr()
-    finally:
-        child.close(force=True)
-    assert child.exitstatus == 130
-
-
-@pytest.mark.long
 def test_questions_at_a_terminal(model: Path, text: Path, tmp_path: Path) -> None:
     """`kvlite ask` without one; Ctrl-D ends."""
     with playing(model, tmp_path, text, "--max-tokens", 3, command="ask") as player:
@@ -274,10 +234,7 @@ def test_questions_at_a_terminal(model: Path, text: Path, tmp_path: Path) -> Non
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("environment", "columns", "rule"),
-    [
-        ({"NO_COLOR": "1"}, 40, "no colour"),
-        ({"TERM": "dumb"}, 80, "no control at all"),
-    ],
+    [({"NO_COLOR": "1"}, 40, "no colour"), ({"TERM": "dumb"}, 80, "no control at all")],
 )
 def test_terminals_that_want_less(
     model: Path, tmp_path: Path, environment: dict[str, str], columns: int, rule: str

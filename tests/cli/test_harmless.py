@@ -1,6 +1,5 @@
 """Nothing from outside tells a terminal what to do."""
 
-import ast
 import json
 import re
 import sys
@@ -12,7 +11,6 @@ import pytest
 from rich.markdown import Markdown
 from rich.table import Table
 
-import kvlite as package
 from kvlite.cli.console import Screen
 from kvlite.cli.screen import ReadingBar
 from kvlite.errors import LONGEST, KvliteError
@@ -185,25 +183,3 @@ def test_an_error_is_one_line_whatever_it_names() -> None:
     said = str(KvliteError(f"{HOSTILE}\nkvlite: all is well\r\n{'x' * 9999}: give another"))
     require_harmless(said)
     assert "\n" not in said and len(said) <= LONGEST + 10 and said.endswith(": give another")
-
-
-def test_nothing_prints_another_way() -> None:
-    """Only `kvlite/cli/console.py` may reach standard output or error."""
-    root = Path(package.__file__).parent
-    files = [*(root / "cli").rglob("*.py")]
-    assert len(files) > 20
-    found = []
-    for path in files:
-        if path == root / "cli" / "console.py":
-            continue
-        for node in ast.walk(ast.parse(path.read_text())):
-            if not isinstance(node, ast.Call):
-                continue
-            called = ast.unparse(node.func)
-            if re.fullmatch(
-                r"print|Console|pprint|(rich|typer|click)\..*(echo|print|secho)|os\.write|"
-                r"sys\.(__)?(stdout|stderr)(__)?\.(buffer\.)?write(lines)?",
-                called,
-            ):
-                found.append(f"{path.name}:{node.lineno} {called}")
-    assert not found

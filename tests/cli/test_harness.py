@@ -75,11 +75,7 @@ def test_full_is_the_hf_backend(short: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "settings",
-    [
-        {"method": "snapkv", "recall": "off"},
-        {"method": "spans", "recall_entries": 4},
-    ],
+    "settings", [{"method": "snapkv", "recall": "off"}, {"method": "spans", "recall_entries": 4}]
 )
 def test_what_is_scored_is_what_the_settings_answer(
     tiny_folder: Path, settings: dict[str, Any]

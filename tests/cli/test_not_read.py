@@ -27,10 +27,7 @@ def test_a_note_is_a_sentence() -> None:
 
 
 def test_ask_and_read_say_it(
-    kvlite: Run,
-    model: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
+    kvlite: Run, model: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("KVLITE_DATA", str(tmp_path / "data"))
     drawn = "<w:r><w:drawing><pic:pic/></w:drawing></w:r>"

@@ -51,21 +51,6 @@ def test_tables_for_people(kvlite: Run, llama: Path) -> None:
     assert "smaller model" in shown.out
 
 
-def test_nothing_is_said_twice(kvlite: Run, llama: Path) -> None:
-    """Where all fits there are no reasons; what makes no difference to the longest text is a
-    line."""
-    shown = kvlite("plan", llama, "--vram", "24GiB").out
-    assert (shown.count("fits."), shown.count("everything fits"), shown.count("margin")) == (
-        1,
-        0,
-        1,
-    )
-    lines = [line for line in shown.splitlines() if " tokens" in line and "│" in line]
-    assert len(lines) == 7 and " bf16, nf4, int8 │ the default │ 16, 8, 4 " in lines[-1]
-    shown = kvlite("plan", llama, "--vram", "4GiB").out
-    assert "full, the default" in shown and shown.count("does not fit") == 2
-
-
 def test_each_card_has_a_line(
     kvlite: Run, refused: Refused, llama: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

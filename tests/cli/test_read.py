@@ -16,7 +16,7 @@ from kvlite.conversation.library import Library
 from kvlite.conversation.session import Session
 from kvlite.engine.callbacks import NO_CALLBACKS
 from tests.cli.conftest import Done, Refused, Run, one_sentence
-from tests.cli.test_interrupts import INTERRUPTED, interrupted
+from tests.cli.test_interrupts import INTERRUPTED
 
 OPENED = (
     r"Opened text\.txt, read just now \(\d+ tokens, [\d.]+ [KM]iB\); --no-library reads it anew\."
@@ -106,21 +106,6 @@ def test_a_file_is_asked_by_itself(
     assert short["generated_tokens"] == 2 and short["budget"] == 64
 
 
-@pytest.mark.long
-def test_a_library_entry_that_was_damaged_is_read_anew(
-    kvlite: Run, text: Path, flags: tuple[object, ...], folder: Path
-) -> None:
-    anew = kvlite("ask", text, "Who sat?", *flags).out
-    kvlite("read", text, *flags)
-    path = file_of("text.txt")
-    whole = bytearray(path.read_bytes())
-    whole[-100] ^= 1
-    path.write_bytes(whole)
-    done = kvlite("ask", text, "Who sat?", *flags)
-    assert (done.code, done.out) == (0, anew)
-    assert re.search(r"^kvlite: .*whole\.kv is damaged or cut short", done.err, re.MULTILINE)
-
-
 @pytest.mark.parametrize(
     ("given", "parts"),
     [
@@ -134,14 +119,6 @@ def test_bad_input(
     refused: Refused, model: Path, text: Path, given: list[str], parts: tuple[str, ...]
 ) -> None:
     refused(["read", text, "--model", model, *given], *parts)
-
-
-@pytest.mark.long
-def test_interrupted_while_reading(model: Path, text: Path, folder: Path) -> None:
-    args = ("read", text, "--model", model, "--chunk", "64")
-    done = interrupted("kvlite.cli.screen", "ReadingBar", "update", 2, *args)
-    assert done == Done(INTERRUPTED, "", "Stopped while reading; nothing was kept.\n")
-    assert not folder.exists()
 
 
 @pytest.mark.long
@@ -225,17 +202,3 @@ def test_a_light_file_is_read_again(
         assert done.code == 0
         outs.append(done.out)
     assert outs[0] == outs[1]
-
-
-@pytest.mark.long
-def test_the_library_tells_light_files(
-    kvlite: Run, text: Path, flags: tuple[object, ...], light: tuple[Path, Path]
-) -> None:
-    entries = {each["name"]: each for each in kvlite("library", "--json").json()["entries"]}
-    assert entries["light"]["light"] and not entries["whole"]["light"]
-    assert entries["light"]["tokens"] == entries["whole"]["tokens"]
-    assert entries["light"]["bytes"] < entries["whole"]["bytes"] / 10
-    assert "(light)" in kvlite("library").out
-    # Opening it would take as long as reading the document.
-    kvlite("library", "remove", "whole")
-    assert "Opened" not in kvlite("ask", text, "Who sat?", *flags).err

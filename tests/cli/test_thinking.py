@@ -3,7 +3,6 @@
 import io
 import json
 import re
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,6 @@ from kvlite.cli.console import Screen
 from kvlite.cli.thinking import ThinkingLine
 from kvlite.config.settings import Settings
 from kvlite.engine.callbacks import NO_CALLBACKS
-from kvlite.engine.detokenizer import TextStream
 from kvlite.jobs.answer import BatchAnswer
 from kvlite.server.config import ServerConfig
 from kvlite.web.openai_client import OpenAIClient
@@ -77,26 +75,6 @@ def test_answers_are_apart_from_what_was_thought(
     assert (piped.code, piped.out, piped.err) == (0, f"{SAID}\n", "")
     off = kvlite("ask", text, "Two?", *flags[:2], "--thinking", "off", "--max-tokens", 3, "--json")
     assert off.json()["reasoning_tokens"] == 0 and "reasoning" not in off.json()
-
-
-def test_ctrl_c_while_thinking_keeps_what_came(
-    kvlite: Run, thinker: Path, text: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    push = TextStream.push
-
-    def interrupt(self: TextStream, token: int) -> str:
-        if len(self.ids) == 5:
-            signal.raise_signal(signal.SIGINT)
-        return push(self, token)
-
-    monkeypatch.setattr(TextStream, "push", interrupt)
-    flags = ("--model", thinker, "--schema", LARK)
-    answer = kvlite("ask", text, "Two and two?", *flags, "--json")
-    assert answer.code == 130 and answer.json()["answer"] == ""
-    assert THOUGHT.startswith(answer.json()["reasoning"]) and answer.json()["reasoning"]
-    done = kvlite("ask", text, "Two and two?", *flags)
-    assert (done.code, done.out) == (130, "\n")
-    assert done.err.startswith("Thought for 6 tokens\n") and "interrupted" in done.err
 
 
 def test_a_switch_that_is_not_there_is_named(

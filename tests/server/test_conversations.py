@@ -66,19 +66,6 @@ def test_two_documents_in_turns_are_read_once_each(pool: Conversations) -> None:
     assert len(pool.kept) == 2
 
 
-def test_the_log_says_what_differed(pool: Conversations, caplog: pytest.LogCaptureFixture) -> None:
-    ids = ids_of(300, 0)
-    Asked(pool, ids)
-    with caplog.at_level(logging.INFO):
-        Asked(pool, ids)
-        Asked(pool, ids[:250])
-        Asked(pool, [*ids[:200], *ids_of(50, 1)])
-    same, shorter, other = [each.getMessage() for each in caplog.records]
-    assert same == "300 of 300 tokens are known"
-    assert shorter == "250 of 250 tokens are known"
-    assert other.startswith("200 of 250 tokens are known; the first different token is 201 of the")
-
-
 def test_an_answer_is_that_of_the_same_request_alone(pool: Conversations, tmp_path: Path) -> None:
     prompts = [[*ids_of(200, each % 2), *ids_of(90, each)] for each in range(6)]
     for ids in prompts:

@@ -95,9 +95,7 @@ def test_a_model_that_is_named_is_loaded_in_place_of_the_other(several: Server, 
     assert statuses(several)["tiny"] == "loaded"
 
 
-def test_what_is_loaded_stays_while_it_answers_or_where_another_cannot_fit(
-    several: Server,
-) -> None:
+def test_what_is_loaded_stays_while_it_answers_or_where_another_cannot_fit(several: Server) -> None:
     assert asked(several, "tiny", "Hello.").status_code == 200
     told = require_error(asked(several, BIG, "Hello."), 400, f"{BIG} needs at least ")
     assert "96.0 MiB of this machine's RAM offers" in told["message"]

@@ -106,14 +106,8 @@ MESSAGES: list[tuple[list[dict[str, Any]], str]] = [
     ([{"role": "user", "content": [{"type": "text", "text": "a", "cache_control": None}]}], ""),
     ([{"role": "system", "content": [{"type": "text", "text": "Be brief."}]}, *said("Hi")], ""),
     ([{"role": "developer", "content": [{"type": "text", "text": "a"}]}, *said("Hi")], ""),
-    (
-        [*said("Hi"), {"role": "assistant", "content": [{"type": "refusal", "refusal": "No."}]}],
-        "",
-    ),
-    (
-        [*said("Hi"), {"role": "assistant", "content": [{"type": "thinking", "thinking": "Hm"}]}],
-        "",
-    ),
+    ([*said("Hi"), {"role": "assistant", "content": [{"type": "refusal", "refusal": "No."}]}], ""),
+    ([*said("Hi"), {"role": "assistant", "content": [{"type": "thinking", "thinking": "Hm"}]}], ""),
     ([*said("Hi"), {"role": "assistant", "content": "a", "function_call": None}, *said("b")], ""),
     (
         [*said("Hi"), {"role": "assistant", "function_call": {"name": "f", "arguments": "{}"}}],
