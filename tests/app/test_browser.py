@@ -72,33 +72,34 @@ def test_a_chat_is_answered_with_its_account_and_kept(
 
 
 @pytest.mark.long
-def test_an_answer_that_came_to_its_limit_goes_on(server: Server, visitor: Visitor) -> None:
-    page = visitor.open(server.address)
-    send(page, "Write a long story about a lighthouse.")
-    (answer,) = answered(page, 1)
-    page.locator("#continue").click()
-    waited(lambda: len(answered(page, 1)[0]) > len(answer))
-    assert answered(page, 1)[0].startswith(answer[:20])
-    address = page.url
-    page.locator("#new").click()
-    expect(page).not_to_have_url(address)
-    elsewhere = visitor.open(address)
-    assert answered(elsewhere, 1)[0].startswith(answer[:20])
-
-
-@pytest.mark.long
-def test_an_answer_is_copied_without_its_account(server: Server, visitor: Visitor) -> None:
+def test_an_answer_goes_on_behind_its_limit_is_copied_without_its_account_and_is_inert(
+    server: Server, visitor: Visitor
+) -> None:
     visitor.context.grant_permissions(["clipboard-read", "clipboard-write"])
     page = visitor.open(server.address)
-    send(page, "What is a heron?")
+    hostile = (
+        "<script>window.caught = 1</script> <img src=x onerror='window.caught = 2'> "
+        "![x](http://example.org/x.png) <iframe src='http://example.org'></iframe> "
+        "<a href='javascript:window.caught=3'>link</a>"
+    )
+    send(page, hostile)
+    (part,) = answered(page, 1)
+    page.locator("#continue").click()
+    waited(lambda: len(answered(page, 1)[0]) > len(part))
     (answer,) = answered(page, 1)
+    assert answer.startswith(part[:20])
+    expect(page.get_by_test_id("user")).to_contain_text("onerror='window.caught = 2'>")
+    looked_again(page)
+    assert page.evaluate("window.caught === undefined")
+    assert page.locator("#chat img, #chat iframe, #chat script").count() == 0
+    for link in page.locator("#chat a").all():
+        assert not (link.get_attribute("href") or "").startswith("javascript")
 
     def copied(message: int) -> list[str]:
         page.get_by_role("button", name="Copy message").nth(message).click()
         return str(page.evaluate("navigator.clipboard.readText()")).split()
 
     waited(lambda: copied(1) == answer.split())
-    waited(lambda: copied(0) == ["What", "is", "a", "heron?"])
     page.evaluate("delete Navigator.prototype.clipboard")  # as where an address is not secure
     box = page.locator("#box textarea")
 
@@ -285,24 +286,6 @@ def test_a_document_is_read_and_asked_about_twice(
     assert first.locator("mark").inner_text() in FACTS
     send(page, "In which year?")
     assert "1911" in answered(page, 2)[1]
-
-
-@pytest.mark.long
-def test_answers_with_html_in_them_are_inert(server: Server, visitor: Visitor) -> None:
-    page = visitor.open(server.address)
-    hostile = (
-        "<script>window.caught = 1</script> <img src=x onerror='window.caught = 2'> "
-        "![x](http://example.org/x.png) <iframe src='http://example.org'></iframe> "
-        "<a href='javascript:window.caught=3'>link</a>"
-    )
-    send(page, hostile)
-    answered(page, 1)
-    expect(page.get_by_test_id("user")).to_contain_text("onerror='window.caught = 2'>")
-    looked_again(page)
-    assert page.evaluate("window.caught === undefined")
-    assert page.locator("#chat img, #chat iframe, #chat script").count() == 0
-    for link in page.locator("#chat a").all():
-        assert not (link.get_attribute("href") or "").startswith("javascript")
 
 
 @pytest.mark.long
