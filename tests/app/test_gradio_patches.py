@@ -13,7 +13,7 @@ from starlette.testclient import TestClient
 from starlette.types import Receive, Scope, Send
 
 import kvlite_app.web.gradio_patches
-from kvlite_app.web.gradio_patches import ScriptInjector
+from kvlite_app.web.gradio_patches import ScriptInjector, poll_queue_slowly
 from tests.app.conftest import SLOW, Server, Visitor, waited
 
 FOLDER = Path(kvlite_app.web.gradio_patches.__file__).parent
@@ -156,3 +156,12 @@ def test_a_click_while_the_stream_closes_is_answered(chromium: Any, counting: st
     button.click()  # which opens another stream
     expect(count).to_have_value(str(clicks + 2))
     page.close()
+
+
+def test_the_queue_listens_less_often() -> None:
+    with gr.Blocks(analytics_enabled=False) as page:
+        page.queue()
+    before = page._queue.sleep_when_free, page._queue.progress_update_sleep_when_free
+    poll_queue_slowly(page)
+    assert page._queue.sleep_when_free > before[0]
+    assert page._queue.progress_update_sleep_when_free > before[1]

@@ -80,3 +80,10 @@ def test_notes_and_errors_call_settings_as_the_page_does() -> None:
     html = status_html(shown)
     assert "\u201cBits of what is kept\u201d 8 costs nothing" in html
     assert "too long; --server X" in html
+
+
+def test_a_reading_is_told_as_it_goes() -> None:
+    html = live_html([replace(NOW, figures=replace(FIGURES, seen=0, reading=700))], "ann", "a")
+    assert "<dt>Reading</dt><dd>700 tokens</dd>" in html
+    assert "<dt>KV kept so far</dt><dd>100 B</dd>" in html
+    assert "Context" not in html

@@ -139,3 +139,9 @@ def test_an_address_alone_logs_nobody_out() -> None:
     assert "x-method" not in asked.headers
     assert ann.post("/logout").headers["x-method"] == "GET"  # as gradio has it
     assert ann.post("/logout", headers={"origin": "http://elsewhere"}).status_code == 403
+
+
+def test_what_is_remembered_of_strangers_is_bounded(attempts: Attempts) -> None:
+    for number in range(20_000):
+        attempts.missed(f"address {number}", f"name {number}")
+    assert len(attempts._missed) == 10_000

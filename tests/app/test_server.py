@@ -3,6 +3,7 @@
 import errno
 import os
 import signal
+import socket
 import sys
 from collections.abc import Iterator
 from html import unescape
@@ -20,7 +21,7 @@ from kvlite.cli.main import main
 from kvlite.conversation.library import Library
 from kvlite.conversation.record import Record
 from kvlite.errors import SettingError
-from kvlite_app.serve import _alone
+from kvlite_app.serve import _alone, _free_port
 from kvlite_app.web.uploading import LARGEST
 from tests.app.conftest import Server, client, serving, waited
 
@@ -78,7 +79,7 @@ def test_what_cannot_be_done_is_a_sentence(server: Server, tmp_path: Path) -> No
         with pytest.raises(AppError, match=sentence) as error:
             asks.predict(handle_file(path), "", api_name="/read")
         assert "/" not in str(error.value).replace("and/or", "")
-    with pytest.raises(AppError, match="can fit") as error:
+    with pytest.raises(AppError, match="do not fit this model") as error:
         asks.predict("a" * 5_000_000, "", api_name="/say")
     assert "--" not in str(error.value)
     assert len(records(server)) == before
@@ -325,3 +326,13 @@ def test_whatever_ends_it_loses_the_unfinished_answer_at_most(tmp_path: Path, ta
     assert Library("", tmp_path).whole(kept.id).is_file()
     (other,) = (each for each in records(server) if each.id != kept.id)
     assert (other.draft, other.said) == ("Hello there", [])
+
+
+def test_a_port_that_is_taken_is_passed_over(server: Server) -> None:
+    port = urlsplit(server.address).port
+    assert port is not None
+    assert port < _free_port("127.0.0.1", port) < port + 100
+    with socket.socket() as last, pytest.raises(SettingError, match="no port from 65535"):
+        last.bind(("127.0.0.1", 65535))
+        last.listen()
+        _free_port("127.0.0.1", 65535)

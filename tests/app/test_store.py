@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvlite.conversation.library import Library
+from kvlite.conversation.library import Library, drop_deleted
 from kvlite.conversation.record import Branch, Record, StoredMessage, keys_of
 from kvlite.errors import SettingError
 from kvlite_app.views.history import history, start_of
@@ -232,3 +232,14 @@ def test_an_export_has_all_that_was_said() -> None:
     for part in ("# Trip", "Where?", "*About map.pdf*", "There.", "**m**", "**You**"):
         assert part in text
     assert json.loads(record.to_json())["said"][1]["text"] == "There."
+
+
+def test_what_was_deleted_is_removed_when_the_app_ends_or_begins(tmp_path: Path) -> None:
+    store = Library("", tmp_path)
+    for end in (store.close, lambda: drop_deleted(tmp_path)):
+        record = store.new()
+        store.save(record)
+        store.delete(record.id)
+        assert len([*tmp_path.rglob("record.json")]) == 1
+        end()
+        assert not [*tmp_path.rglob("record.json")]

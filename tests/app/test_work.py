@@ -10,7 +10,7 @@ import pytest
 
 from kvlite.errors import SettingError, Stopped
 from kvlite.web.engine_thread import Engine
-from kvlite.web.work import Work
+from kvlite.web.work import Shown, Work
 from kvlite_app.views.status import status_html
 from tests.app.conftest import waited
 
@@ -124,3 +124,14 @@ def test_nothing_is_done_nor_waited_for_once_it_is_closed() -> None:
     with pytest.raises(Stopped):
         late.wait()
     assert done == []
+
+
+def test_time_left_is_told_as_it_went_so_far() -> None:
+    for done, total, passed, left in (
+        (0, 10, 5.0, None),
+        (5, 10, 5.0, 5.0),
+        (9, 10, 9.0, 1.0),
+        (5, 10, 0.5, None),
+    ):
+        shown = Shown(done=done, total=total, since=100.0)
+        assert shown.seconds_left(100.0 + passed) == left

@@ -479,3 +479,54 @@ def test_completion(tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch)
         "",
     ):
         assert offered(typed) == []
+
+
+def test_documents_that_wait_outlast_another_system_message(
+    chat: Chat, runner: kvlite.Runner, text: Path
+) -> None:
+    chat(f"/read {text}")
+    assert chat("/system Be brief.").endswith("Your next message is about it.")
+    chat("Who sat?")
+    (message,) = chat.session.messages
+    assert [each.name for each in message.documents] == [text.name]
+    expected = runner.conversation(system="Be brief.").stream(message.said)
+    assert chat.terminal.answers[-1] == "".join(piece.text for piece in expected)
+
+
+def test_a_light_file_is_read_again(chat: Chat, text: Path, tmp_path: Path) -> None:
+    chat(f"/read {text}")
+    chat("Who sat?")
+    path, tokens = tmp_path / "trip.kv", len(chat.session.talk.token_ids)
+    chat.session.talk.save(path, light=True)
+    chat("Who lay?")
+    expected = chat.terminal.answers[-1]
+    chat("/clear")
+    chat("Where?")
+    here = chat.session.talk
+    chat.terminal.cancel.set()
+    with pytest.raises(Stopped):
+        chat(f"/load {path}")
+    assert chat.session.talk is here  # nothing was lost
+    chat.terminal.cancel.clear()
+    assert chat(f"/load {path}") == (
+        f"{tokens:,} tokens are read again\n{path}: 1 message. It goes on."
+    )
+    assert chat.session.messages[0].documents[0].name == text.name
+    chat("Who lay?")
+    assert chat.terminal.answers[-1] == expected
+
+
+def test_an_answer_that_is_stopped_while_it_is_read_again(chat: Chat, text: Path) -> None:
+    """The message is not said then; its document waits."""
+    chat("Hello")
+    chat(f"/read {text}")
+    chat("Who sat?")
+    chat.terminal.cancel.set()
+    chat.terminal.makes = "Who lay?"
+    with pytest.raises(Stopped):
+        chat("/edit 2")
+    chat.terminal.cancel.clear()
+    assert [message.text for message in chat.session.messages] == ["Hello"]
+    assert [document.name for document in chat.session.waiting] == [text.name]
+    chat("Who lay?")
+    assert chat.session.messages[1].documents[0].name == text.name

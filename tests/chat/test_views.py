@@ -147,3 +147,12 @@ def test_an_account_in_sentences(metrics: GenerationMetrics) -> None:
     assert "What was dropped is gone" in gone
     everything = replace(metrics, kept_entries_mean=float(metrics.seen_tokens), host_kv_bytes=0)
     assert "What was dropped is gone" not in " ".join(told(everything))
+
+
+def test_what_vram_allows_comes_first(runner: kvlite.Runner) -> None:
+    talk = runner.conversation()
+    talk.generate([300, 301, 302])
+    allowed, host = places(CPU, holding(runner.model, talk.cache, talk.store), "64MiB")
+    assert (allowed.short, allowed.total, host.short) == ("VRAM", 64 << 20, "RAM")
+    assert sum(part.nbytes for part in allowed.parts) == 64 << 20
+    assert {part.name for part in allowed.parts} == {"weights", "KV, full attention", "free"}

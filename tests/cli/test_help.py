@@ -86,3 +86,10 @@ def test_help_of_ask_shows_every_setting(kvlite: Run, monkeypatch: pytest.Monkey
             assert choice in line.replace(about["help"], "").partition("[default")[0]
     assert {"--json", "--quiet"} < set(shown)
     assert kvlite("methods", "--help").out.count("kvlite methods") == 4
+
+
+def test_papers_of_methods(kvlite: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    rows = [line.split(maxsplit=1) for line in kvlite("methods", "--papers").out.splitlines()]
+    found = {row[0]: row[1].strip() for row in rows if len(row) == 2}
+    assert all(found[name] == method.paper for name, method in METHODS.items())

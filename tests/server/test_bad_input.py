@@ -11,6 +11,11 @@ import pytest
 
 from kvlite.config.plain_json import read_json
 from kvlite.config.settings import Settings
+from kvlite.errors import SettingError
+from kvlite.jobs.rows import json_rows
+from kvlite.model.answers.form import Tool
+from kvlite.model.answers.schemas import followed
+from kvlite.server.batch_file import tasks_of_requests
 from kvlite.server.config import ServerConfig
 from kvlite.web import sending
 from tests.server.conftest import Server, said, serving
@@ -232,3 +237,22 @@ def test_a_read_only_disk_keeps_no_upload(server: Server, monkeypatch: pytest.Mo
     monkeypatch.setattr(Path, "unlink", fails)
     answer = server.http.post("/v1/files", files={"file": ("a.txt", b"Rails are shy.")})
     require_error(answer, 507, "Read-only file system")
+
+
+def test_lines_of_a_batch_are_read_likewise(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    for value, words in UNSAYABLE.items():
+        path.write_text(f'{{"id": "1", "other": {value}}}\n')
+        with pytest.raises(SettingError, match=words):
+            list(json_rows(str(path)))
+    with pytest.raises(SettingError, match="max_tokens 0"):
+        row = {"custom_id": "1", "body": {"messages": said("Hi"), "max_tokens": 0}}
+        tasks_of_requests([("line 1", row)], Settings())
+
+
+def test_a_bomb_in_a_tool_is_not_enforced_and_refused_where_it_must_be() -> None:
+    bomb = {"type": "integer", "multipleOf": 9_999_991}
+    parameters = {"type": "object", "properties": {"a": bomb}}
+    assert followed(Tool("a", "", parameters, False)) == {"type": "object"}
+    with pytest.raises(SettingError, match=r"tool 'a'.*takes more than"):
+        followed(Tool("a", "", parameters, True))

@@ -12,7 +12,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from tests.server.conftest import Server, said
+from kvlite.config.settings import Settings
+from kvlite.server.config import ServerConfig
+from tests.server.conftest import Server, said, serving
 
 
 @pytest.fixture(scope="module")
@@ -219,3 +221,15 @@ def test_clients_that_vanish_leave_nothing_behind(server: Server) -> None:
     assert server.state.counters.answered == before
     made = server.http.post("/v1/chat/completions", json={"messages": said("Hello?")})
     assert made.json()["choices"][0]["message"]["content"]
+
+
+def test_a_system_prompt_of_the_server_is_for_chats_without_one(
+    settings: Settings, tmp_path: Path, reference: Any
+) -> None:
+    system = {"role": "system", "content": "Be brief."}
+    given = settings.replace({"system": "Be brief."})
+    with serving(given, ServerConfig(folder=tmp_path)) as server:
+        for messages in (said("Hi"), [{**system, "content": "Be long."}, *said("Hi")]):
+            made = server.http.post("/v1/chat/completions", json={"messages": messages}).json()
+            whole = messages if len(messages) > 1 else [system, *messages]
+            assert made["choices"][0]["message"]["content"] == expected(reference, whole)

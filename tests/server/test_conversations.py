@@ -274,3 +274,29 @@ def test_a_disk_that_fails_fails_no_answer(
     assert len([each for each in caplog.records if each.levelno >= logging.WARNING]) == 2
     monkeypatch.setattr(pool, "_keep_within", fails)
     assert Asked(pool, [*second.ids, *ids_of(20, 30)]).read <= 64
+
+
+def test_what_cannot_be_opened_for_want_of_memory_stays_on_disk(
+    tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While others take it; those who are idle leave it."""
+    pool = pool_in(tmp_path, kvlite.load(str(tiny_folder), **GIVEN))
+    first = Asked(pool, ids_of(300, 0))
+    pool.set_aside()
+    device, opens = Device(pool, monkeypatch), kvlite.Runner.open
+
+    def runs_out(runner: Runner, path: Path) -> kvlite.Conversation:
+        if device.free < 1:
+            raise OutOfMemory("there is no room for it")
+        return opens(runner, path)
+
+    monkeypatch.setattr(kvlite.Runner, "open", runs_out)
+    going = pool.answer(ids_of(300, 1), {}, NO_CALLBACKS, ignore_eos=True)
+    next(piece for piece, _ in going if piece is not None)
+    ids = [*first.ids, *ids_of(80, 2)]
+    with pytest.raises(OutOfMemory):
+        Asked(pool, ids)
+    assert pool.kept[0].path is not None and len(list(going)) == 3
+    device.size = 1 + pool.kept[1].device_bytes // 2
+    assert Asked(pool, ids).read <= 81
+    assert [each.talk is None for each in pool.kept] == [False, True]

@@ -62,6 +62,8 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "deep GBNF": ({"ebnf": "root ::= " + "(" * 9_999}, "ebnf is no GBNF grammar (maximum recurs"),
     "long GBNF": ({"ebnf": "root ::= " + "a" * 300_000}, "ebnf has 300,009 characters"),
     "no regex": ({"guided_regex": "(?=a)b"}, "is not supported 1 | start: /(?=a)b/ ^): correct it"),
+    "no choice": ({"guided_choice": []}, "guided_choice has 0 texts"),
+    "numbers inside": ({"structured_outputs": {"choice": [1]}}, "is not a list of texts"),
     "many choices": ({"guided_choice": ["a"] * 10_001}, "has 10,001 texts"),
     "a choice of numbers": ({"guided_choice": [1]}, "guided_choice[0] is not a text"),
     "a number as regex": ({"structured_outputs": {"regex": 5}}, "regex has no text"),

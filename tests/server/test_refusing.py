@@ -73,6 +73,7 @@ BODIES: dict[str, tuple[Any, int, str]] = {
     "bias": ({"messages": HI, "logit_bias": {"5": 101}}, 400, "logit_bias '5:101"),
     "bias of a word": ({"messages": HI, "logit_bias": {"heron": 1}}, 400, "logit_bias 'heron"),
     "bias of nothing": ({"messages": HI, "logit_bias": {"9999999": 1}}, 400, "9999999 is not in"),
+    "many of them": ({"messages": HI, "logprobs": True, "top_logprobs": 99}, 400, "99"),
     "top_logprobs": ({"messages": HI, "top_logprobs": 2}, 400, "needs logprobs"),
     "tools": ({"messages": HI, "tools": [{"type": "function"}]}, 400, "tools[0].name is missing"),
     "tools that must be called": (

@@ -177,3 +177,12 @@ def test_no_request_brings_a_template(server: Server) -> None:
             require_error(server.http.post(path, json=body), 400, "for whoever starts the server")
     own = {"chat_template_kwargs": {"chat_template": "{{ 1 }}"}}
     assert shown(server, [USER], **own) == shown(server, [USER], chat_template="")
+
+
+def test_an_answer_begins_anew_where_that_is_said(server: Server) -> None:
+    begun = [USER, {"role": "assistant", "content": "Yes,"}]
+    for given in ({"add_generation_prompt": True}, {"continue_final_message": False}):
+        assert shown(server, begun, **given).endswith("Yes,<|im_end|>\n<|im_start|>assistant\n")
+    for path in (CHAT, "/tokenize"):
+        body = {"messages": [USER], "add_generation_prompt": False}
+        require_error(server.http.post(path, json=body), 400, "an answer begins with one")
