@@ -250,7 +250,6 @@ def test_saved_for_people(chat: Chat, text: Path, tmp_path: Path) -> None:
     assert "*read caf?.txt*" in path.read_text()
 
 
-@pytest.mark.cases(1)
 @pytest.mark.parametrize("name", ["trip", "{folder}/trip.kv"])
 def test_saved_to_go_on_with(chat: Chat, text: Path, tmp_path: Path, name: str) -> None:
     name = name.format(folder=tmp_path)
@@ -306,31 +305,6 @@ def test_what_another_program_has_open_is_read_and_not_written(chat: Chat) -> No
         chat("/save mine")
     names = sorted(each.title for each in Library().records())
     assert names == ["mine", "trip"] and len(Library().record(record.id).said) == 2
-
-
-@pytest.mark.parametrize("name", ["{folder}/trip.kv"])
-def test_what_is_something_else_is_replaced_by_force_only(
-    chat: Chat, tmp_path: Path, name: str
-) -> None:
-    name = name.format(folder=tmp_path)
-    path = Path(name)
-    path.write_text("mine")
-    chat("Who sat?")
-    said = chat.refused(f"/save {name}")
-    assert said.startswith(f"{name} is there already") and f"/save {name} --force" in said
-    assert path.read_text() == "mine"
-    chat(f"/save {name} --force")
-    mine = path.read_bytes()
-    assert mine != b"mine"
-    chat(f"/save {name}")  # again, as it is this conversation
-    chat("/clear")
-    chat("Who lay?")
-    assert "is there already" in chat.refused(f"/save {name}")
-    if path.suffix == ".kv":
-        chat(f"/load {name}")
-        chat("Who lay?")
-        chat(f"/save {name}")  # it goes on with what was loaded
-        assert path.read_bytes() != mine
 
 
 def test_an_answer_is_checked(chat: Chat, text: Path, monkeypatch: pytest.MonkeyPatch) -> None:

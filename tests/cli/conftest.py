@@ -8,12 +8,14 @@ import shutil
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import transformers
+import typer.main
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from kvlite.cli.main import main
@@ -24,6 +26,8 @@ from kvlite.model.source import find_model
 from tests.conftest import ARCHITECTURES, SIZES
 
 LIMIT = 512
+# All commands are made once, as they are in a program.
+COMMANDS = cache(typer.main.get_command)
 
 
 @dataclass(frozen=True)
@@ -76,6 +80,7 @@ def kvlite(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -
 
     monkeypatch.setenv("HF_HUB_DISABLE_TELEMETRY", "1")  # main sets it, this restores it
     monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr("typer.main.get_command", COMMANDS)
     # Documents are read in this process: where the program has one of its own, in a child of it.
     monkeypatch.setattr(
         reading, "run_in_child", lambda work, *args, progress, **_: work(*args, progress=progress)

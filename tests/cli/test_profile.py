@@ -1,6 +1,5 @@
 """`kvlite profile`, and commands that settings reach by profiles and by the environment."""
 
-import json
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ import pytest
 import kvlite as package
 from kvlite.cli.options import as_flags
 from kvlite.config.settings import OPTIONS, Settings
-from tests.cli.conftest import LIMIT, Refused, Run, one_sentence
+from tests.cli.conftest import Refused, Run, one_sentence
 
 
 @pytest.fixture
@@ -51,14 +50,6 @@ def test_every_setting_can_be_saved_and_given_back_as_flags(kvlite: Run) -> None
     assert kvlite("profile", "save", "all", *as_flags(values)).code == 0
     (shown,) = kvlite("profile", "list", "--json").json()["profiles"]
     assert shown["settings"] == {**values, "stop": ["-a", "b "], "logit_bias": ["5:-1.5"]}
-
-
-def test_a_profile_of_a_method_that_was_removed_is_refused(
-    refused: Refused, folder: Path, text: Path
-) -> None:
-    path = put(folder, "mine", 'method = "triattention"')
-    said = (path, "unknown method 'triattention': choose from full, spans,")
-    refused(["ask", text, "Who?", "--profile", "mine"], *said)
 
 
 def test_a_list_for_people(kvlite: Run, folder: Path) -> None:
@@ -181,23 +172,6 @@ def test_python_reads_neither_profiles_nor_the_environment(
             Settings.budget,
             0,
         )
-
-
-@pytest.mark.long
-def test_commands_that_open_a_model_are_told_which(
-    kvlite: Run, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("KVLITE_MODEL", str(model))
-    made = kvlite("calibrate", "--samples", "1", "--tokens", "90", "--json").json()
-    assert made["model"] == str(model)
-    planned = kvlite("plan", "--device", "cpu", "--json").json()
-    assert planned["max_context"] == LIMIT
-    args = ["--tokens", "200", "--budget", "60", "--method", "snapkv", "--out", tmp_path / "run"]
-    monkeypatch.setenv("KVLITE_METHOD", "magic")  # the bench has ways of its own to say methods
-    assert kvlite("bench", "memory", *args).code == 0
-    config = json.loads((tmp_path / "run" / "config.json").read_text())
-    assert config["model"]["name"] == str(model)
-    assert config["options"]["methods"] == ["snapkv"]
 
 
 @pytest.mark.parametrize(

@@ -207,14 +207,8 @@ def test_bad_model_file(
     refused(["ask", text, "What?", "--model", path], path, remedy)
 
 
-@pytest.mark.parametrize(
-    "schema",
-    [
-        {"type": "integer", "multipleOf": 9_999_991},
-        {"type": "object", "properties": {f"name{at}": {"type": "string"} for at in range(8000)}},
-    ],
-)
-def test_a_schema_that_takes_too_long(refused: Refused, text: Path, schema: object) -> None:
+def test_a_schema_that_takes_too_long(refused: Refused, text: Path) -> None:
+    schema = {"type": "integer", "multipleOf": 9_999_991}
     asked = ["ask", text, "What?", "--schema", json.dumps(schema)]
     refused(asked, "--schema", "takes more than 2 s", "give a simpler one")
 

@@ -91,6 +91,7 @@ def test_a_switch_that_is_not_there_is_named(
     assert "changes nothing" not in kvlite("ask", text, "Two?", *flags, thinker).err
 
 
+@pytest.mark.long
 def test_a_chat_folds_it_and_shows_it_when_asked(thinker: Path, tmp_path: Path) -> None:
     with playing(thinker, tmp_path, "--schema", LARK) as player:
         player.sees_prompt()

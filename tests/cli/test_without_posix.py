@@ -33,6 +33,7 @@ def test_a_document_is_asked_about_with_what_is_dropped_on_disk(model: Path, tex
     assert (done.returncode, done.stderr.count("recalled")) == (0, 1), done.stderr
 
 
+@pytest.mark.long
 def test_the_machine_is_checked() -> None:
     done = run("doctor", "--quick")
     assert done.returncode in (0, 1)

@@ -106,37 +106,6 @@ def test_a_chat_sent_whole_reads_only_what_is_new(server: Server, reference: Any
     assert third.choices[0].message.content == expected(reference, edited)
 
 
-def test_fields_that_mean_nothing_here_are_ignored_and_nulls_are_none(
-    server: Server, reference: Any
-) -> None:
-    body = {
-        "model": server.model.names[0],
-        "messages": [{"role": "user", "content": [{"type": "text", "text": "Hi"}], "name": "ann"}],
-        "user": "ann",
-        "presence_penalty": None,
-        "frequency_penalty": 0.0,
-        "logit_bias": {},
-        "temperature": None,
-        "max_tokens": None,
-        "stop": None,
-        "stream_options": None,
-        "tools": [{"type": "function", "function": {"name": "weather"}}],
-        "response_format": {"type": "text"},
-        "metadata": {"a": [1]},
-        "modalities": ["text"],
-        "kvlite": {"method": None, "kv_bits": None, "recall_entries": None, "documents": None},
-    }
-    made = server.http.post("/v1/chat/completions", json=body).json()
-    assert made["choices"][0]["message"]["content"] == expected(reference, said("Hi"))
-    body["max_completion_tokens"], body["max_tokens"] = 3, 5
-    made = server.http.post("/v1/chat/completions", json=body).json()
-    assert made["usage"]["completion_tokens"] == 3
-    body |= {"kvlite": {"method": "snapkv", "budget": "64"}, "seed": 7, "temperature": 0.9}
-    drawn = [server.http.post("/v1/chat/completions", json=body).json() for _ in range(2)]
-    assert drawn[0]["choices"] == drawn[1]["choices"]
-    assert drawn[0]["usage"]["kvlite"]["method"].startswith("snapkv")
-
-
 def test_an_answer_ends_before_a_stop_string(server: Server, reference: Any) -> None:
     text = expected(reference, said("Tell."))
     stop = text[len(text) // 2 :][:4]

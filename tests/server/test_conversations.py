@@ -4,11 +4,9 @@ import logging
 import random
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 
 import kvlite
 from kvlite.config.settings import Settings
@@ -66,13 +64,6 @@ def test_two_documents_in_turns_are_read_once_each(pool: Conversations) -> None:
     assert len(pool.kept) == 2
 
 
-def test_an_answer_is_that_of_the_same_request_alone(pool: Conversations, tmp_path: Path) -> None:
-    prompts = [[*ids_of(200, each % 2), *ids_of(90, each)] for each in range(6)]
-    for ids in prompts:
-        fresh = Conversations(pool.runner, 0, 0, Library(root=tmp_path))
-        assert Asked(pool, ids).answer == Asked(fresh, ids).answer
-
-
 def test_other_settings_are_another_conversation(pool: Conversations) -> None:
     ids = ids_of(300, 0)
     Asked(pool, ids)
@@ -125,40 +116,6 @@ def test_the_least_recently_used_go_to_disk_and_come_back(
     ids = [*held[0].ids, 5]
     assert Asked(pool, ids).read == len(ids)
     pool.set_aside()
-
-
-def test_another_server_goes_on_with_what_was_kept(
-    tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    runner = kvlite.load(str(tiny_folder), **GIVEN)
-    pool = Conversations(runner, 1 << 30, 1 << 30, Library(root=tmp_path))
-    asked = [Asked(pool, ids_of(300, each)) for each in range(3)]
-    Asked(pool, ids_of(20, 9))
-    (talk, *_) = (each.talk for each in pool.kept)
-    assert talk is not None and talk.store is not None
-    device, host = pool.kept[0].device_bytes, pool.kept[0].host_bytes
-    assert device == talk.cache.nbytes + talk.store.index_bytes
-    assert host == talk.store.nbytes + talk.context.checkpoint_bytes > 0
-    one = pool.kept[0].memory_bytes
-    assert pool.store_idle() and pool.kept[0].file_bytes > 0 and pool.kept[0].memory_bytes == one
-    assert pool.held_bytes == sum(each.memory_bytes for each in pool.kept)
-    with monkeypatch.context() as patch:
-        card = SimpleNamespace(model=SimpleNamespace(device=torch.device("cuda")))
-        patch.setattr(pool, "runner", card)
-        assert pool.held_bytes == sum(each.device_bytes for each in pool.kept)
-    pool.keep_disk = 5 * one // 2
-    pool.set_aside()
-    assert pool.held_bytes == 0
-    record = pool.library.new()
-    pool.library.save(record)
-    pool.library.whole(record.id).write_bytes(b"none")  # which is passed over, and stays
-    later = Conversations(runner, 1 << 30, 1 << 30, Library(root=tmp_path))
-    later.resume()
-    assert len(later.kept) == len(files_in(tmp_path)) - 1 == 2
-    for each, known in zip(asked, (False, True, True), strict=True):
-        ids = [*each.ids, *ids_of(80, 7)]
-        assert Asked(later, ids).read == (80 + 1 if known else len(ids))
-    assert len({each.path or each.used for each in later.kept}) == 3
 
 
 def test_what_could_not_be_written_is_tried_again_or_forgotten(
