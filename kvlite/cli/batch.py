@@ -200,7 +200,7 @@ def _engine(
             yield weights, partial(answered_on_cluster, settings, weights)
         return
     if devices:
-        from kvlite.jobs.workers import answered_on_devices
+        from kvlite.jobs.run import answered_on_devices
 
         with screen.status("Looking for the model") as status:
             weights = fingerprint(find_model(settings.model, status.update))

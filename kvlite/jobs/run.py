@@ -1,5 +1,6 @@
 """Running a job: each document is read once, and questions are answered together."""
 
+import os
 import platform
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -7,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from threading import Event
 from typing import Any
+
+import torch
 
 from kvlite.config.settings import Settings
 from kvlite.conversation.conversation import Conversation
@@ -18,6 +21,8 @@ from kvlite.engine.callbacks import NO_CALLBACKS, Callbacks, require_callbacks
 from kvlite.errors import ContextError, KvliteError, ModelError, SettingError, Stopped, reason
 from kvlite.jobs.answer import BatchAnswer, failed
 from kvlite.jobs.tasks import Task, by_document, tasks_of
+from kvlite.jobs.workers import Place, answered_by_workers
+from kvlite.memory.device_budget import checkpoint_limit, ram_limit
 from kvlite.methods.engine_config import EngineConfig
 from kvlite.model.chat_template import all_of, question_about, tokens_of
 from kvlite.model.files import fingerprint
@@ -233,3 +238,41 @@ class Engine:
                 yield answer
         except Exception as error:
             yield from (failed(task, ModelError(reason(error))) for task in left.values())
+
+
+def answered_on_devices(
+    devices: Sequence[torch.device],
+    settings: Settings,
+    weights: str,
+    tasks: Sequence[Task],
+    callbacks: Callbacks,
+) -> Iterator[BatchAnswer]:
+    """As `answered`, on several devices; `weights` is as of `Engine`, other args and errors are
+    those of `answered_by_workers`."""
+    settings, longest = _shared(settings, len(devices)), largest(tasks)
+    places = [
+        Place(
+            str(device),
+            (settings.replace({"device": device.type}), weights, longest),
+            _environment(device, devices),
+        )
+        for device in devices
+    ]
+    return answered_by_workers(Engine, places, tasks, callbacks)
+
+
+def _shared(settings: Settings, count: int) -> Settings:
+    auto = {"recall_limit": ram_limit(None, held=0), "checkpoint_limit": checkpoint_limit(None)}
+    shares = {name: f"{limit // count}B" for name, limit in auto.items()}
+    return settings.replace(
+        {name: share for name, share in shares.items() if getattr(settings, name) == "auto"}
+    )
+
+
+def _environment(device: torch.device, devices: Sequence[torch.device]) -> dict[str, str]:
+    if device.type == "cuda":
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+        number = device.index or 0
+        return {"CUDA_VISIBLE_DEVICES": visible[number] if visible[0] else str(number)}
+    threads = int(os.environ.get("OMP_NUM_THREADS") or os.cpu_count() or 1)
+    return {"OMP_NUM_THREADS": str(max(1, threads // devices.count(device)))}

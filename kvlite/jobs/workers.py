@@ -1,10 +1,10 @@
-"""Engines in processes of their own, as one on each device, all with one queue of documents.
+"""Engines in processes of their own, all with one queue of documents; without torch, for which each
+process would wait before its engine says that it begins.
 
 This process hands documents out and gets answers back. A process that ends gives what it had not
 answered back to the queue, and another begins in its place.
 """
 
-import os
 from collections import Counter, deque
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -14,16 +14,11 @@ from itertools import chain
 from queue import Empty, SimpleQueue
 from typing import Any
 
-import torch
-
 from kvlite.config.child_process import BEAT, Child, Parent
-from kvlite.config.settings import Settings
 from kvlite.engine.callbacks import Callbacks
 from kvlite.errors import KvliteError, ModelError, reason
 from kvlite.jobs.answer import TRIES, BatchAnswer, lost
-from kvlite.jobs.run import Engine, largest
 from kvlite.jobs.tasks import Task, beginning, by_document, shares_of
-from kvlite.memory.device_budget import checkpoint_limit, ram_limit
 
 _LOOK = "the system's log may say why"
 
@@ -190,41 +185,3 @@ def _serve(parent: Parent, begin: Callable[..., Any], *args: Any) -> None:
         parent.say("idle")
         for answer in engine.answered(chain([parent.get()], iter(more, None)), callbacks):
             parent.say("answer", answer)
-
-
-def answered_on_devices(
-    devices: Sequence[torch.device],
-    settings: Settings,
-    weights: str,
-    tasks: Sequence[Task],
-    callbacks: Callbacks,
-) -> Iterator[BatchAnswer]:
-    """As `run.answered`, on several devices; `weights` is as of `Engine`, other args and errors are
-    those of `answered_by_workers`."""
-    settings, longest = _shared(settings, len(devices)), largest(tasks)
-    places = [
-        Place(
-            str(device),
-            (settings.replace({"device": device.type}), weights, longest),
-            _environment(device, devices),
-        )
-        for device in devices
-    ]
-    return answered_by_workers(Engine, places, tasks, callbacks)
-
-
-def _shared(settings: Settings, count: int) -> Settings:
-    auto = {"recall_limit": ram_limit(None, held=0), "checkpoint_limit": checkpoint_limit(None)}
-    shares = {name: f"{limit // count}B" for name, limit in auto.items()}
-    return settings.replace(
-        {name: share for name, share in shares.items() if getattr(settings, name) == "auto"}
-    )
-
-
-def _environment(device: torch.device, devices: Sequence[torch.device]) -> dict[str, str]:
-    if device.type == "cuda":
-        visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
-        number = device.index or 0
-        return {"CUDA_VISIBLE_DEVICES": visible[number] if visible[0] else str(number)}
-    threads = int(os.environ.get("OMP_NUM_THREADS") or os.cpu_count() or 1)
-    return {"OMP_NUM_THREADS": str(max(1, threads // devices.count(device)))}

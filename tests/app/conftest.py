@@ -72,7 +72,7 @@ class Server:
 
 @contextmanager
 def serving(data: Path, *args: str, config: Path | None = None) -> Iterator[Server]:
-    """The app in a process of its own, on the embedded model."""
+    """The app in a process of its own, on the embedded model unless another is given."""
     changes = {
         "KVLITE_DATA": str(data),
         "KVLITE_CONFIG": str(config or data / "config"),
@@ -139,10 +139,18 @@ def talker(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="package")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def server(tmp_path_factory: pytest.TempPathFactory, talker: Path) -> Iterator[Server]:
     """One for all tests that leave it as it is."""
+    folder = tmp_path_factory.mktemp("app")
+    with serving(folder, "--model", str(talker), "--max-tokens", "24") as server:
+        yield server
+
+
+@pytest.fixture(scope="package")
+def embedded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """Likewise, on the embedded model, which knows what a document says."""
     find_model(EMBEDDED_MODEL)  # which takes its time, once
-    with serving(tmp_path_factory.mktemp("app"), "--max-tokens", "24") as server:
+    with serving(tmp_path_factory.mktemp("embedded"), "--max-tokens", "24") as server:
         yield server
 
 

@@ -33,20 +33,29 @@ def test_the_sample_document_ends_before_its_amendments() -> None:
 
 
 @pytest.mark.long
-def test_samples_are_sent_at_a_click(server: Server, visitor: Visitor) -> None:
+def test_samples_files_that_are_dropped_and_long_texts_that_are_pasted(
+    server: Server, visitor: Visitor
+) -> None:
     page = visitor.open(server.address)
     page.get_by_text(EXAMPLES[2]["display_text"]).click()
     expect(page.locator("#plan-tokens")).to_be_visible()
     page.get_by_text(EXAMPLES[1]["display_text"]).click()
     assert answered(page, 1)[0]
     expect(page.locator("#chat [data-testid=user]")).to_have_text(CHAT)
+    page.dispatch_event("#chat", "drop", {"dataTransfer": page.evaluate_handle(FILE)})
+    files = page.locator("#box .thumbnail-item")
+    expect(files).to_have_attribute("title", "herons.txt")
+    page.locator("#box textarea").focus()
+    assert not page.evaluate(PASTE, "A short text.")
+    assert page.evaluate(PASTE, "A long text. " * 200)
+    expect(files).to_have_count(2)
 
 
 @pytest.mark.long
 def test_the_sample_document_is_shown_and_told_while_it_is_read(
-    server: Server, visitor: Visitor
+    embedded: Server, visitor: Visitor
 ) -> None:
-    page = visitor.open(server.address)
+    page = visitor.open(embedded.address)
     page.get_by_text(EXAMPLES[0]["display_text"]).click()
     expect(page.locator("#chat [data-testid=user]")).to_have_text(QUESTION)
     expect(page.locator("#chat")).to_contain_text("About constitution.txt")
@@ -54,19 +63,3 @@ def test_the_sample_document_is_shown_and_told_while_it_is_read(
     expect(page.locator("#live")).to_contain_text("hidden states")
     page.locator("#box .stop-button").click()
     expect(page.locator("#box .submit-button")).to_be_visible()
-
-
-@pytest.mark.long
-def test_a_file_is_taken_wherever_it_is_dropped(server: Server, visitor: Visitor) -> None:
-    page = visitor.open(server.address)
-    page.dispatch_event("#chat", "drop", {"dataTransfer": page.evaluate_handle(FILE)})
-    expect(page.locator("#box .thumbnail-item")).to_have_attribute("title", "herons.txt")
-
-
-@pytest.mark.long
-def test_a_long_text_that_is_pasted_is_a_document(server: Server, visitor: Visitor) -> None:
-    page = visitor.open(server.address)
-    page.locator("#box textarea").focus()
-    assert not page.evaluate(PASTE, "A short text.")
-    assert page.evaluate(PASTE, "A long text. " * 200)
-    expect(page.locator("#box .thumbnail-item")).to_have_count(1)

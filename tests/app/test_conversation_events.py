@@ -1,10 +1,8 @@
 """What a page is told by each event, whatever comes in between."""
 
 import threading
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from threading import Event
 from typing import Any
 
 import gradio as gr
@@ -14,14 +12,13 @@ from kvlite.config.settings import Settings
 from kvlite.conversation.library import Library
 from kvlite.conversation.session import Session
 from kvlite.errors import SettingError
-from kvlite.web.work import NOTHING, Work, WorkRequest
 from kvlite_app.conversation_events import ConversationEvents
 from kvlite_app.conversation_view import BEGUN, ENDED, ConversationView
 from kvlite_app.engine.service import Service
 from kvlite_app.form import Models
 from kvlite_app.layout import Parts
 from tests.app.conftest import upload
-from tests.app.test_service import HERONS, A, B, blocked, no_room, stops
+from tests.app.test_service import A, B, blocked, no_room, stops
 
 TAB: Any = gr.Request(session_hash="tab")
 
@@ -148,39 +145,6 @@ def test_what_is_dropped_is_read_while_the_box_stays_as_it_is(events: Conversati
 
 
 @pytest.mark.long
-def test_a_document_is_not_said_to_be_read_before_it_is(events: ConversationEvents) -> None:
-    file, go = upload(events.service, "a.txt", HERONS), blocked(events.service)
-    begun = events.read_ahead(A, 0, "", said("", file), TAB)
-    assert "'Reading: a.txt'" in str(begun[events.parts.chat])
-    asked = events.say(A, 0, "", said("Where do they live?", file), TAB)
-    assert "'About a.txt'" in str(asked[events.parts.chat])
-    work = events.service.work_for("", A)
-    go.set()
-    ended(events, A)
-    now = events.service.model_host.active
-    assert work is not None and now is not None and now.reading_s > 0
-    assert now.figures is not None and now.session.last is not None
-    assert now.figures.first_token_s == now.session.last.time_to_first_token_s + now.reading_s
-
-
-@pytest.mark.long
-def test_what_cannot_be_read_leaves_the_box_and_others_are_read(events: ConversationEvents) -> None:
-    picture = upload(events.service, "photo.png", b"\x89PNG")
-    file = upload(events.service, "a.txt", HERONS)
-    events.read_ahead(A, 0, "", said("Where", picture, file), TAB)
-    ended(events, A)
-    view = events.ended(A, 0, ENDED, said("Where do", picture, file), TAB)
-    assert "photo.png is not in a format kvlite reads" in view[events.parts.status]
-    assert view[events.parts.refused] == picture and "value" not in box(events, view)
-    begun = events.read_ahead(A, 0, "", said("Where do", file), TAB)
-    assert "'Reading: a.txt'" in str(begun[events.parts.chat])
-    ended(events, A)
-    view = events.ended(A, 0, ENDED, said("Where do", file), TAB)
-    assert "photo.png is not in a format" in view[events.parts.status]
-    assert "'Read: a.txt'" in str(view[events.parts.chat])
-
-
-@pytest.mark.long
 def test_a_message_without_an_answer_is_in_the_box_again_with_its_files(
     events: ConversationEvents, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -195,55 +159,6 @@ def test_a_message_without_an_answer_is_in_the_box_again_with_its_files(
     events.say(A, 0, "", said("And without?"), TAB)
     followed(events, A)
     assert box(events, events.show(A, "", "", None, TAB))["value"] == said("And without?")
-
-
-@pytest.mark.long
-def test_a_message_stays_with_its_conversation_and_what_is_typed_with_the_box(
-    events: ConversationEvents, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    events.service.say("", B, "One.").wait()
-    monkeypatch.setattr(Session, "say", stops)
-    events.say(A, 0, "", said("Two."), TAB)
-    ended(events, A)
-    assert box(events, events.show(B, "", A, said("Two. "), TAB))["value"] is None
-    assert box(events, events.show("", "", A, said("Two."), TAB))["value"] is None
-    assert "value" not in box(events, events.show(B, "", A, said("Three."), TAB))
-    assert "value" not in box(events, events.show(B, "", B, said("Two."), TAB))
-    assert box(events, events.show(A, "", B, said(""), TAB))["value"] == said("Two.")
-
-
-@pytest.mark.long
-def test_a_branch_that_is_gone_to_is_told_of_once(events: ConversationEvents) -> None:
-    events.service.say("", A, "One.").wait()
-    events.service.edit("", A, 1, "Another.").wait()
-    go = blocked(events.service)
-    assert events.switch(A, 0, 1, TAB)[events.parts.stage] == BEGUN
-    with warnings.catch_warnings():  # gradio's own, of which there is none
-        warnings.simplefilter("error")
-        assert events.parts.stage not in events.switch(A, 0, 1, TAB)
-    go.set()
-    ended(events, A)
-
-
-@pytest.mark.long
-def test_a_branch_that_cannot_be_gone_to_yet_is_not_shown_as_chosen(
-    events: ConversationEvents,
-) -> None:
-    events.service.say("", A, "One.").wait()
-    for text in ("Another.", "A third."):
-        events.service.edit("", A, 1, text).wait()
-    go = blocked(events.service)
-    events.switch(A, 0, 1, TAB)
-    with pytest.warns(UserWarning, match="an answer is on its way"):
-        refused = events.switch(A, 0, 2, TAB)
-    assert refused[events.parts.branches]["value"] == 1
-    go.set()
-    ended(events, A)
-    record = events.service.record("", A)
-    assert record.branch == 1
-    assert record.elsewhere[0] == "Another."
-    assert "One." not in record.elsewhere
-    assert events.service.store("").records("third")  # found wherever it was said
 
 
 def test_an_answer_that_was_cut_may_go_on_where_there_is_room(events: ConversationEvents) -> None:
@@ -261,20 +176,7 @@ def test_an_answer_that_was_cut_may_go_on_where_there_is_room(events: Conversati
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("sent", [NOTHING, WorkRequest("Two.")], ids=["check", "message"])
-def test_a_check_is_not_shown_as_an_answer(events: ConversationEvents, sent: WorkRequest) -> None:
-    events.service.say("", A, "One.").wait()
-    work = Work(lambda work: None, "", request=sent)
-    work.show(text="Answer")
-    view = ConversationView(events.service, events.parts, TAB, A)
-    coming = next(events._coming(view, work, Event()))[events.parts.chat]
-    assert (coming[-1]["content"] == "Answer") == (sent is not NOTHING)
-
-
-@pytest.mark.long
-def test_what_cannot_be_read_any_more_leaves_nobody_waiting(
-    events: ConversationEvents,
-) -> None:
+def test_what_cannot_be_read_any_more_leaves_nobody_waiting(events: ConversationEvents) -> None:
     events.service.say("", A, "One.").wait()
     go = blocked(events.service)
     events.say(A, 0, "", said("Two."), TAB)
@@ -287,9 +189,7 @@ def test_what_cannot_be_read_any_more_leaves_nobody_waiting(
     ended(events, A)
 
 
-def test_what_is_typed_stays_whatever_was_not_answered(
-    events: ConversationEvents,
-) -> None:
+def test_what_is_typed_stays_whatever_was_not_answered(events: ConversationEvents) -> None:
     store, typed = events.service.store(""), said("Typed meanwhile.")
     for id in (A, B):
         store.keep_draft(id, f"Not answered {id[0]}")
@@ -299,24 +199,6 @@ def test_what_is_typed_stays_whatever_was_not_answered(
     kept = said(store.record(A).draft)
     assert box(events, events.show(B, "", A, kept, TAB))["value"] == said(store.record(B).draft)
     assert "value" not in box(events, events.ended(B, 0, ENDED, typed, TAB))
-
-
-@pytest.mark.long
-def test_around_a_conversation_stands_what_is_its_own_while_it_answers(
-    events: ConversationEvents,
-) -> None:
-    parts, service = events.parts, events.service
-    for id, text in ((A, "One."), (B, "Two.")):
-        service.say("", id, text).wait()
-    go = blocked(service)
-    service.say("", B, "And more?")
-    events.show(A, "", "", said(""), TAB)
-    view = events.show(B, "", A, said(""), TAB)
-    assert view[parts.stage] == BEGUN
-    assert (view[parts.name], view[parts.chosen], view[parts.difference]) == ("Two.", 1, "")
-    assert "Answer to “Two.”" in view[parts.answer]
-    go.set()
-    ended(events, B)
 
 
 @pytest.mark.long
@@ -369,30 +251,3 @@ def test_what_comes_late_is_not_shown_beside_another_conversation(
     assert not events.service.store("").has(A)
     assert events.delete(B, "", B, said(""), TAB)[parts.here] not in (A, B)
     assert events.restore(B, "", "", said(""), TAB)[parts.here] == B
-
-
-@pytest.mark.long
-def test_one_answer_after_another_is_followed(
-    events: ConversationEvents, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    service, coming, again = events.service, events._coming, list[Work]()
-
-    def at_once(view: ConversationView, work: Work, left: Event) -> Iterator[Any]:
-        """A program says the next thing as soon as it has its answer."""
-        yield from coming(view, work, left)
-        if not again:
-            work.wait()
-            again.append(service.say("", A, "Three."))
-
-    monkeypatch.setattr(events, "_coming", at_once)
-    events.say(A, 0, "", said("Two."), TAB)
-    views = followed(events, A)
-    assert again[0].shown.ended
-    shown = [each for view in views for each in view.get(events.parts.chat, []) if each]
-    assert any(each == {"role": "user", "content": "Three."} for each in shown)
-    assert views[-1] == {events.parts.stage: ENDED}
-    go = blocked(service)
-    service.say("", A, "Four.")
-    assert events.ended(A, 0, ENDED, said(""), TAB)[events.parts.stage] == BEGUN
-    go.set()
-    ended(events, A)

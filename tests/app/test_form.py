@@ -21,7 +21,6 @@ from kvlite_app.form import (
     FIRST,
     FOLDED,
     Models,
-    changed,
     control,
     shown_value,
     shown_values,
@@ -104,11 +103,6 @@ def test_what_cannot_be_is_told_by_the_controls_name(name: str, shown: Any, said
         values_of([name], [shown])
 
 
-def test_only_what_differs_is_changed() -> None:
-    values = vars(Settings(top_k=3, seed=4))
-    assert changed(values, Settings(seed=4)) == {"top_k": 3}
-
-
 @pytest.mark.long
 def test_settings_are_priced_for_this_machine(
     tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
@@ -155,7 +149,6 @@ def test_what_cannot_be_priced_is_a_sentence(tmp_path: Path) -> None:
     ("name", "said"),
     [
         ("recall_limit", "RAM for what is offloaded '-1' is not a size: give 8GiB, 500MB or auto"),
-        ("checkpoint_limit", "RAM for going back '-1' is not a size"),
         ("vram", "Memory to use '-1' is not a size"),
     ],
 )

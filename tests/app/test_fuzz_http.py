@@ -23,10 +23,7 @@ from kvlite_app.web.uploading import Uploading
 
 pytestmark = pytest.mark.long
 MANY = settings(
-    max_examples=100,
-    deadline=None,
-    database=None,
-    suppress_health_check=list(HealthCheck),
+    max_examples=100, deadline=None, database=None, suppress_health_check=list(HealthCheck)
 )
 API = "/gradio_api"
 JSON = {"content-type": "application/json"}
@@ -169,11 +166,7 @@ def no_traceback(capfd: pytest.CaptureFixture[str]) -> Iterator[None]:
 def test_what_gradio_stumbles_over_is_answered_in_a_sentence(
     web: TestClient, path: str, body: dict[str, Any], status: int, said: str
 ) -> None:
-    answer = web.post(
-        f"http://127.0.0.1{path}",
-        content=json.dumps(body),
-        headers=JSON,
-    )
+    answer = web.post(f"http://127.0.0.1{path}", content=json.dumps(body), headers=JSON)
     assert answer.status_code == status and said in answer.text
 
 
@@ -209,14 +202,6 @@ def test_events(
 
 
 @MANY
-@given(st.sampled_from(("say", "read", "conversations", "memory")), st.lists(plain, max_size=3))
-def test_programs(web: TestClient, name: str, data: list[Any]) -> None:
-    asks(
-        web, "POST", f"{API}/run/{name}", content=json.dumps({"data": data}).encode(), headers=JSON
-    )
-
-
-@MANY
 @given(
     st.lists(st.tuples(file_names, st.binary(max_size=200), texts), max_size=5),
     st.binary(max_size=300),
@@ -238,13 +223,6 @@ def test_uploads(
         form += b"--x\r\nContent-Disposition: " + about + b"\r\n\r\n" + content + b"\r\n"
     given = {"Content-Type": "multipart/form-data; boundary=x"}
     asks(web, "POST", f"{API}/upload", content=form + b"--x--\r\n", headers=given, params=query)
-
-
-@MANY
-@given(st.sampled_from(["PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "CONNECT", "ODD"]), texts)
-def test_methods(web: TestClient, method: str, name: str) -> None:
-    for path in (*GETS, *POSTS)[len(name) % 7 :: 7]:
-        asks(web, method, path.format(_path(name)))
 
 
 def _path(name: str) -> str:

@@ -21,7 +21,6 @@ SCRIPT, *OTHERS = (
     (FOLDER / name).read_text()
     for name in ("frames.js", "labels.js", "leaving.js", "list.js", "stream.js", "page.js")
 )
-LEAVING, STREAM = OTHERS[1], OTHERS[3]
 PAGE = "<html><head><title>kvlite</title></head><p>a &lt;head&gt;</p></html>"
 COUNTED = """
 const ask = window.requestAnimationFrame.bind(window);
@@ -47,19 +46,6 @@ def test_a_page_has_the_scripts_before_all_others(path: str) -> None:
     ahead = f"<head>{scripts}"
     assert answer.text == PAGE.replace("<head>", ahead, 1)
     assert int(answer.headers["content-length"]) == len(answer.content)
-
-
-def test_what_is_no_page_is_as_it_was() -> None:
-    assert TestClient(ScriptInjector(pages)).get("/text").text == PAGE
-
-
-def test_the_queue_listens_less_often() -> None:
-    with gr.Blocks(analytics_enabled=False) as page:
-        page.queue()
-    before = page._queue.sleep_when_free, page._queue.progress_update_sleep_when_free
-    poll_queue_slowly(page)
-    assert page._queue.sleep_when_free > before[0]
-    assert page._queue.progress_update_sleep_when_free > before[1]
 
 
 @pytest.mark.long
@@ -170,3 +156,12 @@ def test_a_click_while_the_stream_closes_is_answered(chromium: Any, counting: st
     button.click()  # which opens another stream
     expect(count).to_have_value(str(clicks + 2))
     page.close()
+
+
+def test_the_queue_listens_less_often() -> None:
+    with gr.Blocks(analytics_enabled=False) as page:
+        page.queue()
+    before = page._queue.sleep_when_free, page._queue.progress_update_sleep_when_free
+    poll_queue_slowly(page)
+    assert page._queue.sleep_when_free > before[0]
+    assert page._queue.progress_update_sleep_when_free > before[1]

@@ -35,18 +35,6 @@ def test_every_part_is_told_with_its_bytes() -> None:
     assert "12.5 tokens/s" in html
 
 
-def test_a_reading_is_told_as_it_goes() -> None:
-    html = live_html([replace(NOW, figures=replace(FIGURES, seen=0, reading=700))], "ann", "a")
-    assert "<dt>Reading</dt><dd>700 tokens</dd>" in html
-    assert "<dt>KV kept so far</dt><dd>100 B</dd>" in html
-    assert "Context" not in html
-
-
-def test_nothing_is_told_before_there_is_a_number() -> None:
-    html = live_html([replace(NOW, figures=replace(FIGURES, seen=0))], "ann", "a")
-    assert "Context" not in html and "KV cache" not in html
-
-
 def test_of_others_only_bytes_are_told() -> None:
     html = live_html([NOW], "ben", "b")
     assert 'data-bytes="100"' in html
@@ -92,3 +80,10 @@ def test_notes_and_errors_call_settings_as_the_page_does() -> None:
     html = status_html(shown)
     assert "\u201cBits of what is kept\u201d 8 costs nothing" in html
     assert "too long; --server X" in html
+
+
+def test_a_reading_is_told_as_it_goes() -> None:
+    html = live_html([replace(NOW, figures=replace(FIGURES, seen=0, reading=700))], "ann", "a")
+    assert "<dt>Reading</dt><dd>700 tokens</dd>" in html
+    assert "<dt>KV kept so far</dt><dd>100 B</dd>" in html
+    assert "Context" not in html

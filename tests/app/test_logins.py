@@ -67,12 +67,6 @@ def test_a_name_that_many_try_costs_its_owner_seconds(attempts: Attempts) -> Non
     assert attempts.seconds("192.168.1.1", "ben") == 0
 
 
-def test_what_is_remembered_of_strangers_is_bounded(attempts: Attempts) -> None:
-    for number in range(20_000):
-        attempts.missed(f"address {number}", f"name {number}")
-    assert len(attempts._missed) == 10_000
-
-
 def test_who_tries_many_at_once_waits_in_a_line_that_is_short() -> None:
     go = asyncio.Event()
 
@@ -145,3 +139,9 @@ def test_an_address_alone_logs_nobody_out() -> None:
     assert "x-method" not in asked.headers
     assert ann.post("/logout").headers["x-method"] == "GET"  # as gradio has it
     assert ann.post("/logout", headers={"origin": "http://elsewhere"}).status_code == 403
+
+
+def test_what_is_remembered_of_strangers_is_bounded(attempts: Attempts) -> None:
+    for number in range(20_000):
+        attempts.missed(f"address {number}", f"name {number}")
+    assert len(attempts._missed) == 10_000

@@ -1,14 +1,11 @@
 """What one front end keeps, the others list and go on with."""
 
-import re
 from collections.abc import Iterator
 from pathlib import Path
-from unittest.mock import Mock
 
 import pytest
 
 from kvlite.config.settings import Settings
-from kvlite.conversation.conversation import Conversation
 from kvlite.conversation.entries import entries, matching
 from kvlite.conversation.library import Library
 from kvlite.conversation.record import SERVER, StoredMessage
@@ -16,7 +13,7 @@ from kvlite.conversation.runner import Runner, open_runner
 from kvlite.conversation.session import Session, saved_as
 from kvlite.documents import Document
 from kvlite.engine.callbacks import NO_CALLBACKS
-from kvlite.errors import SettingError, SnapshotError
+from kvlite.errors import SettingError
 from kvlite.model.chat_template import all_of
 from kvlite.server.conversations import Conversations
 from kvlite_app.engine.service import Service
@@ -155,48 +152,6 @@ def test_the_page_goes_on_with_what_a_program_said(
     read.leave_library()
 
 
-def test_what_a_program_said_about_a_document_is_about_nothing_else(
-    library: Library, runner: Runner, settings: Settings, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It was read with the program's prompt: no message is to be about it again."""
-    monkeypatch.setattr("kvlite.server.kept.SHORT", 10)
-    read_document(library, runner)
-    served = Conversations(runner, 1 << 30, 1 << 30, library)
-    served.resume()
-    ids = [*served.kept[0].ids, 5, 6, 7]
-    for text in ("Where?", "When?"):
-        (*_, (piece, _)) = served.answer(
-            ids, {}, NO_CALLBACKS, said=[StoredMessage("user", text), StoredMessage("user", "B")]
-        )
-        assert piece is not None and piece.metrics.prompt_tokens < 70 < len(ids)
-        assert served.store_idle()
-        names = sorted(each.title for each in library.records())
-        assert names == sorted(["herons.txt", text])  # named after what it says now
-    session = Session(runner, settings)
-    loaded(session, "When?")
-    assert session.waiting == [] and session.messages == [] and session.talk.documents == ()
-    session.leave_library()
-
-
-def test_a_server_goes_on_with_what_was_said_elsewhere_and_leaves_it(
-    library: Library, runner: Runner, settings: Settings
-) -> None:
-    session = Session(runner, settings)
-    said(session, "Where do herons live? " * 10)
-    session.save("trip", None)
-    session.leave_library()
-    (record,) = library.records()
-    before = library.whole(record.id).read_bytes()
-    served = Conversations(runner, 1 << 30, 1 << 30, library)
-    served.resume()
-    ids = [*session.talk.token_ids, *session.talk.context.pending_ids, 5, 6, 7]
-    (*_, (piece, _)) = served.answer(ids, {}, NO_CALLBACKS)
-    assert piece is not None and piece.metrics.prompt_tokens < 70 < len(ids)
-    served.set_aside()
-    assert library.whole(record.id).read_bytes() == before
-    assert re.fullmatch("[0-9a-f]{32}", record.id)
-
-
 def served_one(library: Library, runner: Runner, monkeypatch: pytest.MonkeyPatch) -> Conversations:
     """A server that has answered a program, and put that into the library."""
     monkeypatch.setattr("kvlite.server.kept.SHORT", 10)
@@ -258,54 +213,3 @@ def test_what_is_saved_of_a_programs_conversation_is_the_users(
     assert [each.text for each in now.said[::2]] == ["Else?"]
     assert not library.served(now.id).exists()
     other.leave_library()
-
-
-def test_a_document_stays_once_where_the_disk_is_full(
-    app: Service, library: Library, runner: Runner, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    read_document(library, runner)
-    (document,) = library.records()
-    with monkeypatch.context() as patch:
-        patch.setattr(Conversation, "save", Mock(side_effect=OSError(28, "no room")))
-        for text in ("Where do they live?", "Where?"):
-            with pytest.raises(SnapshotError, match="in memory only"):
-                app.say("", document.id, text).wait()
-    app.say("", document.id, "And when?").wait()
-    found = {each.title: each for each in library.records()}
-    assert set(found) == {"herons.txt", "Where do they live?"}
-    kept = found["herons.txt"]
-    assert kept.is_document and library.whole(kept.id).is_file()
-    assert library.light(found["Where do they live?"].id).is_file()
-
-
-def test_a_message_that_waits_for_its_first_answer_is_no_damaged_entry(
-    library: Library, runner: Runner, settings: Settings
-) -> None:
-    library.keep_draft(A, "What is a heron?")
-    assert entries(library) == []
-    session = Session(runner, settings)
-    said(session, "One?")
-    session.save("trip", None)
-    session.leave_library()
-    (entry,) = entries(library)
-    library.light(entry.id).unlink()
-    library.whole(entry.id).unlink()
-    assert "is gone" in entries(library)[0].flaw
-    told = list[str]()
-    assert matching(library, runner.model, [REPORT], settings, told.append) is None
-    assert told == []
-
-
-def test_what_was_compacted_is_not_read_again_as_it_was_before(
-    library: Library, runner: Runner, settings: Settings
-) -> None:
-    session = Session(runner, settings)
-    said(session, "One?")
-    session.save("trip", None)
-    (record,) = library.records()
-    assert library.light(record.id).is_file()
-    session.talk.history.branch.compacted = True
-    said(session, "Two?")
-    session.save("trip", None)
-    assert library.whole(record.id).is_file() and not library.light(record.id).is_file()
-    session.leave_library()

@@ -1,7 +1,5 @@
 """Programs use the page's model by OpenAI's API, between its own answers."""
 
-import json
-import shutil
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -11,8 +9,6 @@ from typing import Any
 import httpx
 import pytest
 
-from kvlite.config.settings import Settings
-from kvlite.errors import ModelError
 from kvlite.server.config import ServerConfig
 from kvlite_app.engine.service import Service
 from kvlite_app.openai_server import OpenAIServer
@@ -115,59 +111,6 @@ def test_where_one_conversation_fits_each_makes_way_for_the_other(
     assert host.active.session.last.prompt_tokens < 80
     assert asked(http, HERONS, "Yes.", "Where?", "There.", "When?")["read"] < 80
     assert host.active is None
-
-
-@pytest.mark.long
-def test_programs_have_the_model_that_the_page_has(
-    service: Service, http: httpx.Client, tiny_folder: Path, tmp_path: Path
-) -> None:
-    asked(http, HERONS)
-    settings = service.model_host.settings
-    assert http.post(CHAT, json={"messages": said("Hi"), "model": "other"}).status_code == 404
-    with pytest.raises(ModelError):
-        service.load(settings.replace({"model": str(tmp_path / "none")})).wait()
-    assert models(http) == [("tiny", "loaded")]
-    for name in ("other", "lacking"):
-        shutil.copytree(tiny_folder, tmp_path / name)
-    config = json.loads((tmp_path / "lacking" / "config.json").read_text())
-    (tmp_path / "lacking" / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 9}))
-    with pytest.raises(ModelError):  # which only loading tells
-        service.load(settings.replace({"model": str(tmp_path / "lacking")})).wait()
-    assert models(http) == [("tiny", "loaded")]
-    assert asked(http, HERONS, "Yes.", "Where?")["read"] < 80
-    go = blocked(service)
-    loads = service.load(settings.replace({"model": str(tmp_path / "other")}))
-    with ThreadPoolExecutor() as programs:
-        late = programs.submit(http.post, CHAT, json={"messages": said("Hi")})
-        waited(lambda: len(service.engine._waiting) > 1)
-        go.set()
-        assert late.result(60).json()["error"]["code"] == "unloaded"
-    loads.wait()
-    assert models(http) == [("other", "loaded")]
-    assert http.post(CHAT, json={"messages": said("Hi"), "model": "tiny"}).status_code == 404
-    assert asked(http, HERONS)["read"] < 80  # it is a copy of the model that read them
-    service.load(settings).wait()
-    assert asked(http, HERONS, "Yes.", "Where?")["read"] < 80  # it was kept on disk
-
-
-@pytest.mark.long
-def test_what_programs_had_read_is_kept_when_the_app_ends(
-    given: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("kvlite.server.kept.SHORT", 100)
-    config = ServerConfig(port=free_port(), folder=tmp_path / "server")
-    for text in ((HERONS,), (HERONS, "Yes.", "Where?")):
-        service, server = Service(given, tmp_path), OpenAIServer(config)
-        with (
-            server.answering(service, service.load(given)),
-            httpx.Client(base_url=server.address, timeout=60) as http,
-        ):
-            waited(partial(is_loaded, http, server.address))
-            read = asked(http, *text)["read"]
-        assert service.close() == ""
-        with pytest.raises(httpx.ConnectError):
-            httpx.get(server.address)
-    assert read < 80
 
 
 @pytest.mark.long

@@ -11,7 +11,6 @@ from kvlite.config.settings import Settings
 from kvlite.conversation.session import Session
 from kvlite.errors import ContextError, DocumentError, SettingError, Stopped
 from kvlite_app.engine.service import Service
-from kvlite_app.views.status import status_html
 from kvlite_app.words import spoken
 from tests.app.conftest import upload, waited
 from tests.app.test_service import HERONS, A, B, blocked, kept, stops, texts
@@ -60,22 +59,6 @@ def test_settings_of_others_are_refused_in_the_words_of_the_page(
     assert words in str(error.value)
     said = spoken(str(error.value))
     assert "--" not in said and "\n" not in said and len(said) < 400
-
-
-@pytest.mark.long
-def test_a_document_that_cannot_fit_is_refused_and_gone(service: Service) -> None:
-    service.say("", A, "One.").wait()
-    for content in (b"word " * 4_000_000, b"word " * 3_000):
-        path = upload(service, "long.txt", content)
-        with pytest.raises(ContextError):
-            service.say("", B, "What is in it?", [path]).wait()
-        assert not Path(path).exists()
-        done = service.work_for("", B)
-        assert done is not None and done.request.text == "What is in it?"  # for the box
-        shown = status_html(done.shown)
-        assert "a model with a longer context" in shown
-        assert "--" not in shown
-    assert [each.id for each in service.store("").records()] == [A]
 
 
 @pytest.mark.long

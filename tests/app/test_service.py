@@ -3,8 +3,6 @@
 import json
 import threading
 from collections.abc import Iterator
-from copy import copy
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +11,9 @@ import pytest
 from kvlite.config.settings import Settings
 from kvlite.conversation.library import Library
 from kvlite.conversation.record import Record
-from kvlite.conversation.session import Session
 from kvlite.errors import DocumentError, SettingError, SnapshotError, Stopped
-from kvlite.model.load import LoadedModel
-from kvlite.web.work import Shown, Work
-from kvlite_app.engine.active_conversation import ActiveConversation
 from kvlite_app.engine.read_ahead import keep_up
 from kvlite_app.engine.service import Service
-from kvlite_app.views.history import history
 from tests.app.conftest import upload, waited
 
 A, B = "a" * 32, "b" * 32
@@ -53,109 +46,6 @@ def stops(*_: Any, **__: Any) -> Any:
     return begin
 
 
-@pytest.mark.long
-def test_a_message_that_was_not_answered_is_the_draft(
-    service: Service, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    service.say("", A, "One.").wait()
-    assert kept(service).draft == ""
-    with monkeypatch.context() as patch:
-        patch.setattr(Session, "say", stops)
-        with pytest.raises(Stopped):
-            service.say("", A, "Two.").wait()
-    assert kept(service).draft == "Two."
-    service.undo("", A).wait()
-    service.say("", A, "Three.").wait()
-    assert (texts(kept(service)), kept(service).draft) == (["Three."], "")
-
-
-@pytest.mark.long
-def test_figures_are_taken_without_a_look_at_every_weight(
-    service: Service, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    service.say("", A, "One.").wait()
-    now = service.model_host.active
-    assert now is not None and now.figures is not None
-    before, now.figures = now.figures, replace(now.figures, seen=0)
-    monkeypatch.setattr(LoadedModel, "tensors", lambda _: pytest.fail("weights were looked at"))
-    monkeypatch.setattr("kvlite_app.engine.active_conversation.NEW", 0)
-    now.glance(Shown())
-    assert now.figures == before
-    monkeypatch.setattr(now.talk.model, "layers", copy(now.talk.model.layers))
-    with pytest.raises(pytest.fail.Exception):  # others take other bytes
-        now.glance(Shown())
-    assert before.holding.device[0].nbytes > 0
-
-
-@pytest.mark.long
-def test_nobody_is_told_what_others_talk_about(
-    service: Service, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    service.say("ann", A, "A secret.").wait()
-    told, begin = list[str](), Work.begin
-
-    def heard(work: Work, title: str) -> None:
-        told.append(title)
-        begin(work, title)
-
-    monkeypatch.setattr(Work, "begin", heard)
-    work = service.say("ben", B, "What is said?")
-    work.wait()
-    assert "Setting another conversation aside" in told
-    assert "secret" not in " ".join([*told, *work.shown.notes])
-
-
-@pytest.mark.long
-def test_words_that_a_message_was_changed_to_are_not_lost(
-    service: Service, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    service.say("", A, "One.").wait()
-    with monkeypatch.context() as patch:
-        patch.setattr(Session, "edit", stops)
-        with pytest.raises(Stopped):
-            service.edit("", A, 1, "Another.").wait()
-    assert kept(service).draft == "Another."
-    with pytest.raises(SettingError, match="empty"):
-        service.edit("", A, 1, " \n")
-    service.edit("", A, 1, "Another.").wait()
-    assert (texts(kept(service)), kept(service).draft) == (["Another."], "")
-
-
-@pytest.mark.long
-def test_a_message_that_could_not_be_answered_again_is_the_draft(
-    service: Service, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    service.say("", A, "One.").wait()
-
-    def leaves(session: Session) -> Any:
-        def begin(*_: Any) -> Iterator[Any]:
-            history = session.talk.history
-            history.fork(history.branch.cut(0), session.talk.config)
-            raise Stopped
-            yield
-
-        return begin
-
-    monkeypatch.setattr(Session, "regenerate", leaves)
-    with pytest.raises(Stopped):
-        service.regenerate("", A).wait()
-    assert (texts(kept(service)), kept(service).draft) == ([], "One.")
-
-
-@pytest.mark.long
-def test_a_name_that_was_given_stays_given(service: Service) -> None:
-    service.say("", A, "One.").wait()
-    service.store("").rename(A, "Mine")
-    service.say("", A, "Two.").wait()
-    assert (kept(service).name, texts(kept(service))) == ("Mine", ["One.", "Two."])
-    go = blocked(service)
-    work = service.say("", A, "Three.")
-    service.store("").rename(A, "Still mine")
-    go.set()
-    work.wait()
-    assert kept(service).name == "Still mine"
-
-
 def test_a_record_is_changed_by_one_at_a_time(tmp_path: Path) -> None:
     store = Library("", tmp_path)
 
@@ -170,53 +60,6 @@ def test_a_record_is_changed_by_one_at_a_time(tmp_path: Path) -> None:
     for each in others:
         each.join()
     assert len(store.record(A).waiting) == 60
-
-
-@pytest.mark.long
-def test_two_messages_at_once_are_not_both_taken(service: Service) -> None:
-    service.say("", A, "One.").wait()
-    go, taken, refused = blocked(service), list[Any](), list[Any]()
-    both = threading.Barrier(8)
-
-    def say(text: str) -> None:
-        both.wait()
-        try:
-            taken.append(service.say("", A, text))
-        except SettingError as error:
-            refused.append(error)
-
-    others = [threading.Thread(target=say, args=[f"{number}."]) for number in range(8)]
-    for each in others:
-        each.start()
-    for each in others:
-        each.join()
-    go.set()
-    assert (len(taken), len(refused)) == (1, 7)
-    taken[0].wait()
-
-
-@pytest.mark.long
-def test_work_that_has_ended_long_ago_is_forgotten(
-    service: Service, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("kvlite_app.engine.service._ENDED", 2)
-    ids = [f"{number:032x}" for number in range(5)]
-    for id in ids:
-        service.say("", id, "One.").wait()
-    assert [id for id in ids if service.work_for("", id)] == ids[2:]
-
-
-@pytest.mark.long
-def test_what_is_in_memory_is_set_aside_when_it_ends(given: Settings, tmp_path: Path) -> None:
-    service = Service(given, tmp_path)
-    service.say("", A, "One.").wait()
-    service.close()
-    assert service.store("").whole(A).is_file()
-    after = Service(given, tmp_path)
-    after.say("", A, "Two.").wait()
-    assert texts(kept(after)) == ["One.", "Two."]
-    assert not after.store("").whole(A).is_file()
-    after.close()
 
 
 @pytest.mark.long
@@ -281,23 +124,6 @@ def test_what_cannot_be_kept_is_told_at_the_end(
     with pytest.raises(SnapshotError):
         work.wait()
     assert "answer is lost, as it cannot be written: no room." in service.close()
-
-
-@pytest.mark.long
-def test_settings_of_a_conversation_change_without_opening_it(
-    service: Service, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    service.say("", A, "One.").wait()
-    service.say("", B, "One.").wait()  # A is not in memory any more
-    with monkeypatch.context() as patch:
-        patch.setattr(ActiveConversation, "resume", lambda *_: pytest.fail("it was opened"))
-        service.change("", A, {"max_new_tokens": 2}).wait()
-        with pytest.raises(SettingError):
-            service.change("", A, {"max_new_tokens": -2}).wait()
-    assert kept(service).changed == {"max_new_tokens": 2}
-    assert service.settings_of("", A).max_new_tokens == 2
-    service.say("", A, "Two.").wait()
-    assert texts(kept(service)) == ["One.", "Two."]
 
 
 @pytest.mark.long
@@ -387,44 +213,6 @@ def test_what_cannot_be_read_ahead_is_said_with_the_message(service: Service) ->
     assert keep_up(service, "", B, [upload(service, "a.txt", HERONS)]) is None
 
 
-@pytest.mark.parametrize("end", ["stop", "close"])
-def test_opening_files_can_be_ended(
-    service: Service, monkeypatch: pytest.MonkeyPatch, end: str
-) -> None:
-    begun = threading.Event()
-
-    def forever(path: str, *, cancel: threading.Event, **_: Any) -> Any:
-        begun.set()
-        assert cancel.wait(60)
-        raise Stopped
-
-    monkeypatch.setattr("kvlite_app.engine.uploads.read_document", forever)
-    work = service.say("", A, "What is in it?", [upload(service, "a.txt", HERONS)])
-    assert begun.wait(60)
-    work.cancel.set() if end == "stop" else service.close()
-    with pytest.raises(Stopped):
-        work.wait()
-    assert kept(service).draft == "What is in it?"
-
-
-@pytest.mark.long
-def test_what_an_answer_takes_the_place_of_is_not_shown_while_it_comes(service: Service) -> None:
-    for text in ("One.", "Two."):
-        service.say("", A, text).wait()
-    for begin, draft, above in (
-        (lambda: service.edit("", A, 1, "Another."), "Another.", []),
-        (lambda: service.say("", A, "Next."), "Next.", ["Another.", ""]),
-        (lambda: service.regenerate("", A), "", ["Another.", "", "Next."]),
-    ):
-        go = blocked(service)
-        work, shown = begin(), service.shown("", A)
-        assert shown.draft == draft
-        assert [each.text if each.role == "user" else "" for each in shown.said] == above
-        go.set()
-        work.wait()
-        assert service.shown("", A) == kept(service)
-
-
 @pytest.mark.long
 def test_a_conversation_whose_settings_are_unknown_goes_on_without_them(
     given: Settings, tmp_path: Path
@@ -444,43 +232,6 @@ def test_a_conversation_whose_settings_are_unknown_goes_on_without_them(
 
 
 @pytest.mark.long
-def test_what_was_said_is_not_replaced_where_the_engine_has_lost_it(service: Service) -> None:
-    service.say("", A, "One.").wait()
-    service.say("", B, "One.").wait()
-    service.store("").whole(A).unlink()
-    service.store("").light(A).unlink()
-    with pytest.raises(SnapshotError, match="is gone"):
-        service.say("", A, "Two.").wait()
-    assert texts(kept(service)) == ["One."]
-
-
-@pytest.mark.long
-def test_a_model_that_cannot_be_loaded_leaves_the_former_one_to_be_had(
-    service: Service, given: Settings, tmp_path: Path
-) -> None:
-    service.say("", A, "One.").wait()
-    before = service.model_host.runner
-    work = service.load(given.replace({"model": str(tmp_path / "nothing")}))
-    with pytest.raises(Exception, match="nothing"):
-        work.wait()
-    assert service.model_host.runner is before
-    service.say("", A, "Two.").wait()
-    assert texts(kept(service)) == ["One.", "Two."]
-
-
-@pytest.mark.long
-def test_what_the_model_is_told_first_changes_only_before_anything_is_said(
-    service: Service,
-) -> None:
-    service.change("", A, {"system": "You are a pirate."}).wait()
-    assert kept(service).changed == {"system": "You are a pirate."}
-    service.say("", A, "One.").wait()
-    with pytest.raises(SettingError, match="begin a new conversation"):
-        service.change("", A, {"system": "You are a poet."}).wait()
-    assert kept(service).changed == {"system": "You are a pirate."}
-
-
-@pytest.mark.long
 def test_what_is_deleted_is_gone_whatever_was_being_done(service: Service) -> None:
     service.say("", A, "One.").wait()
     go = blocked(service)
@@ -496,66 +247,3 @@ def test_what_is_deleted_is_gone_whatever_was_being_done(service: Service) -> No
     for begin in (lambda: service.say("", A, "Three."), lambda: service.undo("", A)):
         with pytest.raises(SettingError, match="deleted"):
             begin()
-
-
-@pytest.mark.long
-def test_an_answer_does_not_bring_back_what_was_deleted(
-    service: Service, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    service.say("", A, "One.").wait()
-    say = Session.say
-
-    def deleted(session: Session, text: str) -> Any:
-        service.store("").delete(A)
-        return say(session, text)
-
-    monkeypatch.setattr(Session, "say", deleted)
-    service.say("", A, "Two.").wait()
-    assert not service.store("").place(A).exists()
-    service.say("", B, "One.").wait()  # nor does it keep others waiting
-
-
-@pytest.mark.long
-def test_what_is_written_of_what_was_deleted_goes_at_the_end(
-    given: Settings, tmp_path: Path
-) -> None:
-    service = Service(given, tmp_path)
-    service.say("", A, "One.").wait()
-    go = blocked(service)
-    service.forget("", A)
-    (service.store("").place(A) / "answers").mkdir(parents=True)
-    go.set()
-    service.close()  # which may come before the engine deletes it
-    assert not service.store("").place(A).exists()
-
-
-@pytest.mark.long
-def test_an_older_message_that_was_not_answered_is_kept_while_another_is_answered_again(
-    service: Service, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    service.say("", A, "One.").wait()
-    with monkeypatch.context() as patch:
-        patch.setattr(Session, "say", stops)
-        with pytest.raises(Stopped):
-            service.say("", A, "Two.").wait()
-    service.regenerate("", A).wait()
-    assert (texts(kept(service)), kept(service).draft) == (["One."], "Two.")
-
-
-@pytest.mark.long
-def test_a_message_that_is_said_again_is_shown_while_it_is_answered(service: Service) -> None:
-    service.say("", A, "Go on.").wait()
-    go, work = blocked(service), service.say("", A, "Go on.")
-    shown = history(service.shown("", A), service.store("")).messages
-    assert [each["content"] for each in shown if each["role"] == "user"] == ["Go on."] * 2
-    go.set()
-    work.wait()
-
-
-@pytest.mark.long
-def test_settings_wait_for_an_answer(service: Service) -> None:
-    go, work = blocked(service), service.say("", A, "One.")
-    with pytest.raises(SettingError, match="on its way"):
-        service.change("", A, {"system": "You are a poet."})
-    go.set()
-    work.wait()

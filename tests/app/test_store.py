@@ -1,7 +1,6 @@
 """Conversations on disk, as people see them."""
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -92,28 +91,6 @@ def test_what_was_deleted_last_can_be_restored_for_a_minute(
     assert store.records() == []
 
 
-def test_what_was_deleted_is_removed_when_the_app_ends_or_begins(tmp_path: Path) -> None:
-    store = Library("", tmp_path)
-    for end in (store.close, lambda: drop_deleted(tmp_path)):
-        record = store.new()
-        store.save(record)
-        store.delete(record.id)
-        assert len([*tmp_path.rglob("record.json")]) == 1
-        end()
-        assert not [*tmp_path.rglob("record.json")]
-
-
-def test_a_copy_of_a_folder_is_another_conversation(tmp_path: Path) -> None:
-    store = Library("", tmp_path)
-    one, copy = store.new(), "b" * 32
-    store.save(one)
-    for name in (copy, "no id"):
-        shutil.copytree(store.place(one.id), store.folder / name)
-    assert {each.id for each in store.records()} == {one.id, copy}
-    store.rename(copy, "The copy")
-    assert store.record(one.id).name == ""
-
-
 @pytest.mark.parametrize(
     "odd",
     [
@@ -122,6 +99,7 @@ def test_a_copy_of_a_folder_is_another_conversation(tmp_path: Path) -> None:
         {"said": [{"role": "user", "text": None, "documents": []}]},
         {"said": 5},
         {"branches": ["one"]},
+        {"id": 3},
         [],
     ],
 )
@@ -159,18 +137,6 @@ def test_what_is_no_id_reaches_no_file(tmp_path: Path, id: str) -> None:
         store.record(id)
     with pytest.raises(SettingError, match="no conversation"):
         store.delete(id)
-
-
-def test_a_broken_record_hides_itself_and_nothing_else(tmp_path: Path) -> None:
-    store = Library("", tmp_path)
-    good, bad = store.new(), store.new()
-    store.save(good)
-    store.save(bad)
-    for text in ("", "{", "[]", "null", '{"id": 3}', '{"said": 1, "branches": []}'):
-        (store.place(bad.id) / "record.json").write_text(text)
-        assert [each.id for each in store.records()] == [good.id]
-        with pytest.raises(SettingError, match="cannot be read"):
-            store.record(bad.id)
 
 
 def test_nobody_else_may_read_them(tmp_path: Path) -> None:
@@ -229,7 +195,7 @@ def test_an_account_belongs_to_an_answer_and_all_before_it(tmp_path: Path) -> No
     assert shown.answer_keys() == keys
 
 
-@pytest.mark.parametrize("others", [2, 3, 4, 9])
+@pytest.mark.parametrize("others", [3, 9])
 def test_of_a_long_conversation_the_latest_is_shown(
     tmp_path: Path, others: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -266,3 +232,14 @@ def test_an_export_has_all_that_was_said() -> None:
     for part in ("# Trip", "Where?", "*About map.pdf*", "There.", "**m**", "**You**"):
         assert part in text
     assert json.loads(record.to_json())["said"][1]["text"] == "There."
+
+
+def test_what_was_deleted_is_removed_when_the_app_ends_or_begins(tmp_path: Path) -> None:
+    store = Library("", tmp_path)
+    for end in (store.close, lambda: drop_deleted(tmp_path)):
+        record = store.new()
+        store.save(record)
+        store.delete(record.id)
+        assert len([*tmp_path.rglob("record.json")]) == 1
+        end()
+        assert not [*tmp_path.rglob("record.json")]

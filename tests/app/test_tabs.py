@@ -1,10 +1,8 @@
 """A tab follows one thing at a time."""
 
 import threading
-import time
 
 from kvlite_app.tabs import Tabs
-from tests.app.conftest import waited
 
 
 def test_who_goes_elsewhere_leaves_off_first() -> None:
@@ -27,54 +25,6 @@ def test_who_goes_elsewhere_leaves_off_first() -> None:
     assert tabs._following == {}
 
 
-def test_of_many_that_begin_at_once_one_goes_on() -> None:
-    tabs, at_once, job = Tabs(), threading.Barrier(8), list[threading.Event]()
-    over = threading.Event()
-
-    def follow() -> None:
-        at_once.wait()
-        with tabs.following("one") as left:
-            job.append(left)
-            while not (left.is_set() or over.is_set()):
-                time.sleep(0.01)
-
-    threads = [threading.Thread(target=follow) for _ in range(8)]
-    for each in threads:
-        each.start()
-    waited(lambda: len(job) == 8 and sum(not left.is_set() for left in job) == 1)
-    tabs.leave("one")
-    assert all(left.is_set() for left in job)
-    over.set()
-    for each in threads:
-        each.join(60)
-
-
-def test_who_is_to_leave_off_is_woken_in_every_place() -> None:
-    tabs, woken = Tabs(), list[str]()
-    with (
-        tabs.following("one", "a", wake=lambda: woken.append("answer")) as one,
-        tabs.following("one", "a", "check", lambda: woken.append("check")) as other,
-    ):
-        tabs.leave("one", seconds=0.01)
-        assert one.is_set() and other.is_set()
-    assert woken == ["answer", "check"]
-
-
-def test_tabs_do_not_disturb_each_other() -> None:
-    tabs = Tabs()
-    with tabs.following("one") as one, tabs.following("other") as other:
-        tabs.leave("third")
-        assert not one.is_set()
-        assert not other.is_set()
-
-
-def test_nobody_waits_for_ever_for_one_who_does_not_leave() -> None:
-    tabs = Tabs()
-    with tabs.following("one") as left:
-        tabs.leave("one", seconds=0.05)
-        assert left.is_set()
-
-
 def test_who_comes_late_to_what_is_not_shown_any_more_leaves_off() -> None:
     tabs = Tabs()
     tabs.go("one", "a")
@@ -86,11 +36,3 @@ def test_who_comes_late_to_what_is_not_shown_any_more_leaves_off() -> None:
         (goes := threading.Thread(target=tabs.go, args=["one", "a"])).start()
         assert left.wait(60)
     goes.join(60)
-
-
-def test_only_who_shows_nothing_yet_arrives() -> None:
-    tabs = Tabs()
-    assert tabs.arrive("one", "a") and tabs.shows("one", "a")
-    assert not tabs.arrive("one", "b") and tabs.shows("one", "a")
-    tabs.go("other", "c")
-    assert not tabs.arrive("other", "a") and tabs.shows("other", "c")

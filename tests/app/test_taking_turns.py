@@ -23,7 +23,7 @@ from kvlite.web.work import Work
 from kvlite_app.engine.service import Service
 from kvlite_app.form import shown_value
 from kvlite_app.settings_events import SettingsEvents
-from tests.app.conftest import upload, waited
+from tests.app.conftest import waited
 from tests.app.test_service import blocked
 from tests.cli.conftest import model_of
 from tests.conftest import SIZES
@@ -176,23 +176,6 @@ def test_two_messages_at_once_in_one_conversation_are_not_both_taken(
 
 
 @pytest.mark.long
-def test_a_conversation_that_is_deleted_while_it_answers_is_gone(make: Make) -> None:
-    service = make(max_new_tokens=50_000)
-    id = new(service)
-    work = service.say("", id, "Hello")
-    answering(work)
-    service.forget("", id).wait()
-    assert work.shown.ended
-    assert not service.store("").place(id).exists()
-    assert service.model_host.active is None
-    other = new(service)
-    answering(again := service.say("", other, "Hello"))
-    again.cancel.set()
-    again.wait()
-    assert [each.id for each in service.store("").records()] == [other]
-
-
-@pytest.mark.long
 def test_messages_are_changed_and_branches_gone_to(make: Make) -> None:
     service = make()
     id = new(service)
@@ -218,18 +201,6 @@ def test_messages_are_changed_and_branches_gone_to(make: Make) -> None:
     checked.wait()
     assert checked.shown.text == second
     assert texts(service, id) == ["Name a colour.", first, "Name an animal.", second]
-
-
-@pytest.mark.long
-def test_what_cannot_be_is_refused_and_leaves_nothing(make: Make) -> None:
-    service = make()
-    for work in (service.undo("", new(service)), service.check("", new(service))):
-        with pytest.raises(SettingError, match="nothing has been said yet"):
-            work.wait()
-    for id in ("", "nope", "../" * 3):
-        with pytest.raises(SettingError, match="no conversation"):
-            service.undo("", id)
-    assert service.store("").records() == []
 
 
 @pytest.fixture
@@ -265,55 +236,6 @@ def test_an_error_in_the_middle_is_a_sentence_and_loses_no_message(
     record = service.store("").record(id)
     assert record.draft == ""
     assert record.said[-2].text == "Are you there?"
-
-
-@pytest.mark.long
-def test_a_message_is_on_disk_while_its_document_is_read(make: Make) -> None:
-    service = make(max_new_tokens=50_000)
-    id = new(service)
-    answering(first := service.say("", id, "Hello"))
-    first.cancel.set()
-    first.wait()
-    file = upload(service, "heron.txt", b"Herons live by the water. " * 40)
-    answering(work := service.say("", id, "Where do they live?", [file]))
-    record = service.store("").record(id)  # as it would be found after a power cut
-    assert record.draft == "Where do they live?"
-    assert record.waiting == ["heron.txt"]
-    work.cancel.set()
-    work.wait()
-    record = service.store("").record(id)
-    assert (record.draft, record.waiting) == ("", [])
-    assert record.said[2].documents == ("heron.txt",)
-
-
-@pytest.mark.long
-def test_figures_are_of_now_while_an_answer_comes_and_of_its_end_after_it(make: Make) -> None:
-    service = make(max_new_tokens=50_000)
-    work = service.say("", new(service), "Hello")
-    answering(work)
-    assert service.model_host.active is not None
-    waited(lambda: service.model_host.active.figures is not None)
-    first = service.model_host.active.figures
-    waited(lambda: service.model_host.active.figures.seen > first.seen)
-    work.cancel.set()
-    work.wait()
-    last, cache = service.model_host.active.figures, service.model_host.active.talk.cache
-    assert (last.seen, last.kv_bytes) == (cache.seen, cache.nbytes)
-    assert last.tokens_per_s is not None
-    assert [part.nbytes for part in last.holding.device if "KV" in part.name] == [cache.nbytes]
-
-
-@pytest.mark.long
-def test_a_new_name_stays(make: Make) -> None:
-    service = make()
-    id = new(service)
-    say(service, id, "Hello")
-    service.store("").rename(id, "Herons")  # which is in memory
-    say(service, id, "And foxes?")
-    assert service.store("").record(id).name == "Herons"
-    say(service, new(service), "Hello")
-    say(service, id, "And owls?")
-    assert service.store("").record(id).name == "Herons"
 
 
 @pytest.fixture(scope="module")

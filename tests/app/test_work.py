@@ -22,20 +22,6 @@ def engine() -> Any:
     engine.close(seconds=5)
 
 
-def test_all_work_is_done_by_one_thread_in_order(engine: Engine) -> None:
-    done: list[tuple[int, int]] = []
-
-    def task(number: int) -> Any:
-        return lambda work: done.append((number, threading.get_ident()))
-
-    works = [engine.submit(task(number), "") for number in range(20)]
-    for work in works:
-        work.wait()
-    assert [number for number, _ in done] == [*range(20)]
-    (thread,) = {thread for _, thread in done}
-    assert thread != threading.get_ident()
-
-
 def test_whoever_waits_sees_how_many_go_first(engine: Engine) -> None:
     go = threading.Event()
     first = engine.submit(lambda work: go.wait(60), "first")
@@ -56,34 +42,6 @@ def test_whoever_waits_is_told_for_what_if_all_may_know(engine: Engine) -> None:
     assert "the model is being loaded" in status_html(second.shown)
     go.set()
     second.wait()
-
-
-def test_progress_and_notes_are_seen_by_all_that_follow(engine: Engine) -> None:
-    followed = threading.Event()
-
-    def task(work: Work) -> int:
-        followed.wait(60)
-        work.begin("Prefill")
-        for done in range(5):
-            work.progress(done, 5)
-            work.note("short of memory")
-            time.sleep(0.1)
-        return 7
-
-    work = engine.submit(task, "Waiting")
-    seen: list[list[Shown]] = [[], []]
-    others = [threading.Thread(target=lambda own=own: own.extend(work.follow())) for own in seen]
-    for each in others:
-        each.start()
-    waited(lambda: all(seen))
-    followed.set()
-    for each in others:
-        each.join(60)
-    for own in seen:
-        assert own[-1].ended
-        assert own[-1].notes == ("short of memory",)
-        assert len({shown.done for shown in own}) > 2
-    assert work.wait() == 7
 
 
 def test_what_goes_wrong_is_a_sentence_and_ends_nothing_else(engine: Engine) -> None:
@@ -112,38 +70,6 @@ def test_work_that_is_cancelled_while_it_waits_never_begins(engine: Engine) -> N
     with pytest.raises(Stopped):
         work.wait()
     assert not begun.is_set()
-
-
-def test_closing_ends_what_is_being_done_and_what_waits() -> None:
-    engine = Engine()
-
-    def task(work: Work) -> None:
-        assert work.cancel.wait(60)
-
-    first, second = engine.submit(task, ""), engine.submit(task, "")
-    waited(lambda: engine.current is first)
-    engine.close(seconds=10)
-    assert first.shown.ended
-    assert second.shown.ended
-    assert first.failure is None
-    assert isinstance(second.failure, Stopped)
-
-
-@pytest.mark.parametrize(
-    ("done", "total", "passed", "left"),
-    [
-        (0, 10, 5.0, None),
-        (5, 10, 5.0, 5.0),
-        (9, 10, 9.0, 1.0),
-        (5, 10, 0.5, None),
-        (0, 0, 9.0, None),
-    ],
-)
-def test_time_left_is_told_as_it_went_so_far(
-    done: int, total: int, passed: float, left: float | None
-) -> None:
-    shown = Shown(done=done, total=total, since=100.0)
-    assert shown.seconds_left(100.0 + passed) == left
 
 
 class Large:
@@ -175,26 +101,6 @@ def test_work_that_failed_keeps_nothing_of_what_was_there(engine: Engine) -> Non
     assert gone(held[0])
 
 
-def test_work_that_is_done_keeps_nothing_of_what_it_was_to_do(engine: Engine) -> None:
-    document = Large()
-    held = weakref.ref(document)
-    work = engine.submit(lambda work, document=document: 5, "")
-    del document
-    assert work.wait() == 5
-    assert gone(held)
-
-
-def test_what_nobody_foresaw_is_told_where_kvlite_runs(
-    engine: Engine, caplog: pytest.LogCaptureFixture
-) -> None:
-    def breaks(work: Work) -> None:
-        raise ZeroDivisionError("division")
-
-    with pytest.raises(ZeroDivisionError):
-        engine.submit(breaks, "").wait()
-    assert "in breaks" in caplog.text
-
-
 def test_a_last_piece_of_work_is_done_when_all_else_has_ended() -> None:
     engine, done = Engine(), list[str]()
 
@@ -218,3 +124,14 @@ def test_nothing_is_done_nor_waited_for_once_it_is_closed() -> None:
     with pytest.raises(Stopped):
         late.wait()
     assert done == []
+
+
+def test_time_left_is_told_as_it_went_so_far() -> None:
+    for done, total, passed, left in (
+        (0, 10, 5.0, None),
+        (5, 10, 5.0, 5.0),
+        (9, 10, 9.0, 1.0),
+        (5, 10, 0.5, None),
+    ):
+        shown = Shown(done=done, total=total, since=100.0)
+        assert shown.seconds_left(100.0 + passed) == left

@@ -1,24 +1,19 @@
 """Commands, at a terminal that remembers."""
 
-import re
-from io import StringIO
 from pathlib import Path
 
 import pytest
 from prompt_toolkit.completion import CompleteEvent
 from prompt_toolkit.document import Document
-from rich.console import Console
 
 import kvlite
 from kvlite import documents
-from kvlite.cli.chat.commands import COMMANDS, Quit
+from kvlite.cli.chat.commands import COMMANDS
 from kvlite.cli.chat.completion import ChatCompleter
 from kvlite.cli.chat.typed import shown_name
-from kvlite.cli.chat.views import differences
 from kvlite.config.settings import OPTIONS, Settings
 from kvlite.conversation.library import Library
 from kvlite.conversation.session import Session
-from kvlite.conversation.verify import difference
 from kvlite.engine.callbacks import NO_CALLBACKS
 from kvlite.errors import Stopped
 from kvlite.model.chat_template import question_about, tokens_of
@@ -38,7 +33,7 @@ def seen(chat: Chat) -> int:
     return chat.session.talk.cache.seen
 
 
-@pytest.mark.parametrize("width", [30, 40, 100])
+@pytest.mark.parametrize("width", [30, 100])
 def test_help_has_every_command(chat: Chat, width: int) -> None:
     chat.terminal.width = width
     shown = chat("/help")
@@ -64,12 +59,6 @@ def test_an_unknown_command_is_told_the_nearest(chat: Chat, typed: str, near: st
     assert near in said and typed.split()[-1].removeprefix("/") in said
 
 
-def test_a_slash_may_begin_a_message(chat: Chat) -> None:
-    chat(" /help me")
-    chat("/etc/hosts?")
-    assert [message.text for message in chat.session.messages] == [" /help me", "/etc/hosts?"]
-
-
 def test_messages_are_answered_in_one_conversation(chat: Chat, runner: kvlite.Runner) -> None:
     chat("Who sat?")
     chat('"""\nWho\nlay?\n"""')
@@ -87,10 +76,7 @@ def test_a_document_waits_for_the_next_message(chat: Chat, text: Path) -> None:
     chat("Who lay?")
     first, second = chat.session.messages
     assert first.said == question_about(chat.session.messages[0].documents, "Who sat?")
-    assert [each["content"] for each in chat.session.talk.messages[::2]] == [
-        first.said,
-        "Who lay?",
-    ]
+    assert [each["content"] for each in chat.session.talk.messages[::2]] == [first.said, "Who lay?"]
     assert (first.text, second.documents, chat.session.waiting) == ("Who sat?", (), [])
     assert chat.session.last is not None and chat.session.last.prompt_tokens < ahead
 
@@ -106,11 +92,6 @@ def test_a_second_document_is_read_with_the_message(chat: Chat, text: Path, tmp_
     assert "b.md\n\nNothing of it.\n\nBased on" in chat.session.talk.messages[0]["content"]
     both = chat.session.messages[0].documents
     assert [document.name for document in both] == [text.name, "b.md"]
-
-
-def test_several_documents_at_once(chat: Chat, text: Path, tmp_path: Path) -> None:
-    (tmp_path / "b.md").write_text("Nothing of it.")
-    assert chat(f"/read '{text}' {tmp_path / 'b.md'}").startswith(f"Read {text.name}, b.md: ")
 
 
 def test_what_does_not_fit_is_refused_and_does_not_wait(
@@ -233,31 +214,6 @@ def test_another_system_message_begins_anew(chat: Chat, runner: kvlite.Runner) -
     assert (chat.session.talk.settings.system, seen(chat)) == ("", 0)
 
 
-def test_documents_that_wait_outlast_another_system_message(
-    chat: Chat, runner: kvlite.Runner, text: Path
-) -> None:
-    chat(f"/read {text}")
-    assert chat("/system Be brief.").endswith("Your next message is about it.")
-    chat("Who sat?")
-    (message,) = chat.session.messages
-    assert [each.name for each in message.documents] == [text.name]
-    expected = runner.conversation(system="Be brief.").stream(message.said)
-    assert chat.terminal.answers[-1] == "".join(piece.text for piece in expected)
-
-
-def test_clear_begins_anew(chat: Chat, text: Path) -> None:
-    chat(f"/read {text}")
-    chat("Who sat?")
-    assert chat("/clear").startswith("(clear)\nA new conversation")
-    assert (chat.session.messages, chat.session.last, seen(chat)) == ([], None, 0)
-
-
-def test_exit(chat: Chat) -> None:
-    for typed in ("/exit", "/quit", "/bye"):
-        with pytest.raises(Quit):
-            chat(typed)
-
-
 def test_memory_plan_and_ledger(chat: Chat) -> None:
     chat("Who sat?")
     memory = chat("/memory")
@@ -294,7 +250,6 @@ def test_saved_for_people(chat: Chat, text: Path, tmp_path: Path) -> None:
     assert "*read caf?.txt*" in path.read_text()
 
 
-@pytest.mark.cases(1)
 @pytest.mark.parametrize("name", ["trip", "{folder}/trip.kv"])
 def test_saved_to_go_on_with(chat: Chat, text: Path, tmp_path: Path, name: str) -> None:
     name = name.format(folder=tmp_path)
@@ -352,84 +307,6 @@ def test_what_another_program_has_open_is_read_and_not_written(chat: Chat) -> No
     assert names == ["mine", "trip"] and len(Library().record(record.id).said) == 2
 
 
-@pytest.mark.parametrize("name", ["{folder}/trip.kv", "{folder}/notes.md"])
-def test_what_is_something_else_is_replaced_by_force_only(
-    chat: Chat, tmp_path: Path, name: str
-) -> None:
-    name = name.format(folder=tmp_path)
-    path = Path(name)
-    path.write_text("mine")
-    chat("Who sat?")
-    said = chat.refused(f"/save {name}")
-    assert said.startswith(f"{name} is there already") and f"/save {name} --force" in said
-    assert path.read_text() == "mine"
-    chat(f"/save {name} --force")
-    mine = path.read_bytes()
-    assert mine != b"mine"
-    chat(f"/save {name}")  # again, as it is this conversation
-    chat("/clear")
-    chat("Who lay?")
-    assert "is there already" in chat.refused(f"/save {name}")
-    if path.suffix == ".kv":
-        chat(f"/load {name}")
-        chat("Who lay?")
-        chat(f"/save {name}")  # it goes on with what was loaded
-        assert path.read_bytes() != mine
-
-
-@pytest.mark.long
-def test_documents_of_branches_are_known_again(chat: Chat, tmp_path: Path) -> None:
-    for name in ("a", "b", "c", "d"):
-        (tmp_path / f"{name}.txt").write_text(f"This is what {name} says of cats.")
-    for name in ("a", "b"):
-        chat(f"/read {tmp_path / name}.txt")
-        chat(f"What does {name} say?")
-    chat.terminal.makes = "What else does a say?"
-    chat("/edit 1")
-    chat(f"/read {tmp_path / 'c'}.txt")
-    chat("What does c say?")
-    chat(f"/read {tmp_path / 'd'}.txt")
-    before = chat.session.messages, chat.session.waiting
-    assert [[each.name for each in message.documents] for message in before[0]] == [
-        ["a.txt"],
-        ["c.txt"],
-    ]
-    chat("/save ways")
-    chat("/clear")
-    chat("/load ways")
-    assert (chat.session.messages, chat.session.waiting) == before
-    chat("What does d say?")
-    assert chat.session.messages[-1].documents == tuple(before[1])
-    chat("/branches 1")
-    assert [[each.name for each in message.documents] for message in chat.session.messages] == [
-        ["a.txt"],
-        ["b.txt"],
-    ]
-    assert chat.session.waiting == []
-    chat("And once more?")
-
-
-def test_what_was_loaded_keeps_its_settings(chat: Chat, text: Path) -> None:
-    chat("/set top-k 7")
-    chat(f"/read {text}")
-    chat("Who sat?")
-    chat("/save trip")
-    chat("/set top-k 0")
-    chat("/system Be brief.")
-    chat("/load trip")
-    chat("/set max-tokens 3")
-    settings = chat.session.talk.settings
-    assert (settings.system, settings.top_k, settings.max_new_tokens) == ("", 7, 3)
-    chat.terminal.width = 200
-    lines = {line.split()[0]: line for line in chat("/show").splitlines() if line}
-    assert "usually 0" in lines["top-k"] and "decided by the plan" in lines["kv-bits"]
-    chat("/undo")
-    chat("Who lay?")  # goes on from the document, which was read without that system message
-    assert [message.text for message in chat.session.messages] == ["Who lay?"]
-    chat("/clear")
-    assert chat.session.talk.settings.system == "Be brief."
-
-
 def test_an_answer_is_checked(chat: Chat, text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "nothing has been said" in chat.refused("/check")
     chat(f"/read {text}")
@@ -449,46 +326,6 @@ def test_an_answer_is_checked(chat: Chat, text: Path, monkeypatch: pytest.Monkey
     with pytest.raises(Stopped):
         chat("/check")
     chat.terminal.cancel.clear()
-
-
-def test_what_differs_is_told_without_colours(monkeypatch: pytest.MonkeyPatch) -> None:
-    runs = difference(
-        "one two three four five six seven eight nine",
-        "one two three four five six seven \x1b[31meight nein",
-    )
-    for colours in (True, False):
-        monkeypatch.setenv("NO_COLOR", "" if colours else "1")
-        console = Console(file=StringIO(), force_terminal=True, color_system="standard", width=200)
-        with console.capture() as captured:
-            console.print(differences(runs))
-        shown = captured.get()
-        plain = re.sub(r"\x1b\[[\d;]*m", "", shown)
-        assert "\u2026 five six seven [-eight nine-] {+" in plain and "nein+}" in plain
-        assert "\x1b[31m" not in shown
-        assert bool(re.search(r"\x1b\[[\d;]*3[34]", shown)) == colours
-
-
-def test_a_light_file_is_read_again(chat: Chat, text: Path, tmp_path: Path) -> None:
-    chat(f"/read {text}")
-    chat("Who sat?")
-    path, tokens = tmp_path / "trip.kv", len(chat.session.talk.token_ids)
-    chat.session.talk.save(path, light=True)
-    chat("Who lay?")
-    expected = chat.terminal.answers[-1]
-    chat("/clear")
-    chat("Where?")
-    here = chat.session.talk
-    chat.terminal.cancel.set()
-    with pytest.raises(Stopped):
-        chat(f"/load {path}")
-    assert chat.session.talk is here  # nothing was lost
-    chat.terminal.cancel.clear()
-    assert chat(f"/load {path}") == (
-        f"{tokens:,} tokens are read again\n{path}: 1 message. It goes on."
-    )
-    assert chat.session.messages[0].documents[0].name == text.name
-    chat("Who lay?")
-    assert chat.terminal.answers[-1] == expected
 
 
 def test_undo_gives_the_document_back(chat: Chat, text: Path) -> None:
@@ -536,22 +373,6 @@ def test_regenerate(chat: Chat) -> None:
     assert len(chat.session.messages) == 1 and len(chat.session.talk.branches) == 3
 
 
-def test_an_answer_that_is_stopped_while_it_is_read_again(chat: Chat, text: Path) -> None:
-    """The message is not said then; its document waits."""
-    chat("Hello")
-    chat(f"/read {text}")
-    chat("Who sat?")
-    chat.terminal.cancel.set()
-    chat.terminal.makes = "Who lay?"
-    with pytest.raises(Stopped):
-        chat("/edit 2")
-    chat.terminal.cancel.clear()
-    assert [message.text for message in chat.session.messages] == ["Hello"]
-    assert [document.name for document in chat.session.waiting] == [text.name]
-    chat("Who lay?")
-    assert chat.session.messages[1].documents[0].name == text.name
-
-
 def test_branches(chat: Chat, text: Path) -> None:
     assert "no branches yet" in chat.refused("/branches")
     chat("Hello")
@@ -572,18 +393,6 @@ def test_branches(chat: Chat, text: Path) -> None:
     assert chat.session.waiting == []
     assert "no branch 3: give 1 to 2" in chat.refused("/branches 3")
     assert "is the last one" in chat.refused("/branch 2")
-
-
-def test_what_was_read_ahead_waits_on_its_branch(chat: Chat, text: Path) -> None:
-    for typed in ("Hello", "Who sat?", f"/read {text}", "/branch 1", "Who lay?"):
-        chat(typed)
-    assert chat("/branches 1").endswith(f"Your next message is about {text.name}.")
-    assert [document.name for document in chat.session.waiting] == [text.name]
-    chat("Where?")
-    assert chat.session.messages[2].documents[0].name == text.name
-    chat("/branches 2")
-    assert chat.session.waiting == []
-    chat("And then?")
 
 
 @pytest.mark.parametrize(
@@ -615,12 +424,6 @@ def offered(typed: str) -> list[str]:
     return [typed[: len(typed) + each.start_position] + each.text for each in found]
 
 
-def test_a_branch_of_one_message(chat: Chat) -> None:
-    chat("Who sat?")
-    chat("/regen")
-    assert chat("/branches").split("\n")[0].startswith(" 1 1 message, the last: Who sat?")
-
-
 def test_completion(tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "folder").mkdir()
     (tmp_path / "talk.md").write_text("x")
@@ -650,3 +453,54 @@ def test_completion(tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch)
         "",
     ):
         assert offered(typed) == []
+
+
+def test_documents_that_wait_outlast_another_system_message(
+    chat: Chat, runner: kvlite.Runner, text: Path
+) -> None:
+    chat(f"/read {text}")
+    assert chat("/system Be brief.").endswith("Your next message is about it.")
+    chat("Who sat?")
+    (message,) = chat.session.messages
+    assert [each.name for each in message.documents] == [text.name]
+    expected = runner.conversation(system="Be brief.").stream(message.said)
+    assert chat.terminal.answers[-1] == "".join(piece.text for piece in expected)
+
+
+def test_a_light_file_is_read_again(chat: Chat, text: Path, tmp_path: Path) -> None:
+    chat(f"/read {text}")
+    chat("Who sat?")
+    path, tokens = tmp_path / "trip.kv", len(chat.session.talk.token_ids)
+    chat.session.talk.save(path, light=True)
+    chat("Who lay?")
+    expected = chat.terminal.answers[-1]
+    chat("/clear")
+    chat("Where?")
+    here = chat.session.talk
+    chat.terminal.cancel.set()
+    with pytest.raises(Stopped):
+        chat(f"/load {path}")
+    assert chat.session.talk is here  # nothing was lost
+    chat.terminal.cancel.clear()
+    assert chat(f"/load {path}") == (
+        f"{tokens:,} tokens are read again\n{path}: 1 message. It goes on."
+    )
+    assert chat.session.messages[0].documents[0].name == text.name
+    chat("Who lay?")
+    assert chat.terminal.answers[-1] == expected
+
+
+def test_an_answer_that_is_stopped_while_it_is_read_again(chat: Chat, text: Path) -> None:
+    """The message is not said then; its document waits."""
+    chat("Hello")
+    chat(f"/read {text}")
+    chat("Who sat?")
+    chat.terminal.cancel.set()
+    chat.terminal.makes = "Who lay?"
+    with pytest.raises(Stopped):
+        chat("/edit 2")
+    chat.terminal.cancel.clear()
+    assert [message.text for message in chat.session.messages] == ["Hello"]
+    assert [document.name for document in chat.session.waiting] == [text.name]
+    chat("Who lay?")
+    assert chat.session.messages[1].documents[0].name == text.name

@@ -109,9 +109,8 @@ def streamed(size: tuple[int, int], seed: int) -> str:
     return screen.text
 
 
-@pytest.mark.cases(8)
 @pytest.mark.parametrize("size", [(100, 30), (40, 14), (72, 12), (40, 5), (20, 6), (12, 3)])
-@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("seed", [1])
 def test_in_the_end_everything_stands_there_once(size: tuple[int, int], seed: int) -> None:
     assert streamed(size, seed) == whole(TEXT, size[0])
 
@@ -129,33 +128,7 @@ def test_a_table_taller_than_the_screen_that_changes_is_printed_once() -> None:
     assert screen.text == whole(table, 60).rstrip()
 
 
-def test_nothing_that_was_written_is_missing() -> None:
-    words = whole(TEXT, 100)
-    for part in ("Tea", "violets are blue,\n", "<b>patiently</b>", "item 29", "The end."):
-        assert part in words
-    assert "[1]: https://example.org\n" in words
-    assert 'def tea(cups: int = 1) -> str:\n\n     return "tea " * cups' in words
-    assert not any(line.endswith(" ") for line in words.split("\n"))
-
-
-def test_blocks_do_not_depend_on_how_they_come() -> None:
-    at_once = Blocks()
-    known = [*at_once.push(TEXT), at_once.open]
-    assert len(known) == 9
-    for seed in range(5):
-        blocks, found = Blocks(), []
-        for piece in pieces(TEXT, seed):
-            found += blocks.push(piece)
-        assert [*found, blocks.open] == known
-
-
-def test_a_block_is_finished_as_soon_as_the_next_has_a_line() -> None:
-    blocks = Blocks()
-    assert blocks.push("one\n\ntwo") == []
-    assert (blocks.push("\n"), blocks.open) == (["one"], "two\n")
-
-
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(2))
 def test_a_terminal_that_becomes_narrower(seed: int) -> None:
     """What is drawn again is erased whole, however it was broken."""
     clock, draw = Clock(), random.Random(seed)
@@ -189,17 +162,6 @@ def test_a_note_stands_above_and_stays() -> None:
     stream.close()
     flush(console, screen)
     assert screen.text.split("\n") == ["Note: memory was short", "half a sentence"]
-
-
-def test_drawing_is_not_for_every_piece() -> None:
-    clock = Clock()
-    stream, _, console = make(40, 12, clock)
-    written = []
-    for _ in range(100):
-        stream.push("a ")
-        clock.now += 0.01
-        written.append(len(console.file.getvalue()))  # type: ignore[attr-defined]
-    assert 5 < len(set(written)) < 20
 
 
 def test_what_a_terminal_would_obey_is_not_passed_on() -> None:

@@ -95,10 +95,3 @@ def test_values_of_another_kind(name: str, text: str, expected: str) -> None:
     with pytest.raises(SettingError, match=expected) as error:
         value_typed(name, text)
     assert text in str(error.value) and shown_name(name) in str(error.value)
-
-
-def test_an_unknown_setting_is_told_the_nearest() -> None:
-    with pytest.raises(SettingError, match="'temprature': did you mean temperature"):
-        option_named("temprature")
-    with pytest.raises(SettingError, match="'xyzzy': /set lists"):
-        option_named("xyzzy")

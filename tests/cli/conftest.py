@@ -1,5 +1,6 @@
 """The program as tests run it: what it printed, a model that loads in no time, a document."""
 
+import io
 import json
 import logging
 import re
@@ -7,21 +8,26 @@ import shutil
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import transformers
+import typer.main
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from kvlite.cli.main import main
 from kvlite.config.settings import EMBEDDED_MODEL
 from kvlite.conversation.conversation import Conversation
+from kvlite.documents import reading
 from kvlite.model.source import find_model
 from tests.conftest import ARCHITECTURES, SIZES
 
 LIMIT = 512
+# All commands are made once, as they are in a program.
+COMMANDS = cache(typer.main.get_command)
 
 
 @dataclass(frozen=True)
@@ -38,9 +44,29 @@ class Done:
         assert self.out.count("\n") == 1
         return dict(json.loads(self.out))
 
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        """JSON objects, one a line of standard output."""
+        return [json.loads(line) for line in self.out.splitlines()]
+
 
 Run = Callable[..., Done]
 Refused = Callable[..., None]
+Typed = Callable[[str], None]
+
+
+@pytest.fixture(autouse=True)
+def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where a user's data go, who has none yet; profiles go beside it, into `config`."""
+    for name in ("data", "config"):
+        monkeypatch.setenv(f"KVLITE_{name.upper()}", str(tmp_path / name))
+    return tmp_path / "data"
+
+
+@pytest.fixture
+def typed(monkeypatch: pytest.MonkeyPatch) -> Typed:
+    """Puts lines on standard input."""
+    return lambda lines: monkeypatch.setattr(sys, "stdin", io.StringIO(lines))
 
 
 @pytest.fixture
@@ -54,12 +80,17 @@ def kvlite(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -
 
     monkeypatch.setenv("HF_HUB_DISABLE_TELEMETRY", "1")  # main sets it, this restores it
     monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr("typer.main.get_command", COMMANDS)
+    # Documents are read in this process: where the program has one of its own, in a child of it.
+    monkeypatch.setattr(
+        reading, "run_in_child", lambda work, *args, progress, **_: work(*args, progress=progress)
+    )
     # Where tests run for the first time, loops are compiled.
     monkeypatch.setattr(logging.getLogger("kvlite.compiling"), "disabled", True)
     return run
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny random Llama with the embedded model's tokenizer, loaded in no time."""
     return model_of(tmp_path_factory.mktemp("tiny"), LIMIT)

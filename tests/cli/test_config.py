@@ -1,8 +1,6 @@
 """`kvlite config`: every setting's value, and where it comes from."""
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -50,14 +48,6 @@ def test_each_place_is_named(
     assert (done.code, done.err) == (0, f"{note}\n")
 
 
-def test_nothing_but_defaults(kvlite: Run) -> None:
-    found = kvlite("config", "--json").json()
-    assert found["profile"] is None
-    assert {row["from"] for row in found["settings"].values()} == {"default"}
-    assert found["settings"]["stop"]["value"] == []
-    assert list(found["settings"]) == list(OPTIONS)
-
-
 def test_a_table_for_people(
     kvlite: Run, mine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -92,17 +82,3 @@ def test_bad_input(refused: Refused, mine: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.delenv("KVLITE_NEVER_LOSSY")
     monkeypatch.setenv("KVLITE_BUDGET", "abc")
     refused(["config"], "KVLITE_BUDGET 'abc'", "is not a budget")
-
-
-@pytest.mark.cases(2)
-@pytest.mark.parametrize("flags", [["--help"], [], ["--profile", "mine", "--json"]])
-def test_nothing_is_waited_for(flags: list[str]) -> None:
-    code = (
-        f"import atexit, sys; sys.argv = ['kvlite', 'config', *{flags}]; "
-        "from kvlite.cli.main import main; "
-        "atexit.register(lambda: print({'torch', 'transformers'} & set(sys.modules))); main()"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.stdout.endswith("set()\n")
-    if flags == ["--help"]:
-        assert done.stdout.count("kvlite config") >= 3

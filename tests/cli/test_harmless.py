@@ -1,6 +1,5 @@
 """Nothing from outside tells a terminal what to do."""
 
-import ast
 import json
 import re
 import sys
@@ -12,7 +11,6 @@ import pytest
 from rich.markdown import Markdown
 from rich.table import Table
 
-import kvlite as package
 from kvlite.cli.console import Screen
 from kvlite.cli.screen import ReadingBar
 from kvlite.errors import LONGEST, KvliteError
@@ -122,17 +120,6 @@ def test_no_command_prints_what_a_terminal_obeys(kvlite: Run, folder: Path) -> N
         assert "Traceback" not in done.err, args
 
 
-def test_no_variable_is_printed_as_it_is(
-    kvlite: Run, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in ("MODEL", "METHOD", "BUDGET", "TOP_K", "STOP", "PROFILE", "SYSTEM"):
-        with monkeypatch.context() as patch:
-            patch.setenv(f"KVLITE_{name}", "[" + HOSTILE)
-            for args in (["config"], ["ask", folder / "none.txt", "What?"]):
-                done = kvlite(*args)
-                require_harmless(done.out + done.err)
-
-
 def test_a_mistake_is_shown_without_what_it_quotes(
     kvlite: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -196,25 +183,3 @@ def test_an_error_is_one_line_whatever_it_names() -> None:
     said = str(KvliteError(f"{HOSTILE}\nkvlite: all is well\r\n{'x' * 9999}: give another"))
     require_harmless(said)
     assert "\n" not in said and len(said) <= LONGEST + 10 and said.endswith(": give another")
-
-
-def test_nothing_prints_another_way() -> None:
-    """Only `kvlite/cli/console.py` may reach standard output or error."""
-    root = Path(package.__file__).parent
-    files = [*(root / "cli").rglob("*.py")]
-    assert len(files) > 20
-    found = []
-    for path in files:
-        if path == root / "cli" / "console.py":
-            continue
-        for node in ast.walk(ast.parse(path.read_text())):
-            if not isinstance(node, ast.Call):
-                continue
-            called = ast.unparse(node.func)
-            if re.fullmatch(
-                r"print|Console|pprint|(rich|typer|click)\..*(echo|print|secho)|os\.write|"
-                r"sys\.(__)?(stdout|stderr)(__)?\.(buffer\.)?write(lines)?",
-                called,
-            ):
-                found.append(f"{path.name}:{node.lineno} {called}")
-    assert not found

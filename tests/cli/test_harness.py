@@ -19,11 +19,10 @@ from lm_eval.evaluator import simple_evaluate  # noqa: E402
 from lm_eval.models.huggingface import HFLM  # noqa: E402
 from lm_eval.tasks import TaskManager  # noqa: E402
 
-from kvlite.bench.harness import KvliteLM, tasks_named  # noqa: E402
+from kvlite.bench.harness import KvliteLM  # noqa: E402
 from kvlite.config.settings import Settings  # noqa: E402
 from kvlite.conversation.prefix import answer_prompt  # noqa: E402
 from kvlite.engine.prefill import Prefill  # noqa: E402
-from kvlite.errors import SettingError  # noqa: E402
 from kvlite.server.config import ServerConfig  # noqa: E402
 from tests.cli.harness.data import documents  # noqa: E402
 from tests.server.conftest import serving  # noqa: E402
@@ -75,25 +74,8 @@ def test_full_is_the_hf_backend(short: Path) -> None:
     require_alike(samples(KvliteLM(runner)), samples(of_transformers(short)))
 
 
-@pytest.mark.long
-def test_full_is_the_hf_backend_on_a_trained_model(
-    smollm: library.Runner, smollm_folder: Path
-) -> None:
-    runner = library.Runner(smollm.model, smollm.settings.replace({"method": "full"}))
-    options: dict[str, Any] = {"apply_chat_template": True, "limit": 2}
-    require_alike(
-        samples(KvliteLM(runner), **options),
-        samples(of_transformers(smollm_folder), **options),
-    )
-
-
 @pytest.mark.parametrize(
-    "settings",
-    [
-        {"method": "snapkv", "recall": "off"},
-        {"method": "spans", "recall_entries": 4},
-        {"method": "h2o", "recall": "off"},
-    ],
+    "settings", [{"method": "snapkv", "recall": "off"}, {"method": "spans", "recall_entries": 4}]
 )
 def test_what_is_scored_is_what_the_settings_answer(
     tiny_folder: Path, settings: dict[str, Any]
@@ -202,12 +184,6 @@ def test_data_comes_from_a_folder_and_a_run_goes_on(
     assert others.code == 0 and answered == [10]
     whole = kvlite(*asked, "30", "--out", "new")
     assert answered == [15] and gone_on.json()["results"] == whole.json()["results"]
-
-
-@pytest.mark.long
-def test_a_task_that_nobody_has(short: Path) -> None:
-    with pytest.raises(SettingError, match="kvlite_nothing: lm_eval has no such task"):
-        tasks_named(["arc_easy", "kvlite_nothing"], short)
 
 
 @pytest.mark.long

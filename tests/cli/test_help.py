@@ -2,8 +2,6 @@
 
 import dataclasses
 import re
-import subprocess
-import sys
 
 import pytest
 
@@ -53,23 +51,13 @@ def test_an_explained_method_fits_the_terminal(
     assert defaults.startswith("Defaults: --method kvx:")
 
 
-def test_papers_of_methods(kvlite: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "200")
-    rows = [line.split(maxsplit=1) for line in kvlite("methods", "--papers").out.splitlines()]
-    found = {row[0]: row[1].strip() for row in rows if len(row) == 2}
-    assert all(found[name] == method.paper for name, method in METHODS.items())
-
-
-@pytest.mark.parametrize("name", METHODS)
-def test_a_method_is_explained_with_every_option(kvlite: Run, name: str) -> None:
-    done = kvlite("methods", name)
-    assert (done.code, done.err) == (0, "")
-    explained = re.findall(r"^    (\w+):", done.out, re.MULTILINE)
-    assert sorted(explained) == sorted(METHODS[name].defaults())
-    private = r"\b(lines?|vot(e|es|ing)|stream)\b"
-    assert re.findall(private, done.out) == []
-    (row,) = kvlite("methods", name, "--json").json()["methods"]
-    assert row["name"] == name
+def test_a_method_is_explained_with_every_option(kvlite: Run) -> None:
+    for name in METHODS:
+        done = kvlite("methods", name)
+        assert (done.code, done.err) == (0, "")
+        explained = re.findall(r"^    (\w+):", done.out, re.MULTILINE)
+        assert sorted(explained) == sorted(METHODS[name].defaults())
+        assert re.findall(r"\b(lines?|vot(e|es|ing)|stream)\b", done.out) == []
 
 
 def test_help(kvlite: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,17 +88,8 @@ def test_help_of_ask_shows_every_setting(kvlite: Run, monkeypatch: pytest.Monkey
     assert kvlite("methods", "--help").out.count("kvlite methods") == 4
 
 
-def test_help_of_ask_is_whole_in_80_columns(kvlite: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "80")
-    assert "\u2026" not in kvlite("ask", "--help").out
-
-
-@pytest.mark.cases(2)
-@pytest.mark.parametrize("args", [["--help"], ["ask", "--help"], ["ask", "a", "b", "--top-p", "2"]])
-def test_help_waits_for_no_library(args: list[str]) -> None:
-    code = (
-        f"import atexit, sys; sys.argv = {['kvlite', *args]}; from kvlite.cli.main import main; "
-        "atexit.register(lambda: print({'torch', 'transformers'} & set(sys.modules))); main()"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.stdout.endswith("set()\n")
+def test_papers_of_methods(kvlite: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    rows = [line.split(maxsplit=1) for line in kvlite("methods", "--papers").out.splitlines()]
+    found = {row[0]: row[1].strip() for row in rows if len(row) == 2}
+    assert all(found[name] == method.paper for name, method in METHODS.items())

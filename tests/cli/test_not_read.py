@@ -3,24 +3,13 @@
 import io
 import json
 import sys
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
-from kvlite import load
-from kvlite.conversation.conversation import Conversation
-from kvlite.conversation.runner import Runner
-from kvlite.conversation.session import Session
-from kvlite.conversation.snapshot import Snapshot
 from kvlite.documents import Document
-from kvlite.engine.callbacks import NO_CALLBACKS, Callbacks
-from kvlite.model.chat_template import all_of, asked_of, question_about
 from tests.cli.conftest import Run
 from tests.documents.files import raw_word, run
-
-REPORT = Document("1", "4 5 6 " * 20, (), ("2 pictures", "1 embedded object"), ("read as cp850",))
-NOTE = "1: read as cp850; 2 pictures and 1 embedded object were not read"
 
 
 def test_a_note_is_a_sentence() -> None:
@@ -37,68 +26,8 @@ def test_a_note_is_a_sentence() -> None:
     )
 
 
-@pytest.fixture
-def runner(model: Path) -> Runner:
-    return load(str(model), max_new_tokens=3)
-
-
-def begun(runner: Runner) -> Conversation:
-    talk = runner.conversation()
-    talk.documents = (REPORT, Document("2", "7 8 9", ()))
-    return talk
-
-
-def notes(talk: Conversation, message: str, told: list[str]) -> tuple[str, ...]:
-    *_, last = talk.stream(message, callbacks=Callbacks(notify=told.append))
-    return last.metrics.notes
-
-
-@pytest.mark.cases(1)
-@pytest.mark.parametrize("ahead", [False, True])
-def test_it_is_noted_once(runner: Runner, ahead: bool, tmp_path: Path) -> None:
-    talk, told = begun(runner), list[str]()
-    question = question_about(talk.documents, "10 11")
-    if ahead:
-        assert talk.read_ahead(all_of(talk.documents))
-    talk.save(tmp_path / "talk.kv")
-    assert notes(talk, question, told) == (NOTE,) and told == [NOTE]
-    assert notes(talk, asked_of(talk.documents, "12"), told) == () and told == [NOTE]
-    with Snapshot(tmp_path / "talk.kv") as saved:
-        assert saved.documents() == talk.documents
-
-
-@pytest.mark.long
-def test_a_file_that_says_nothing_of_it_is_opened(
-    runner: Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    talk = begun(runner)
-    monkeypatch.setattr(
-        "kvlite.conversation.snapshot.asdict",
-        lambda each: {name: value for name, value in asdict(each).items() if name != "not_read"},
-    )
-    talk.save(tmp_path / "talk.kv")
-    with Snapshot(tmp_path / "talk.kv") as saved:
-        assert [each.not_read for each in saved.documents()] == [(), ()]
-
-
-def test_a_chat_notes_it(runner: Runner) -> None:
-    session = Session(runner, runner.settings)
-
-    def nothing(*_: object) -> None:
-        pass
-
-    session.read([REPORT], NO_CALLBACKS)
-    told = list[str]()
-    *_, last = session.say("10 11")(Callbacks(notify=told.append))
-    assert last.metrics.notes == (NOTE,) and told == [NOTE]
-
-
-@pytest.mark.long
 def test_ask_and_read_say_it(
-    kvlite: Run,
-    model: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
+    kvlite: Run, model: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("KVLITE_DATA", str(tmp_path / "data"))
     drawn = "<w:r><w:drawing><pic:pic/></w:drawing></w:r>"

@@ -38,6 +38,8 @@ def test_a_card_that_is_not_here(kvlite: Run, llama: Path) -> None:
     assert found["tokens_per_s_at_most"] > 40
     assert len(found["fitting"]) == 18
     assert len(found["reasons"]) == 1
+    unknown = kvlite("plan", llama, "--vram", "24GiB", "--context", 1000, "--card", "RTX 9999")
+    assert "How fast RTX 9999 answers is not known." in unknown.out
 
 
 def test_tables_for_people(kvlite: Run, llama: Path) -> None:
@@ -47,27 +49,6 @@ def test_tables_for_people(kvlite: Run, llama: Path) -> None:
         assert part in shown.out
     assert "does not fit" in shown.out
     assert "smaller model" in shown.out
-
-
-def test_nothing_is_said_twice(kvlite: Run, llama: Path) -> None:
-    """Where all fits there are no reasons; what makes no difference to the longest text is a
-    line."""
-    shown = kvlite("plan", llama, "--vram", "24GiB").out
-    assert (shown.count("fits."), shown.count("everything fits"), shown.count("margin")) == (
-        1,
-        0,
-        1,
-    )
-    lines = [line for line in shown.splitlines() if " tokens" in line and "│" in line]
-    assert len(lines) == 7 and " bf16, nf4, int8 │ the default │ 16, 8, 4 " in lines[-1]
-    shown = kvlite("plan", llama, "--vram", "4GiB").out
-    assert "full, the default" in shown and shown.count("does not fit") == 2
-
-
-def test_a_card_of_unknown_speed_is_said(kvlite: Run, llama: Path) -> None:
-    given = ["plan", llama, "--vram", "24GiB", "--context", 1000, "--card"]
-    assert "How fast RTX 9999 answers is not known." in kvlite(*given, "RTX 9999").out
-    assert "not known" not in kvlite(*given, "RTX 4090").out
 
 
 def test_each_card_has_a_line(
@@ -138,7 +119,3 @@ def test_asking_says_what_was_planned(kvlite: Run, model: Path, text: Path) -> N
     assert found["peak_bytes"] <= 64 << 20
     assert found["plan_error"] == pytest.approx(0, abs=0.02)
     assert f"planned {found['planned_peak_bytes'] / (1 << 20):.1f} MiB" in kvlite(*args).err
-
-
-def test_what_does_not_fit_is_not_begun(refused: Refused, model: Path, text: Path) -> None:
-    refused(["ask", text, "Why?", "--model", model, "--vram", "3MiB"], "needs at least", "3.0 MiB")

@@ -1,12 +1,10 @@
 """`kvlite read` and what `kvlite ask` makes of it."""
 
 import io
-import json
 import os
 import re
 import signal
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,19 +15,18 @@ from kvlite.conversation.entries import entry_named
 from kvlite.conversation.library import Library
 from kvlite.conversation.session import Session
 from kvlite.engine.callbacks import NO_CALLBACKS
-from kvlite.errors import SettingError
 from tests.cli.conftest import Done, Refused, Run, one_sentence
-from tests.cli.test_interrupts import INTERRUPTED, interrupted
+from tests.cli.test_interrupts import INTERRUPTED
 
 OPENED = (
     r"Opened text\.txt, read just now \(\d+ tokens, [\d.]+ [KM]iB\); --no-library reads it anew\."
 )
 
 
-@pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("KVLITE_DATA", str(tmp_path / "data"))
-    return tmp_path / "data" / "library"
+@pytest.fixture
+def folder(data: Path) -> Path:
+    """Where the library is."""
+    return data / "library"
 
 
 def file_of(name: str) -> Path:
@@ -60,6 +57,8 @@ def test_a_document_is_read_once(
     assert "Opened" not in anew.err
     again = kvlite("ask", text, "Who sat?", *flags, "--no-library")
     assert again.out == anew.out and "Opened" not in again.err
+    dropped = kvlite("read", text, *flags, "--recall", "off")
+    one_sentence(dropped, "--recall off", "give --recall auto")
     other = kvlite("ask", text, "Who sat?", "--method", "tova", *flags, "--json", "-q")
     assert other.err == "" and other.json()["prompt_tokens"] < 40
     assert other.json()["method"] == "tova"
@@ -88,20 +87,6 @@ def test_a_chat_opens_what_was_read(
 
 
 @pytest.mark.long
-def test_questions_one_after_another(
-    kvlite: Run, text: Path, flags: tuple[object, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    answers = []
-    for turn in range(2):
-        monkeypatch.setattr(sys, "stdin", io.StringIO("Who sat?\nWho lay?\n"))
-        done = kvlite("ask", text, *flags)
-        assert (done.code, "Opened" in done.err) == (0, turn == 1)
-        answers.append(done.out)
-        kvlite("read", text, *flags)
-    assert answers[0] == answers[1]
-
-
-@pytest.mark.long
 def test_a_file_is_asked_by_itself(
     kvlite: Run, text: Path, flags: tuple[object, ...], tmp_path: Path, folder: Path
 ) -> None:
@@ -121,60 +106,6 @@ def test_a_file_is_asked_by_itself(
     assert short["generated_tokens"] == 2 and short["budget"] == 64
 
 
-@pytest.mark.long
-def test_questions_about_a_file_one_after_another(
-    kvlite: Run,
-    text: Path,
-    flags: tuple[object, ...],
-    tmp_path: Path,
-    said: list[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    kvlite("read", text, *flags, "--out", tmp_path / "it.kv")
-    monkeypatch.setattr(sys, "stdin", io.StringIO("Who sat?\nWho lay?\n"))
-    done = kvlite("ask", tmp_path / "it.kv", "--json", "-q")
-    first, second = map(json.loads, done.out.splitlines())
-    assert done.code == 0 and max(first["prompt_tokens"], second["prompt_tokens"]) < 40
-    assert [each.count("mat") for each in said] == [20, 0]
-
-
-@pytest.mark.long
-def test_a_library_entry_that_was_damaged_is_read_anew(
-    kvlite: Run, text: Path, flags: tuple[object, ...], folder: Path
-) -> None:
-    anew = kvlite("ask", text, "Who sat?", *flags).out
-    kvlite("read", text, *flags)
-    path = file_of("text.txt")
-    whole = bytearray(path.read_bytes())
-    whole[-100] ^= 1
-    path.write_bytes(whole)
-    done = kvlite("ask", text, "Who sat?", *flags)
-    assert (done.code, done.out) == (0, anew)
-    assert re.search(r"^kvlite: .*whole\.kv is damaged or cut short", done.err, re.MULTILINE)
-
-
-@pytest.mark.long
-def test_recall_off_keeps_what_cannot_be_kept(
-    kvlite: Run, text: Path, flags: tuple[object, ...], folder: Path
-) -> None:
-    done = kvlite("read", text, *flags, "--recall", "off")
-    one_sentence(done, "--recall off", "give --recall auto")
-    assert not folder.exists()
-
-
-@pytest.mark.long
-def test_the_limit_is_told_of(
-    kvlite: Run, text: Path, flags: tuple[object, ...], folder: Path
-) -> None:
-    kvlite("read", text, *flags, "--name", "old")
-    size = entry_named(Library(), "old").nbytes
-    kvlite("library", "limit", f"{size + 1000}B")
-    done = kvlite("read", text, *flags, "--name", "new")
-    assert done.code == 0 and "Removed old from the library, to keep to its limit." in done.err
-    kvlite("library", "limit", "1KiB")
-    one_sentence(kvlite("read", text, *flags, "-q"), "the limit is 1.0 KiB", "library limit SIZE")
-
-
 @pytest.mark.parametrize(
     ("given", "parts"),
     [
@@ -182,28 +113,12 @@ def test_the_limit_is_told_of(
         (["--out", "it.txt"], ("--out it.txt", "name it it.kv")),
         (["--out", "nowhere/it.kv"], ("--out nowhere/it.kv", "no folder")),
         (["--out", "it.kv", "--name", "it"], ("--name or --out", "not both")),
-        (["--budget", "lots"], ("'lots'", "give entries")),
     ],
 )
 def test_bad_input(
     refused: Refused, model: Path, text: Path, given: list[str], parts: tuple[str, ...]
 ) -> None:
     refused(["read", text, "--model", model, *given], *parts)
-
-
-def test_files_that_cannot_be_asked(refused: Refused, text: Path, tmp_path: Path) -> None:
-    refused(["ask", tmp_path / "none.kv", "Who?"], "none.kv", "check the path")
-    refused(["ask", tmp_path / "none.kv", text, "Who?"], "none.kv", "by itself")
-    (tmp_path / "it.kv").write_text("Not at all a conversation, but something someone wrote")
-    refused(["ask", tmp_path / "it.kv", "Who?"], "it.kv", "not a kvlite snapshot", "kvlite read")
-
-
-@pytest.mark.long
-def test_interrupted_while_reading(model: Path, text: Path, folder: Path) -> None:
-    args = ("read", text, "--model", model, "--chunk", "64")
-    done = interrupted("kvlite.cli.screen", "ReadingBar", "update", 2, *args)
-    assert done == Done(INTERRUPTED, "", "Stopped while reading; nothing was kept.\n")
-    assert not folder.exists()
 
 
 @pytest.mark.long
@@ -287,43 +202,3 @@ def test_a_light_file_is_read_again(
         assert done.code == 0
         outs.append(done.out)
     assert outs[0] == outs[1]
-
-
-class Letters:
-    """A tokenizer that knows nothing else."""
-
-    chat_template = None
-
-    def encode(self, text: str, **_: object) -> list[int]:
-        return [*map(ord, text)]
-
-
-@pytest.mark.long
-def test_a_light_file_must_fit_as_it_was_read(
-    kvlite: Run, light: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What is planned for is all that is read again, not just the question."""
-    asked: list[int] = []
-
-    def planned(settings: object, notify: object, reads: Callable[..., int]) -> None:
-        asked.append(reads(Letters(), 8192))
-        raise SettingError("seen")
-
-    monkeypatch.setattr("kvlite.conversation.runner.open_runner", planned)
-    for path in light:
-        kvlite("ask", path, "Who sat?")
-    assert asked[1] > asked[0] + 200
-
-
-@pytest.mark.long
-def test_the_library_tells_light_files(
-    kvlite: Run, text: Path, flags: tuple[object, ...], light: tuple[Path, Path]
-) -> None:
-    entries = {each["name"]: each for each in kvlite("library", "--json").json()["entries"]}
-    assert entries["light"]["light"] and not entries["whole"]["light"]
-    assert entries["light"]["tokens"] == entries["whole"]["tokens"]
-    assert entries["light"]["bytes"] < entries["whole"]["bytes"] / 10
-    assert "(light)" in kvlite("library").out
-    # Opening it would take as long as reading the document.
-    kvlite("library", "remove", "whole")
-    assert "Opened" not in kvlite("ask", text, "Who sat?", *flags).err

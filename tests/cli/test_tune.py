@@ -11,13 +11,6 @@ from tests.cli.conftest import Refused, Run
 GRID = ["--tokens", "250", "--method", "snapkv:window=8", "--budget", "25%", "--recall", "off,20"]
 
 
-@pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    for name in ("DATA", "CONFIG"):
-        monkeypatch.setenv(f"KVLITE_{name}", str(tmp_path / name.lower()))
-    return tmp_path
-
-
 @pytest.fixture
 def report(tmp_path: Path) -> Path:
     path = tmp_path / "report.txt"
@@ -27,7 +20,7 @@ def report(tmp_path: Path) -> Path:
 
 @pytest.mark.long
 def test_it_saves_a_profile_and_goes_on(
-    kvlite: Run, model: Path, report: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+    kvlite: Run, model: Path, report: Path, data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("kvlite.bench.tune.ROUNDS", 1)
     titles = list[str]()
@@ -36,12 +29,12 @@ def test_it_saves_a_profile_and_goes_on(
     found = kvlite(*words, "--json").json()
     assert len(found["rows"]) == 2 * (2 + 2 * 2 * 2)
     assert titles[0].startswith("Tuning: a hidden fact in part 1, ") and len(titles) == 2
-    profile = home / "config" / "profiles" / "tuned.toml"
+    profile = data.parent / "config" / "profiles" / "tuned.toml"
     first, *settings = profile.read_text().splitlines()
     assert first == f"# {found['reason']}"
     assert f'method = "{found["recommended"]["method"]}"' in settings
     assert any(str(model) in line for line in settings)
-    (folder,) = (home / "data" / "bench").iterdir()
+    (folder,) = (data / "bench").iterdir()
     assert (folder / "quality-tune.png").is_file() and (folder / "table.md").is_file()
 
     monkeypatch.setattr("kvlite.bench.tune.ROUNDS", 2)
@@ -57,16 +50,8 @@ def test_it_saves_a_profile_and_goes_on(
     assert metrics["method"] == found["recommended"]["method"]
 
 
-@pytest.mark.long
-def test_it_ends_when_its_time_is_over(kvlite: Run, model: Path, report: Path) -> None:
-    done = kvlite("tune", report, "--model", model, *GRID, "--minutes", "0.01")
-    assert done.code in (0, 1)
-    if done.code:  # not even a fact on a slow machine
-        assert "Nothing was measured yet: give it more --minutes" in done.err
-
-
 def test_bad_input_is_refused(
-    kvlite: Run, refused: Refused, model: Path, report: Path, home: Path
+    kvlite: Run, refused: Refused, model: Path, report: Path, data: Path
 ) -> None:
     words = ["tune", report, "--model", model]
     refused([*words, "--budget", "512"], "512", "such as 6%")
@@ -74,6 +59,6 @@ def test_bad_input_is_refused(
     refused([*words, "--recall", "often"], "often", "give 128")
     refused([*words, "--save", "none"], "none", "letters")
     refused(["tune", "nowhere.txt", "--model", model], "nowhere.txt", "check the path")
-    (home / "config" / "profiles").mkdir(parents=True)
-    (home / "config" / "profiles" / "mine.toml").touch()
+    (data.parent / "config" / "profiles").mkdir(parents=True)
+    (data.parent / "config" / "profiles" / "mine.toml").touch()
     refused([*words, "--save", "mine"], "mine", "--force")

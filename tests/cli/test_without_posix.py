@@ -6,8 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.gguf_files import write_gguf
-
 # Libraries come first: on Linux they use what is hidden from kvlite.
 HIDE = """
 import os, signal, sys
@@ -35,17 +33,8 @@ def test_a_document_is_asked_about_with_what_is_dropped_on_disk(model: Path, tex
     assert (done.returncode, done.stderr.count("recalled")) == (0, 1), done.stderr
 
 
+@pytest.mark.long
 def test_the_machine_is_checked() -> None:
     done = run("doctor", "--quick")
     assert done.returncode in (0, 1)
     assert "host memory" in done.stdout, done.stderr
-
-
-@pytest.mark.long
-def test_a_model_in_one_file_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("KVLITE_CACHE", str(tmp_path / "cache"))
-    write_gguf(tmp_path / "a.gguf")
-    (tmp_path / "a.txt").write_text("abcd")
-    done = run("ask", tmp_path / "a.txt", "cd", "--model", tmp_path / "a.gguf", "--max-tokens", 3)
-    assert done.returncode == 0, done.stderr
-    assert [*(tmp_path / "cache").rglob("gguf.json")]

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from kvlite.cli.word_wrap import WordWrap, option_wrapped, part_wrapped, word_wrapped
+from kvlite.cli.word_wrap import WordWrap, option_wrapped, part_wrapped
 
 PARTS = st.lists(st.text(st.sampled_from("ab \n字-"), max_size=9), max_size=20)
 
@@ -26,14 +26,6 @@ def test_lines_are_broken_between_words_whatever_the_tokens() -> None:
     )
 
 
-def test_a_whole_text(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "20")
-    assert (
-        word_wrapped("The term of office of the President")
-        == "The term of office\nof the President"
-    )
-
-
 def test_a_line_of_parts_is_broken_between_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "30")
     line = "kept all 61 \u00b7 KV 46.0 MiB \u00b7 first token 30.6 s"
@@ -43,17 +35,6 @@ def test_a_line_of_parts_is_broken_between_them(monkeypatch: pytest.MonkeyPatch)
 def test_indentation_and_empty_lines_stay() -> None:
     text = "A list:\n\n  - one\n    - two and\n"
     assert wrapped([text], 30) == text
-
-
-def test_a_word_comes_once_it_is_whole() -> None:
-    wrap = WordWrap(lambda: 20)
-    assert [wrap.push(part) for part in ("Pre", "sident", " is", " ")] == [
-        "",
-        "",
-        "President",
-        " is",
-    ]
-    assert wrap.flush() == " "
 
 
 @given(PARTS, st.integers(1, 12))

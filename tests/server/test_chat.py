@@ -106,49 +106,6 @@ def test_a_chat_sent_whole_reads_only_what_is_new(server: Server, reference: Any
     assert third.choices[0].message.content == expected(reference, edited)
 
 
-def test_fields_that_mean_nothing_here_are_ignored_and_nulls_are_none(
-    server: Server, reference: Any
-) -> None:
-    body = {
-        "model": server.model.names[0],
-        "messages": [{"role": "user", "content": [{"type": "text", "text": "Hi"}], "name": "ann"}],
-        "user": "ann",
-        "presence_penalty": None,
-        "frequency_penalty": 0.0,
-        "logit_bias": {},
-        "temperature": None,
-        "max_tokens": None,
-        "stop": None,
-        "stream_options": None,
-        "tools": [{"type": "function", "function": {"name": "weather"}}],
-        "response_format": {"type": "text"},
-        "metadata": {"a": [1]},
-        "modalities": ["text"],
-        "kvlite": {"method": None, "kv_bits": None, "recall_entries": None, "documents": None},
-    }
-    made = server.http.post("/v1/chat/completions", json=body).json()
-    assert made["choices"][0]["message"]["content"] == expected(reference, said("Hi"))
-    body["max_completion_tokens"], body["max_tokens"] = 3, 5
-    made = server.http.post("/v1/chat/completions", json=body).json()
-    assert made["usage"]["completion_tokens"] == 3
-    body |= {"kvlite": {"method": "snapkv", "budget": "64"}, "seed": 7, "temperature": 0.9}
-    drawn = [server.http.post("/v1/chat/completions", json=body).json() for _ in range(2)]
-    assert drawn[0]["choices"] == drawn[1]["choices"]
-    assert drawn[0]["usage"]["kvlite"]["method"].startswith("snapkv")
-
-
-def test_a_system_prompt_of_the_server_is_for_chats_without_one(
-    settings: Settings, tmp_path: Path, reference: Any
-) -> None:
-    system = {"role": "system", "content": "Be brief."}
-    given = settings.replace({"system": "Be brief."})
-    with serving(given, ServerConfig(folder=tmp_path)) as server:
-        for messages in (said("Hi"), [{**system, "content": "Be long."}, *said("Hi")]):
-            made = server.http.post("/v1/chat/completions", json={"messages": messages}).json()
-            whole = messages if len(messages) > 1 else [system, *messages]
-            assert made["choices"][0]["message"]["content"] == expected(reference, whole)
-
-
 def test_an_answer_ends_before_a_stop_string(server: Server, reference: Any) -> None:
     text = expected(reference, said("Tell."))
     stop = text[len(text) // 2 :][:4]
@@ -157,25 +114,6 @@ def test_an_answer_ends_before_a_stop_string(server: Server, reference: Any) -> 
     )
     assert made.choices[0].message.content == text.partition(stop)[0]
     assert made.choices[0].finish_reason == "stop"
-
-
-def test_several_choices_read_the_prompt_once_and_the_ledger_has_that(server: Server) -> None:
-    before = server.state.counters.fresh
-    made = server.client.chat.completions.create(
-        model=server.model.names[0],
-        messages=said("Something else. " * 40),
-        n=3,
-        temperature=1.0,
-        seed=3,
-        extra_body={"kvlite": {"method": "full"}},
-    )
-    texts = [each.message.content for each in made.choices]
-    assert len({*texts}) == 3 and [each.index for each in made.choices] == [0, 1, 2]
-    assert made.usage is not None and made.usage.completion_tokens == 24
-    usage = made.usage.model_dump()
-    ledger, known = usage["kvlite"], usage["prompt_tokens_details"]["cached_tokens"]
-    assert ledger["prompt_tokens"] == usage["prompt_tokens"] - known > 100
-    assert server.state.counters.fresh - before == ledger["prompt_tokens"] + 2
 
 
 def test_log_probabilities_are_those_of_transformers(server: Server, reference: Any) -> None:
@@ -252,3 +190,15 @@ def test_clients_that_vanish_leave_nothing_behind(server: Server) -> None:
     assert server.state.counters.answered == before
     made = server.http.post("/v1/chat/completions", json={"messages": said("Hello?")})
     assert made.json()["choices"][0]["message"]["content"]
+
+
+def test_a_system_prompt_of_the_server_is_for_chats_without_one(
+    settings: Settings, tmp_path: Path, reference: Any
+) -> None:
+    system = {"role": "system", "content": "Be brief."}
+    given = settings.replace({"system": "Be brief."})
+    with serving(given, ServerConfig(folder=tmp_path)) as server:
+        for messages in (said("Hi"), [{**system, "content": "Be long."}, *said("Hi")]):
+            made = server.http.post("/v1/chat/completions", json={"messages": messages}).json()
+            whole = messages if len(messages) > 1 else [system, *messages]
+            assert made["choices"][0]["message"]["content"] == expected(reference, whole)

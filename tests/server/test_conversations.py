@@ -4,18 +4,15 @@ import logging
 import random
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 
 import kvlite
 from kvlite.config.settings import Settings
 from kvlite.conversation.library import Library
 from kvlite.conversation.runner import Runner
 from kvlite.engine.callbacks import NO_CALLBACKS
-from kvlite.engine.layer_prefill import LayerPrefill
 from kvlite.errors import ContextError, OutOfMemory, SettingError
 from kvlite.server import conversations, kept
 from kvlite.server.conversations import Conversations
@@ -65,52 +62,6 @@ def test_two_documents_in_turns_are_read_once_each(pool: Conversations) -> None:
         second = Asked(pool, [*second.ids, *ids_of(80, 9 + number)])
         assert first.read <= 81 and second.read <= 81
     assert len(pool.kept) == 2
-
-
-def test_short_requests_push_no_long_one_out(pool: Conversations) -> None:
-    long = [Asked(pool, ids_of(300, each)) for each in range(2)]
-    for each in range(12):
-        Asked(pool, ids_of(20, 100 + each))
-    assert sum(each.is_short for each in pool.kept) == 3 and len(pool.kept) == 5
-    for each in long:
-        assert Asked(pool, [*each.ids, *ids_of(80, 7)]).read <= 81
-
-
-def test_the_log_says_what_differed(pool: Conversations, caplog: pytest.LogCaptureFixture) -> None:
-    ids = ids_of(300, 0)
-    Asked(pool, ids)
-    with caplog.at_level(logging.INFO):
-        Asked(pool, ids)
-        Asked(pool, ids[:250])
-        Asked(pool, [*ids[:200], *ids_of(50, 1)])
-    same, shorter, other = [each.getMessage() for each in caplog.records]
-    assert same == "300 of 300 tokens are known"
-    assert shorter == "250 of 250 tokens are known"
-    assert other.startswith("200 of 250 tokens are known; the first different token is 201 of the")
-
-
-def test_what_would_lose_more_than_it_has_in_common_begins_anew(pool: Conversations) -> None:
-    begin = ids_of(50, 0)
-    one = Asked(pool, [*begin, *ids_of(300, 1)])
-    two = Asked(pool, [*begin, *ids_of(300, 2)])
-    assert two.read == 350 and len(pool.kept) == 2
-    assert Asked(pool, [*one.ids, *ids_of(80, 3)]).read <= 81
-
-
-def test_an_answer_that_comes_back_without_its_reasoning_loses_no_prompt(
-    pool: Conversations,
-) -> None:
-    first = Asked(pool, ids_of(200, 1), max_new_tokens=300)
-    assert len(first.ids) > 450
-    again = Asked(pool, [*ids_of(200, 1), *ids_of(60, 2)])
-    assert again.read < 70 and len(pool.kept) == 1
-
-
-def test_an_answer_is_that_of_the_same_request_alone(pool: Conversations, tmp_path: Path) -> None:
-    prompts = [[*ids_of(200, each % 2), *ids_of(90, each)] for each in range(6)]
-    for ids in prompts:
-        fresh = Conversations(pool.runner, 0, 0, Library(root=tmp_path))
-        assert Asked(pool, ids).answer == Asked(fresh, ids).answer
 
 
 def test_other_settings_are_another_conversation(pool: Conversations) -> None:
@@ -165,60 +116,6 @@ def test_the_least_recently_used_go_to_disk_and_come_back(
     ids = [*held[0].ids, 5]
     assert Asked(pool, ids).read == len(ids)
     pool.set_aside()
-
-
-def test_another_server_goes_on_with_what_was_kept(
-    tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    runner = kvlite.load(str(tiny_folder), **GIVEN)
-    pool = Conversations(runner, 1 << 30, 1 << 30, Library(root=tmp_path))
-    asked = [Asked(pool, ids_of(300, each)) for each in range(3)]
-    Asked(pool, ids_of(20, 9))
-    (talk, *_) = (each.talk for each in pool.kept)
-    assert talk is not None and talk.store is not None
-    device, host = pool.kept[0].device_bytes, pool.kept[0].host_bytes
-    assert device == talk.cache.nbytes + talk.store.index_bytes
-    assert host == talk.store.nbytes + talk.context.checkpoint_bytes > 0
-    one = pool.kept[0].memory_bytes
-    assert pool.store_idle() and pool.kept[0].file_bytes > 0 and pool.kept[0].memory_bytes == one
-    assert pool.held_bytes == sum(each.memory_bytes for each in pool.kept)
-    with monkeypatch.context() as patch:
-        card = SimpleNamespace(model=SimpleNamespace(device=torch.device("cuda")))
-        patch.setattr(pool, "runner", card)
-        assert pool.held_bytes == sum(each.device_bytes for each in pool.kept)
-    pool.keep_disk = 5 * one // 2
-    pool.set_aside()
-    assert pool.held_bytes == 0
-    record = pool.library.new()
-    pool.library.save(record)
-    pool.library.whole(record.id).write_bytes(b"none")  # which is passed over, and stays
-    later = Conversations(runner, 1 << 30, 1 << 30, Library(root=tmp_path))
-    later.resume()
-    assert len(later.kept) == len(files_in(tmp_path)) - 1 == 2
-    for each, known in zip(asked, (False, True, True), strict=True):
-        ids = [*each.ids, *ids_of(80, 7)]
-        assert Asked(later, ids).read == (80 + 1 if known else len(ids))
-    assert len({each.path or each.used for each in later.kept}) == 3
-
-
-def test_what_is_idle_outlives_a_server_that_is_killed(tiny_folder: Path, tmp_path: Path) -> None:
-    runner = kvlite.load(str(tiny_folder), **GIVEN)
-    pool = Conversations(runner, 1 << 30, 1 << 30, Library(root=tmp_path))
-    first, second = Asked(pool, ids_of(300, 0)), Asked(pool, ids_of(300, 1))
-    Asked(pool, ids_of(20, 9))
-    assert pool.store_idle() and pool.store_idle() and not pool.store_idle()
-    again = Asked(pool, [*first.ids, *ids_of(80, 2)])
-    assert again.read <= 81  # from memory
-    kept = {path: path.read_bytes() for path in files_in(tmp_path)}
-    assert len(kept) == 2
-    later = Conversations(runner, 1 << 30, 1 << 30, Library(root=tmp_path))
-    later.resume()  # nobody closed the first one
-    for each in (first, second):
-        assert Asked(later, [*each.ids, *ids_of(80, 3)]).read <= 81
-    assert {path: path.read_bytes() for path in files_in(tmp_path)} == kept
-    assert later.store_idle() and later.store_idle() and not later.store_idle()
-    assert files_in(tmp_path) == [*kept]
-    assert all(path.read_bytes() != before for path, before in kept.items())
 
 
 def test_what_could_not_be_written_is_tried_again_or_forgotten(
@@ -301,57 +198,6 @@ def test_beside_others_a_turn_for_which_there_is_no_room_waits(
     assert [each.talk is None for each in pool.kept] == [False, True]
 
 
-def test_memory_that_runs_out_beside_others_costs_nobody_anything(
-    pool: Conversations, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """By itself, an answer goes on with less."""
-    take, short = LayerPrefill.take, [2]
-
-    def runs_out(layer: LayerPrefill, *args: Any, **given: Any) -> torch.Tensor:
-        if short[0]:
-            short[0] -= 1
-            raise torch.OutOfMemoryError("there is no more")
-        return take(layer, *args, **given)
-
-    going = pool.answer(ids_of(300, 1), {}, NO_CALLBACKS, ignore_eos=True)
-    next(piece for piece, _ in going if piece is not None)
-    monkeypatch.setattr(LayerPrefill, "take", runs_out)
-    with pytest.raises(OutOfMemory):
-        Asked(pool, ids_of(300, 2))
-    assert [each.busy for each in pool.kept] == [True]
-    (*_, (last, _)) = going
-    assert last is not None and last.metrics.fallbacks == ()
-    short[0] = 2
-    (*_, (last, _)) = pool.answer(ids_of(300, 2), {}, NO_CALLBACKS)
-    assert last is not None and last.metrics.fallbacks == ("smaller chunk",)
-
-
-def test_what_cannot_be_opened_for_want_of_memory_stays_on_disk(
-    tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """While others take it; those who are idle leave it."""
-    pool = pool_in(tmp_path, kvlite.load(str(tiny_folder), **GIVEN))
-    first = Asked(pool, ids_of(300, 0))
-    pool.set_aside()
-    device, opens = Device(pool, monkeypatch), kvlite.Runner.open
-
-    def runs_out(runner: Runner, path: Path) -> kvlite.Conversation:
-        if device.free < 1:
-            raise OutOfMemory("there is no room for it")
-        return opens(runner, path)
-
-    monkeypatch.setattr(kvlite.Runner, "open", runs_out)
-    going = pool.answer(ids_of(300, 1), {}, NO_CALLBACKS, ignore_eos=True)
-    next(piece for piece, _ in going if piece is not None)
-    ids = [*first.ids, *ids_of(80, 2)]
-    with pytest.raises(OutOfMemory):
-        Asked(pool, ids)
-    assert pool.kept[0].path is not None and len(list(going)) == 3
-    device.size = 1 + pool.kept[1].device_bytes // 2
-    assert Asked(pool, ids).read <= 81
-    assert [each.talk is None for each in pool.kept] == [False, True]
-
-
 def test_a_disk_that_fails_fails_no_answer(
     pool: Conversations,
     tmp_path: Path,
@@ -385,3 +231,29 @@ def test_a_disk_that_fails_fails_no_answer(
     assert len([each for each in caplog.records if each.levelno >= logging.WARNING]) == 2
     monkeypatch.setattr(pool, "_keep_within", fails)
     assert Asked(pool, [*second.ids, *ids_of(20, 30)]).read <= 64
+
+
+def test_what_cannot_be_opened_for_want_of_memory_stays_on_disk(
+    tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While others take it; those who are idle leave it."""
+    pool = pool_in(tmp_path, kvlite.load(str(tiny_folder), **GIVEN))
+    first = Asked(pool, ids_of(300, 0))
+    pool.set_aside()
+    device, opens = Device(pool, monkeypatch), kvlite.Runner.open
+
+    def runs_out(runner: Runner, path: Path) -> kvlite.Conversation:
+        if device.free < 1:
+            raise OutOfMemory("there is no room for it")
+        return opens(runner, path)
+
+    monkeypatch.setattr(kvlite.Runner, "open", runs_out)
+    going = pool.answer(ids_of(300, 1), {}, NO_CALLBACKS, ignore_eos=True)
+    next(piece for piece, _ in going if piece is not None)
+    ids = [*first.ids, *ids_of(80, 2)]
+    with pytest.raises(OutOfMemory):
+        Asked(pool, ids)
+    assert pool.kept[0].path is not None and len(list(going)) == 3
+    device.size = 1 + pool.kept[1].device_bytes // 2
+    assert Asked(pool, ids).read <= 81
+    assert [each.talk is None for each in pool.kept] == [False, True]

@@ -117,14 +117,3 @@ def test_responses_have_them_where_they_are_asked_for(server: Server) -> None:
     )  # type: ignore[union-attr, index]
     refused = server.http.post("/v1/responses", json={**more, "include": []})
     assert refused.status_code == 400 and "include" in refused.text
-
-
-def test_an_answer_that_is_left_took_time(server: Server) -> None:
-    before = server.state.counters.answered_s
-    asked = {"prompt": "Once upon a time", "max_tokens": 400, "stream": True}
-    with server.http.stream("POST", "/v1/completions", json=asked) as answer:
-        for number, _ in enumerate(answer.iter_lines()):
-            if number > 20:
-                break
-    server.until_idle()
-    assert server.state.counters.answered_s > before

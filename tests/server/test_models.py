@@ -95,9 +95,7 @@ def test_a_model_that_is_named_is_loaded_in_place_of_the_other(several: Server, 
     assert statuses(several)["tiny"] == "loaded"
 
 
-def test_what_is_loaded_stays_while_it_answers_or_where_another_cannot_fit(
-    several: Server,
-) -> None:
+def test_what_is_loaded_stays_while_it_answers_or_where_another_cannot_fit(several: Server) -> None:
     assert asked(several, "tiny", "Hello.").status_code == 200
     told = require_error(asked(several, BIG, "Hello."), 400, f"{BIG} needs at least ")
     assert "96.0 MiB of this machine's RAM offers" in told["message"]
@@ -118,21 +116,6 @@ def test_what_is_loaded_stays_while_it_answers_or_where_another_cannot_fit(
     assert "once tiny, which holds " in told["message"] and told["code"] == "busy"
     assert refused.headers["retry-after"]
     until(lambda: not several.model.users)
-    assert asked(several, OTHER, "Hello.").json()["model"] == OTHER
-
-
-@pytest.mark.long
-def test_one_that_cannot_be_loaded_leaves_the_other_in_use(several: Server, home: Path) -> None:
-    tokenizer = home / "models" / "other" / "tokenizer.json"
-    whole = tokenizer.read_bytes()
-    asked(several, "tiny", "Hello.")
-    tokenizer.write_bytes(whole[: len(whole) // 2])
-    try:
-        require_error(asked(several, OTHER, "Hello."), 400, "cannot be run")
-        assert several.models.current is several.model
-        assert asked(several, None, "Hello.").json()["model"] == "tiny"
-    finally:
-        tokenizer.write_bytes(whole)
     assert asked(several, OTHER, "Hello.").json()["model"] == OTHER
 
 
@@ -163,22 +146,6 @@ def test_freed_memory_is_given_back(
     with serving(settings, ServerConfig(folder=tmp_path)):
         assert given.wait(60)
         assert gc.get_freeze_count() > 10_000  # of what was imported
-
-
-@pytest.mark.long
-def test_conversations_of_all_models_keep_within_the_disk(several: Server) -> None:
-    """Those of other models go first."""
-    asked(several, OTHER, "Egrets stand in the water. " * 30, max_tokens=6)
-    asked(several, "tiny", "Herons stand in the water. " * 30, max_tokens=6)
-    library, left = several.state.library, several.model.conversations
-    assert left is not None
-    own = left.runner.settings.model
-    others = [each for each in library.records() if each.model != own]
-    assert others
-    sizes = [library.whole(each.id).stat().st_size for each in others]
-    left.keep_disk = max(sizes) * 3 // 2
-    left.set_aside()
-    assert {each.model for each in library.records()} == {own}
 
 
 @pytest.mark.parametrize(

@@ -85,18 +85,6 @@ def test_responses_have_reasoning_as_an_item_that_goes_back(thinking: Server) ->
     assert again.usage.input_tokens == follow.usage.input_tokens
 
 
-def test_an_answer_that_is_begun_within_reasoning_goes_on_with_it(thinking: Server) -> None:
-    begun = [*said("Which?"), {"role": "assistant", "content": "<issue_start>\nRed or"}]
-    body = {"messages": begun, "max_tokens": 4, "model": thinking.model.names[0]}
-    made = thinking.http.post("/v1/chat/completions", json=body).json()["choices"][0]["message"]
-    assert made["reasoning_content"] and not made["content"]
-    tokenizer = thinking.model.ready().tokenizer
-    spaced = next(at for at in range(len(tokenizer)) if tokenizer.decode([at]) == " t")
-    body |= {"max_tokens": 1, "logit_bias": {str(spaced): 100}}
-    made = thinking.http.post("/v1/chat/completions", json=body).json()["choices"][0]["message"]
-    assert made["reasoning_content"] == " t", "as it goes on with what was sent"
-
-
 def test_fields_of_all_servers_say_whether_it_reasons() -> None:
     usual = Settings()
     for given, on in (
@@ -153,3 +141,15 @@ def test_reasoning_comes_back_in_all_ways() -> None:
     ):
         made = Item.model_validate({"type": "reasoning", **item}).plain(0)
         assert made["reasoning_content"] == "Hm"
+
+
+def test_an_answer_that_is_begun_within_reasoning_goes_on_with_it(thinking: Server) -> None:
+    begun = [*said("Which?"), {"role": "assistant", "content": "<issue_start>\nRed or"}]
+    body = {"messages": begun, "max_tokens": 4, "model": thinking.model.names[0]}
+    made = thinking.http.post("/v1/chat/completions", json=body).json()["choices"][0]["message"]
+    assert made["reasoning_content"] and not made["content"]
+    tokenizer = thinking.model.ready().tokenizer
+    spaced = next(at for at in range(len(tokenizer)) if tokenizer.decode([at]) == " t")
+    body |= {"max_tokens": 1, "logit_bias": {str(spaced): 100}}
+    made = thinking.http.post("/v1/chat/completions", json=body).json()["choices"][0]["message"]
+    assert made["reasoning_content"] == " t", "as it goes on with what was sent"

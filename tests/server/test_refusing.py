@@ -24,23 +24,17 @@ from tests.server.conftest import Server, said, serving
 HI: list[Any] = said("Hi")
 CHAT = "/v1/chat/completions"
 PNG = {"type": "image_url", "image_url": {"url": "file:///etc/passwd"}}
-AUDIO = {"type": "input_audio", "input_audio": {"data": "", "format": "wav"}}
 
 # What is sent, the status, and what the message says.
 BODIES: dict[str, tuple[Any, int, str]] = {
     "nothing": (b"", 400, "not JSON"),
     "no JSON": (b"{", 400, "not JSON"),
     "a list": (b"[]", 400, "not a JSON object"),
-    "a number": (b"1", 400, "not a JSON object"),
     "latin-1": ('{"messages": "é"}'.encode("latin-1"), 400, "not UTF-8"),
     "NaN": (b'{"messages": [], "temperature": NaN}', 400, "not a number"),
-    "infinity": (b'{"messages": [], "temperature": -Infinity}', 400, "not a number"),
     "deep": (b'{"messages": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", 400, "nested too deeply"),
     "many": (b'{"messages": [' + b"[]," * 1_500_000 + b"[]]}", 413, "at most"),
     "no messages": ({}, 400, "messages is missing"),
-    "empty messages": ({"messages": []}, 400, "messages is empty"),
-    "messages as text": ({"messages": "Hi"}, 400, "messages is not a list"),
-    "a message as text": ({"messages": ["Hi"]}, 400, "messages[0] is not an object"),
     "no role": ({"messages": [{"content": "Hi"}]}, 400, "messages[0].role is missing"),
     "an unknown role": (
         {"messages": [{"role": "god", "content": "Hi"}]},
@@ -61,41 +55,26 @@ BODIES: dict[str, tuple[Any, int, str]] = {
     "null": ({"messages": [*HI, {"role": "user", "content": None}]}, 400, "messages[1] has no"),
     "a function": ({"messages": [{"role": "function", "content": "1"}]}, 400, "role tool"),
     "an image": ({"messages": [{"role": "user", "content": [PNG]}]}, 400, "'image_url'"),
-    "a sound": ({"messages": [{"role": "user", "content": [AUDIO]}]}, 400, "'input_audio'"),
     "an unknown model": ({"messages": HI, "model": "gpt-4"}, 404, "no model 'gpt-4'"),
-    "a model that is a number": ({"messages": HI, "model": 4}, 400, "model is not a text"),
     "a model without end": ({"messages": HI, "model": "x" * 1001}, 400, "than 1,000 characters"),
-    "a path as model": ({"messages": HI, "model": "/etc/passwd"}, 404, "no model"),
     "hot": ({"messages": HI, "temperature": 99}, 400, "temperature 99"),
-    "cold": ({"messages": HI, "temperature": -1}, 400, "temperature -1"),
     "warm in words": ({"messages": HI, "temperature": "warm"}, 400, "is not a number"),
     "a truth": ({"messages": HI, "temperature": True}, 400, "temperature is not"),
-    "top_p": ({"messages": HI, "top_p": 1.5}, 400, "top_p 1.5"),
     "no tokens": ({"messages": HI, "max_tokens": -2}, 400, "max_tokens -2"),
-    "fewer": ({"messages": HI, "max_completion_tokens": -3}, 400, "max_completion_tokens -3"),
-    "half": ({"messages": HI, "max_tokens": 1.5}, 400, "is not a whole number"),
-    "many digits": (
-        b'{"messages": [{"role": "user", "content": ""}], "seed": ' + b"9" * 4000 + b"}",
-        400,
-        "seed",
-    ),
     "too many digits": (
         b'{"messages": [], "seed": ' + b"9" * 9000 + b"}",
         400,
         "seed has a number of 9,000 digits",
     ),
     "n": ({"messages": HI, "n": 0}, 400, "n 0"),
-    "n of many": ({"messages": HI, "n": 10_000}, 400, "n 10000"),
     "stop": ({"messages": HI, "stop": [1]}, 400, "stop[0] is not a text"),
-    "stop as an object": ({"messages": HI, "stop": {}}, 400, "stop is not a text or a list"),
     "many stops": ({"messages": HI, "stop": ["a"] * 99}, 400, "99 stop strings"),
     "presence": ({"messages": HI, "presence_penalty": 3}, 400, "presence_penalty 3"),
-    "frequency": ({"messages": HI, "frequency_penalty": -2.1}, 400, "frequency_penalty -2.1"),
     "bias": ({"messages": HI, "logit_bias": {"5": 101}}, 400, "logit_bias '5:101"),
     "bias of a word": ({"messages": HI, "logit_bias": {"heron": 1}}, 400, "logit_bias 'heron"),
     "bias of nothing": ({"messages": HI, "logit_bias": {"9999999": 1}}, 400, "9999999 is not in"),
-    "top_logprobs": ({"messages": HI, "top_logprobs": 2}, 400, "needs logprobs"),
     "many of them": ({"messages": HI, "logprobs": True, "top_logprobs": 99}, 400, "99"),
+    "top_logprobs": ({"messages": HI, "top_logprobs": 2}, 400, "needs logprobs"),
     "tools": ({"messages": HI, "tools": [{"type": "function"}]}, 400, "tools[0].name is missing"),
     "tools that must be called": (
         {"messages": HI, "tools": [{"type": "function", "name": "a"}], "tool_choice": "required"},
@@ -104,16 +83,10 @@ BODIES: dict[str, tuple[Any, int, str]] = {
     ),
     "no tool": ({"messages": HI, "tool_choice": "required"}, 400, "there is none"),
     "xml": ({"messages": HI, "response_format": {"type": "xml"}}, 400, "response_format 'xml'"),
-    "no schema": ({"messages": HI, "response_format": {"type": "json_schema"}}, 400, "no schema"),
     "a wrong schema": (
         {"messages": HI, "response_format": {"type": "json_schema", "schema": {"type": "int"}}},
         400,
         "Invalid type: int",
-    ),
-    "a schema as text": (
-        {"messages": HI, "response_format": {"type": "json_schema", "json_schema": "x"}},
-        400,
-        "no schema",
     ),
     "a schema of elsewhere": (
         {
@@ -130,7 +103,6 @@ BODIES: dict[str, tuple[Any, int, str]] = {
     "no setting": ({"messages": HI, "kvlite": {"colour": 1}}, 400, "kvlite.colour"),
     "not theirs": ({"messages": HI, "kvlite": {"model": "x"}}, 400, "kvlite.model"),
     "a method": ({"messages": HI, "kvlite": {"method": "magic"}}, 400, "magic"),
-    "settings as text": ({"messages": HI, "kvlite": "fast"}, 400, "kvlite is not an object"),
     "options as text": (
         {"messages": HI, "stream": True, "stream_options": "x"},
         400,
@@ -138,7 +110,6 @@ BODIES: dict[str, tuple[Any, int, str]] = {
     ),
     "too long": ({"messages": said("heron " * 2000)}, 400, "do not fit"),
     "far too long": ({"messages": said("x" * 9_000_000)}, 400, "do not fit"),
-    "too long, streamed": ({"messages": said("heron " * 2000), "stream": True}, 400, "do not fit"),
     "a surrogate": (b'{"messages": [{"role": "user", "content": "\\ud800"}], "n": 0}', 400, "n 0"),
     "speech": ({"messages": HI, "modalities": ["text", "audio"]}, 400, "text alone"),
     "an endless number": (
@@ -163,13 +134,11 @@ BODIES: dict[str, tuple[Any, int, str]] = {
         "temprature is not a field: did you mean temperature?",
     ),
     "as Hugging Face has it": ({"messages": HI, "max_new_tokens": 5}, 400, "mean max_tokens?"),
-    "a message": ({"message": HI}, 400, "message is not a field: did you mean messages?"),
     "a tool misspelled": (
         {"messages": HI, "tools": [{"type": "function", "function": {"names": "a"}}]},
         400,
         "tools[0].names is not a field: did you mean name?",
     ),
-    "an empty role": ({"messages": [{"role": "", "content": ""}]}, 400, "role"),
 }
 
 
@@ -228,16 +197,6 @@ def test_fields_of_other_servers_are_ignored(
         assert "user" in names and all(name in told for name in sent)
     many = {f"temperatur{number}": 1 for number in range(10_000)} | {"\n": 1, "a" * 9999: 1}
     assert server.http.post(CHAT, json={"messages": HI, "temperature": 0, **many}).is_success
-
-
-def test_text_of_half_a_character_is_answered(server: Server) -> None:
-    content = b'{"messages": [{"role": "user", "content": "a \\ud800"}]}'
-    assert server.http.post(CHAT, content=content).status_code == 200
-
-
-def test_an_assistant_may_have_said_nothing(server: Server) -> None:
-    messages = [*HI, {"role": "assistant", "content": None}, *HI]
-    assert server.http.post(CHAT, json={"messages": messages}).status_code == 200
 
 
 def test_what_is_longer_is_refused_before_it_is_sent(server: Server) -> None:

@@ -72,18 +72,6 @@ def test_a_response_goes_on_from_another_and_reads_what_is_new(server: Server) -
             create(model=name, input="And?", previous_response_id=unknown)
 
 
-def test_the_oldest_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvlite.server.responses._RESPONSES", 3)
-    monkeypatch.setattr("kvlite.server.responses._CHARACTERS", 10)
-    kept = SaidBefore()
-    for number in range(5):
-        kept.add(str(number), [{"role": "user", "content": "x" * 3}])
-    assert [*kept._said] == ["2", "3", "4"]
-    kept.of("2")
-    kept.add("5", [{"role": "user", "content": "x" * 6}])
-    assert [*kept._said] == ["2", "5"] and kept._characters == 9
-
-
 @pytest.mark.parametrize(
     ("body", "status", "words"),
     [
@@ -113,3 +101,15 @@ def test_what_is_not_here_is_refused(
     server: Server, body: dict[str, Any], status: int, words: str
 ) -> None:
     require_error(server.http.post("/v1/responses", json=body), status, words)
+
+
+def test_the_oldest_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvlite.server.responses._RESPONSES", 3)
+    monkeypatch.setattr("kvlite.server.responses._CHARACTERS", 10)
+    kept = SaidBefore()
+    for number in range(5):
+        kept.add(str(number), [{"role": "user", "content": "x" * 3}])
+    assert [*kept._said] == ["2", "3", "4"]
+    kept.of("2")
+    kept.add("5", [{"role": "user", "content": "x" * 6}])
+    assert [*kept._said] == ["2", "5"] and kept._characters == 9

@@ -13,7 +13,6 @@ import torch
 
 from kvlite.config.settings import Settings
 from kvlite.conversation import half_read, run_stats
-from kvlite.conversation.prefix import known_ids
 from kvlite.conversation.run_stats import RunStats
 from kvlite.engine.layer_prefill import LayerPrefill
 from kvlite.server.config import ServerConfig
@@ -108,61 +107,6 @@ def test_tokens_come_between_slices_and_are_those_of_each_alone(
     assert (read["generated_tokens"], short["generated_tokens"]) == (8, 120)
     # Seconds of others' tokens are not those of reading, but the first token came after them.
     assert read["prompt_tokens"] / read["prefill_tokens_per_s"] < read["time_to_first_token_s"]
-    forget(server)
-
-
-def test_one_at_a_time_reads_while_others_wait(
-    server: Server, alone: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """And they begin once it has been read, though none of the answers has ended."""
-    reads = list[int]()
-
-    def seen(_: LayerPrefill) -> None:
-        reads.append(sum(each.pause.reads for each in server.model.answering.going))
-
-    other: dict[str, Any] = {"messages": said("Something else."), "max_tokens": 100}
-    with chunks(monkeypatch, seen):
-        made = both(server, [SHORT, READ, other])
-    assert [text(each) for each in made[:2]] == alone and {*reads} == {1}
-    assert ledger(made[2])["together"] > 1
-    forget(server)
-
-
-@pytest.mark.parametrize("way", [{}, {"method": "full", "recall": "off"}], ids=["spans", "full"])
-def test_one_that_is_left_while_it_is_read_leaves_all_as_it_was(
-    server: Server, alone: list[str], monkeypatch: pytest.MonkeyPatch, way: dict[str, str]
-) -> None:
-    given = {"max_tokens": 8, "extra_body": {"kvlite": way}}
-    question = "Who stands in the water, and who on the roof? " * 20
-    begin = {"messages": said(question), **given}
-    answer = text(both(server, [begin])[0])
-    server.until_idle()
-    assert server.model.conversations is not None
-    (kept,) = server.model.conversations.kept
-    assert kept.talk is not None
-    talk, before, count = kept.talk, known_ids(kept.talk), list[int]()
-    cache = [each.lengths for each in talk.cache.layers]
-    goes_on: dict[str, Any] = {"messages": said(question, answer, LONG), **given}
-
-    def leave(_: LayerPrefill) -> None:
-        count.append(1)
-        if len(count) == 10:
-            for each in server.model.answering.going:
-                if each.pause.reads:
-                    each.work.abandon()
-
-    with chunks(monkeypatch, leave):
-        short, failed = both(server, [SHORT, goes_on])
-    server.until_idle()
-    assert len(count) == 10 and isinstance(failed, openai.APIError) and text(short) == alone[0]
-    forgotten = both(server, [{"messages": said("Another one."), "max_tokens": 2}])
-    assert forgotten and kept.talk is talk and known_ids(talk) == before
-    assert [each.lengths for each in talk.cache.layers] == cache and not kept.busy
-    body: dict[str, Any] = {"messages": said(question, answer, "Where?"), **given}
-    again = both(server, [body])[0]
-    assert ledger(again)["prompt_tokens"] < again.usage.prompt_tokens
-    forget(server)
-    assert text(both(server, [body])[0]) == text(again)
     forget(server)
 
 

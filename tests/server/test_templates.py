@@ -84,13 +84,6 @@ def test_histories_are_answered_whatever_is_in_them(server: Server, messages: li
     assert ids.count(end) == len(messages) + apart
 
 
-def test_parts_are_lines(server: Server) -> None:
-    parts = [{"type": "text", "text": "First line"}, {"type": "text", "text": "Second line"}]
-    assert "user\nFirst line\nSecond line<|im_end|>" in shown(
-        server, [{"role": "user", "content": parts}]
-    )
-
-
 def test_variables_reach_the_template_as_characters(server: Server) -> None:
     given = {"chat_template_kwargs": {"style": "<|im_end|>loud", "messages": []}}
     text = shown(server, [USER], **given)
@@ -169,15 +162,6 @@ def test_an_answer_goes_on_exactly_where_it_was_begun(server: Server, content: A
     assert len(roles) == 2 and not any("Yes" in line for line in roles)
 
 
-def test_an_answer_begins_anew_where_that_is_said(server: Server) -> None:
-    begun = [USER, {"role": "assistant", "content": "Yes,"}]
-    for given in ({"add_generation_prompt": True}, {"continue_final_message": False}):
-        assert shown(server, begun, **given).endswith("Yes,<|im_end|>\n<|im_start|>assistant\n")
-    for path in (CHAT, "/tokenize"):
-        body = {"messages": [USER], "add_generation_prompt": False}
-        require_error(server.http.post(path, json=body), 400, "an answer begins with one")
-
-
 def test_a_form_is_of_a_whole_answer(server: Server) -> None:
     form = {"response_format": {"type": "json_object"}}
     body = {"messages": [USER, {"role": "assistant", "content": "{"}], **form}
@@ -193,3 +177,12 @@ def test_no_request_brings_a_template(server: Server) -> None:
             require_error(server.http.post(path, json=body), 400, "for whoever starts the server")
     own = {"chat_template_kwargs": {"chat_template": "{{ 1 }}"}}
     assert shown(server, [USER], **own) == shown(server, [USER], chat_template="")
+
+
+def test_an_answer_begins_anew_where_that_is_said(server: Server) -> None:
+    begun = [USER, {"role": "assistant", "content": "Yes,"}]
+    for given in ({"add_generation_prompt": True}, {"continue_final_message": False}):
+        assert shown(server, begun, **given).endswith("Yes,<|im_end|>\n<|im_start|>assistant\n")
+    for path in (CHAT, "/tokenize"):
+        body = {"messages": [USER], "add_generation_prompt": False}
+        require_error(server.http.post(path, json=body), 400, "an answer begins with one")

@@ -10,7 +10,7 @@ import openai
 import pytest
 
 from kvlite.errors import OutOfMemory
-from kvlite.server import answering, conversations, kept
+from kvlite.server import conversations, kept
 from tests.server.conftest import Server, said
 from tests.server.test_chat import expected, reference
 
@@ -127,71 +127,3 @@ def test_one_joins_one_leaves_and_one_for_which_memory_is_short_waits(
         waited = waits.result(300).json()  # the long one has gone away
     assert waited["choices"][0]["message"]["content"] == expected(reference, said("Wait."), 8)
     assert len(refused) < 3  # again when the vanished one has ended, not at every token
-
-
-def test_a_choice_that_memory_is_short_for_begins_again_and_none_comes_twice(
-    server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    draws: dict[str, Any] = {"messages": said("Draw."), "temperature": 0.9, "seed": 3}
-    draws |= {"max_tokens": 6, "n": 3}
-    alone = server.client.chat.completions.create(model="tiny", **draws)
-    answer, begun = conversations.answer_prompt, list[int]()
-
-    def short(talk: Any, ids: list[int], **given: Any) -> Any:
-        if (seed := given.get("seed")) is not None:
-            begun.append(seed)
-            if seed == 4 and len(server.model.answering.going) > 1:
-                raise OutOfMemory("there is no room")
-        return answer(talk, ids, **given)
-
-    monkeypatch.setattr(conversations, "answer_prompt", short)
-    other: dict[str, Any] = {"messages": said("Go on."), "max_tokens": 40}
-    over = held(server)
-    made = asyncio.run(at_once(server, [other, draws], over))
-    assert begun == [3, 4, 4, 5] and made[1].choices == alone.choices
-    assert ledger(made[0])["generated_tokens"] == 40
-
-
-def test_one_for_which_there_is_no_room_waits_and_then_answers(
-    server: Server, reference: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As planned: there is room for one more, not for two. Nothing is read in vain."""
-    bodies: list[Any] = [{"messages": said(f"n {at}"), "max_tokens": 12} for at in range(4)]
-    going, most, planned = server.model.answering.going, 2, list[int]()
-
-    def wanted(turn: Any) -> int:
-        planned.append(len(going))
-        return 100
-
-    monkeypatch.setattr("kvlite.conversation.context.wanted_bytes", wanted)
-    monkeypatch.setattr(conversations, "spare_bytes", lambda _: 100 * (most + 1 - len(going)))
-    made = asyncio.run(at_once(server, bodies, held(server)))
-    for body, each in zip(bodies, made, strict=True):
-        assert each.choices[0].message.content == expected(reference, body["messages"], 12)
-    assert [ledger(each)["together"] for each in made] == [2] * 4
-    assert len(planned) < 9  # again when one has ended, not at every token
-
-
-def test_who_else_waits_for_the_engine_comes_between_answers(
-    server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """However many requests there are."""
-    monkeypatch.setattr(answering, "MOST", 1)
-    bodies: list[Any] = [{"messages": said(f"n {at}"), "max_tokens": 5} for at in range(4)]
-    answer, before, seen = conversations.answer_prompt, server.state.counters.answered, list[int]()
-
-    def first_is_begun(*args: Any, **given: Any) -> Any:
-        monkeypatch.setattr(conversations, "answer_prompt", answer)
-        server.state.engine.submit(lambda work: seen.append(server.state.counters.answered), "")
-        return answer(*args, **given)
-
-    monkeypatch.setattr(conversations, "answer_prompt", first_is_begun)
-    made = asyncio.run(at_once(server, bodies, held(server)))
-    assert len(made) == 4 and seen == [before + 1]
-
-
-def test_no_more_than_some_begin(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(answering, "MOST", 2)
-    bodies: list[Any] = [{"messages": said(f"n {at}"), "max_tokens": 5} for at in range(5)]
-    made = asyncio.run(at_once(server, bodies, held(server)))
-    assert max(ledger(each)["together"] for each in made) == 2
