@@ -14,9 +14,7 @@ from kvlite.methods.full import Full
 from kvlite.methods.layer_policy import layer_policies
 from kvlite.model.rotary import unturnable
 from tests.conftest import Tiny, make_tiny
-from tests.test_branches import heard, opened, said
-
-SMALL = {"max_position_embeddings": 256}
+from tests.contract.talks import SMALL, heard, opened, said
 
 
 def read(tiny: Tiny, count: int, method: Method | None = None) -> tuple[KVCache, torch.Tensor]:

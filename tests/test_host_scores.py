@@ -21,7 +21,7 @@ from kvlite.methods import METHODS, LayerView, Method, parse_method
 from kvlite.methods.layer_policy import layer_policies, share_out
 from kvlite.methods.placement import ON_DEVICE, ScoringBackend
 from kvlite.methods.scores import Window
-from kvlite.offload import HostScores, host_scoring_backend
+from kvlite.offload import HostScores
 from kvlite.offload import host_scoring as offload
 from kvlite.offload.host_scoring import HostSoftmax, HostTransfer
 from kvlite.ops.softmax import Softmax
@@ -104,13 +104,6 @@ def test_in_16_bits_too(spec: str, dtype: torch.dtype) -> None:
 def test_other_heads_caps_and_windows(name: str, spec: str) -> None:
     spec = spec.replace("simlayerkv", "simlayerkv:threshold=0.5,recent=20")
     require_same(make_tiny(name), spec, 40)
-
-
-@pytest.mark.cases(3)
-@pytest.mark.parametrize("settings", [{"recall": "ram"}, {"kv_bits": "8"}, {"chunk": 64}])
-@pytest.mark.parametrize("spec", ["snapkv:window=8", "h2o", "snapkv:window=8,layers=global"])
-def test_with_other_settings(llama: Tiny, spec: str, settings: dict[str, Any]) -> None:
-    require_same(llama, spec, 48, **settings)
 
 
 @pytest.mark.parametrize("kind", [HostScores, HostSoftmax])
@@ -228,12 +221,6 @@ def test_the_answer_says_what_was_moved(llama: Tiny) -> None:
         Settings(scores="cpu")
 
 
-def test_a_desk_is_what_the_setting_says() -> None:
-    device = torch.device("cpu")
-    kinds = [type(host_scoring_backend(each, device)) for each in ("device", *HOSTS)]
-    assert kinds == [type(None), HostScores, HostSoftmax]
-
-
 # --- the wire ------------------------------------------------------------------------------------
 
 
@@ -262,13 +249,6 @@ def test_what_is_fetched_is_a_copy_whatever_its_strides(count: int, dtype: torch
     # Two buffers of the largest piece, whatever the length of what is copied.
     assert sum(each.numel() for each in host_transfer.buffers) <= 2 * min(count, 90) * size
     assert host_transfer.most == min(2, 4 * -(-count // 90))
-
-
-def test_indices_come_back_narrow() -> None:
-    host_transfer = HostTransfer(torch.device("cpu"))
-    there = host_transfer.give(torch.tensor([[3, 70_000]]))
-    assert there.dtype == torch.int32 and there.tolist() == [[3, 70_000]]
-    assert (host_transfer.to_host, host_transfer.back) == (0, 8)
 
 
 @pytest.mark.parametrize("kind", [HostScores, HostSoftmax])

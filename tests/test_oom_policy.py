@@ -205,13 +205,6 @@ def at_random(straight: Straight) -> int:
     return max(0, LEAST_RUNS - len(straight.firsts))
 
 
-def test_there_were_hundreds_of_runs(straight: dict[str, Straight]) -> None:
-    runs = [
-        len(each.firsts) + len(each.firsts[::5]) + at_random(each) for each in straight.values()
-    ]
-    assert sum(runs) >= 500
-
-
 def run_dry(talk: Conversation, at: int) -> tuple[list[int], str]:
     """A first turn in which memory runs out at one allocation, and all that follow fail too; what
     was answered, and what the user was told."""
@@ -262,30 +255,6 @@ def test_where_nothing_may_be_given_up_the_conversation_is_kept(
             assert after[: len(known.said[0])] == known.said[0][: len(after)]
         assert talk.generate(TURNS[1], ignore_eos=True).finish_reason == "length"
     assert broken_off
-
-
-@pytest.mark.long
-def test_what_is_answered_is_indexed_though_memory_ran_out_then(
-    model: LoadedModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # A compiled loop takes no tensors that could fail.
-    for module in ("engine.implementations", "offload.kv.index"):
-        monkeypatch.setattr(f"kvlite.{module}.has_compiled", lambda device: False)
-    given: dict[str, Any] = {**CASES["recall"], "max_new_tokens": 20}
-    with Faults(traces=True) as faults:
-        whole = conversation(model, **given).generate(TURNS[0], ignore_eos=True).token_ids
-    last = {site: at for at, site in enumerate(faults.sites)}
-    indexed = [
-        at
-        for (_, *lines), at in last.items()
-        if all(any(part in line for line in lines) for part in ("/index.py", "/layer_step.py"))
-    ]
-    assert len(indexed) > 5
-    for at in indexed:
-        talk = conversation(model, **given)
-        with Faults([at]) as once:
-            assert talk.generate(TURNS[0], ignore_eos=True).token_ids == whole
-        assert once.failed and talk.context.oom_policy.taken == []
 
 
 def test_a_step_that_broke_off_ends_before_anything_else_is_read(model: LoadedModel) -> None:

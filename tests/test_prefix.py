@@ -11,7 +11,7 @@ from kvlite.conversation.metrics import GenerationMetrics
 from kvlite.conversation.prefix import CHOOSING, answer_prompt, common, known_ids
 from kvlite.errors import ContextError
 from tests.conftest import Tiny, make_tiny
-from tests.test_branches import GIVEN, opened
+from tests.contract.talks import GIVEN, opened
 
 EXACT = ("full", "recall", "recall-8", "recall-disk", "late")
 

@@ -74,13 +74,6 @@ def test_turning_equals_encoding_again(tiny: Tiny, at: int, to: int, dtype: torc
                 assert (one - other).abs().max() > 4 * close
 
 
-def test_one_rotation_serves_all_tokens(llama: Tiny) -> None:
-    x = torch.randn(2, 4, 5, 16)
-    ((cos, sin), *_) = llama.model.rotations(7, 1)
-    each = rotated(x, (cos.expand(1, 5, -1), sin.expand(1, 5, -1)))
-    assert torch.equal(rotated(x, (cos, sin)), each)
-
-
 def test_rotations_that_change_with_the_length_are_refused() -> None:
     with pytest.raises(SettingError, match=r"longrope.*set toy:limit=false"):
         require_turnable(make_tiny("phi3-longrope").model, "toy:limit=true")

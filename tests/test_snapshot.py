@@ -17,9 +17,6 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from kvlite.cache import KVBits
-from kvlite.cache.pair import Half
-from kvlite.config import atomic_file as replacing
 from kvlite.config.settings import Settings
 from kvlite.conversation import snapshot
 from kvlite.conversation import tensor_file as tensorfile
@@ -30,7 +27,6 @@ from kvlite.errors import InterruptedCacheError, OutOfMemory, SettingError, Snap
 from kvlite.methods import METHODS
 from kvlite.model.identity import Identity
 from kvlite.model.load import LoadedModel
-from kvlite.offload.kv.storage import Disk
 from tests.conftest import make_tiny
 
 from .faults import Faults
@@ -160,18 +156,6 @@ def test_it_recalls_what_it_would_have(
     follows(model, tmp_path / "talk.kv", **given)
 
 
-@pytest.mark.cases(3)
-@pytest.mark.parametrize(
-    "kind",
-    ["gemma3", "mistral-sliding", "phi3-longrope", "llama-rope-dynamic", "llama-mha", "llama4"],
-)
-@pytest.mark.parametrize("recall", ["off", "ram", "disk"])
-def test_architectures(tmp_path: Path, kind: str, recall: str) -> None:
-    model = make_tiny(kind).model
-    given = {"method": "snapkv:window=8", "recall": recall, "kv_bits": "8"}
-    follows(model, tmp_path / "talk.kv", **given)
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_other_types(tmp_path: Path, dtype: torch.dtype) -> None:
     model = make_tiny("llama", dtype=dtype).model
@@ -200,19 +184,6 @@ def test_what_was_read_and_not_answered(
     again = opened(model, tmp_path / "talk.kv")
     cuts = {} if "minicache" in name else {"method": "snapkv:window=8"}
     assert same(answered(again, THIRD, **cuts), answered(talks[1], THIRD, **cuts))
-
-
-@pytest.mark.parametrize("bits", ["16", "4"])
-def test_what_layers_share_they_still_share(model: LoadedModel, tmp_path: Path, bits: str) -> None:
-    talk = chat(model, method="minicache:start=0", kv_bits=bits)
-    talk.generate(FIRST)
-    talk.save(tmp_path / "talk.kv")
-    again = opened(model, tmp_path / "talk.kv")
-    segments = [layer.head_groups[0].segment for layer in again.cache.layers]
-    lower, upper = (segment for segment in segments if isinstance(segment, Half))
-    assert lower.shares_with(upper) and lower.positions is upper.positions
-    assert lower.keys.retained is upper.keys.retained
-    assert lower.keys.magnitudes is not upper.keys.magnitudes
 
 
 @pytest.mark.parametrize("recall", ["off", "ram"])
@@ -339,31 +310,6 @@ def test_a_tier_for_which_the_disk_is_full(
     assert opened(model, tmp_path / "talk.kv", recall="off").token_ids == talk.token_ids
 
 
-def test_a_tier_goes_to_disk_one_layer_at_a_time(
-    model: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    talk = chat(model, method="snapkv", recall="disk", recall_bits="4")
-    talk.generate(FIRST)
-    talk.save(tmp_path / "talk.kv")
-    asked: list[str] = []
-    new, take = tensorfile.TensorFile.new, Disk.take
-
-    def listen(self: Any, name: str, device: torch.device) -> torch.Tensor:
-        asked.append(name)
-        return new(self, name, device)
-
-    def taken(self: Disk, layer: Any) -> None:
-        asked.append("disk")
-        take(self, layer)
-
-    monkeypatch.setattr(tensorfile.TensorFile, "new", listen)
-    monkeypatch.setattr(Disk, "take", taken)
-    opened(model, tmp_path / "talk.kv")
-    own = [name.partition(".")[0] for name in asked if name.startswith(("tier", "disk"))]
-    each = len(own) // 2
-    assert own == (["tier"] * (each - 1) + ["disk"]) * 2 and each > 4
-
-
 def test_settings_are_those_it_was_saved_with_but_for_this_machine(
     model: LoadedModel, tmp_path: Path
 ) -> None:
@@ -390,17 +336,6 @@ def test_other_programs_can_look_into_it(model: LoadedModel, tmp_path: Path) -> 
     assert about["settings"]["method"] == "minicache:start=0"
     # What two layers share is there once, and room that is not filled is not there at all.
     assert size < talk.cache.nbytes + talk.store.nbytes + talk.store.index_bytes + 30_000  # type: ignore[union-attr]
-
-
-def test_progress_comes_to_all_bytes(model: LoadedModel, tmp_path: Path) -> None:
-    talk, done = chat(model, method="snapkv", recall="ram"), list[tuple[int, int]]()
-    talk.generate(FIRST)
-    size = talk.save(tmp_path / "talk.kv", progress=lambda *at: done.append(at))
-    assert done == sorted(done) and done[-1] == (size, size)
-    done.clear()
-    with Snapshot(tmp_path / "talk.kv") as saved:
-        saved.restore(Conversation(model, talk.settings), lambda *at: done.append(at))
-    assert done == sorted(done) and done[-1] == (size, size)
 
 
 PROCESS = """
@@ -512,10 +447,6 @@ def test_other_files(
 def test_no_file(model: LoadedModel, tmp_path: Path) -> None:
     refused(model, tmp_path / "none.kv", "check the path")
     refused(model, tmp_path, "is a folder", "name a .kv file")
-
-
-def test_weights_are_no_snapshot(model: LoadedModel, tiny_folder: Path) -> None:
-    refused(model, tiny_folder / "model.safetensors", "not a kvlite snapshot")
 
 
 def test_a_newer_format(
@@ -823,17 +754,3 @@ def test_a_file_may_be_replaced_while_it_is_read(model: LoadedModel, tmp_path: P
         former = Conversation(model, talk.settings)
         first_one.restore(former)
         assert former.token_ids == before
-
-
-def test_bits_of_a_tier(model: LoadedModel, tmp_path: Path) -> None:
-    talk = chat(model, method="snapkv", recall="ram", recall_bits="8")
-    talk.generate(FIRST)
-    talk.save(tmp_path / "talk.kv")
-    again = opened(model, tmp_path / "talk.kv")
-    assert again.store is not None and again.store.bits == KVBits(8, 8)
-
-
-def test_sweeping_an_odd_folder(tmp_path: Path) -> None:
-    (tmp_path / ".x.kv.99999999999999999999-01234567.part").write_bytes(b"")
-    replacing.sweep(tmp_path)
-    assert list(tmp_path.iterdir()) == []
