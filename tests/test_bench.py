@@ -30,7 +30,7 @@ CHOICES = [
 ]
 
 
-@pytest.mark.cases(1)
+@pytest.mark.cases(1, 5)
 def test_reading_once_gives_every_method_the_cache_it_would_have_alone(kind: Tiny) -> None:
     model = kind.model
     ids = torch.randint(3, 199, (1, 300), generator=torch.Generator().manual_seed(5))

@@ -107,17 +107,6 @@ def test_what_was_read_ahead_is_forgotten(llama: Tiny, name: str) -> None:
         same(talk, fresh)
 
 
-def test_undone_it_can_be_asked_otherwise_about_what_was_read(llama: Tiny) -> None:
-    talk, fresh = opened(llama, budget="40"), opened(llama, budget="40")
-    for each in (talk, fresh):
-        each.read_ahead(LONG)
-    said(talk, f"{LONG} 5 6 7")
-    talk.undo()
-    said(talk, f"{LONG} 8 9")
-    said(fresh, f"{LONG} 8 9")
-    same(talk, fresh)
-
-
 def test_what_settings_change_is_heeded_when_it_is_answered_again(llama: Tiny) -> None:
     talk = opened(llama, budget="40")
     (answer,) = said(talk, FIRST)

@@ -100,12 +100,6 @@ def test_what_layers_share_is_counted_once() -> None:
     assert KVCache(layers).nbytes == 2 * own + shared
 
 
-def test_heads_with_different_budgets_take_only_their_own_slots() -> None:
-    ragged = layer([((0, 2), 10), ((1,), 3)], batch=1)
-    assert ragged.keys.shape == (1, 23, 8)
-    assert ragged.nbytes == 23 * (2 * 8 * 4 + 4)
-
-
 def test_a_write_past_the_end_is_refused_and_writes_nothing() -> None:
     cache = layer([((0,), 4)])
     fill(cache, 3)
@@ -148,22 +142,6 @@ def test_dropped_heads_follow_the_head_that_takes_their_place() -> None:
     ):
         assert made.head_alias == {1: 2, 3: 0} and made.kv_heads == 4 and not made.uniform
     assert [each.head_alias for each in made.head_groups] == [{3: 0}, {1: 2}]
-
-
-def test_bytes_of_a_cache_are_the_sum_of_its_storages() -> None:
-    layers = [layer([((0, 1), 5)], rows=3), layer([((0,), 7), ((1,), 2)])]
-    for each in layers:
-        fill(each, 2)
-    held = [
-        tensor.untyped_storage()
-        for each in layers
-        for tensor in (each.keys, each.values, each.positions)
-    ]
-    held += [
-        b.rows.untyped_storage() for each in layers for b in each.head_groups if b.rows is not None
-    ]
-    unique = {storage.data_ptr(): storage.nbytes() for storage in held}
-    assert KVCache(layers).nbytes == sum(unique.values())
 
 
 def test_a_cut_leaves_banks_within_the_budget_alone() -> None:

@@ -41,7 +41,7 @@ def without_first(cache: KVCache, count: int) -> KVCache:
     return cache
 
 
-@pytest.mark.cases(13)
+@pytest.mark.cases(5, 24)
 def test_what_follows_depends_on_distances_alone(tiny: Tiny) -> None:
     """All entries moved by as much: the next tokens are what they would have been."""
     if any(window is not None for window in tiny.model.shape.windows):
@@ -98,7 +98,7 @@ GIVEN: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.cases(1, 18)
+@pytest.mark.cases(1, 8)
 @pytest.mark.parametrize("architecture", ["llama", "gemma3", "phi3-partial", "llama4"])
 @pytest.mark.parametrize("name", GIVEN)
 def test_a_conversation_goes_on_for_as_long_as_it_likes(architecture: str, name: str) -> None:

@@ -30,7 +30,7 @@ def dense(tiny: Tiny, ids: Tensor) -> Tensor:
     return logits
 
 
-@pytest.mark.cases(3)
+@pytest.mark.cases(3, 6)
 @pytest.mark.parametrize("chunk", [1, 7, 64, 1000])
 def test_every_token_of_any_chunk_gets_the_logits_of_transformers(gemma: Tiny, chunk: int) -> None:
     """Also where what follows each token is wanted, not the last alone."""
@@ -64,7 +64,7 @@ def test_what_a_layer_is_told_of_a_token_is_what_transformers_tells_it(
             torch.testing.assert_close(told, expected[:, :, layer], rtol=2e-2, atol=2e-2)
 
 
-@pytest.mark.cases(3, 28)
+@pytest.mark.cases(1, 8)
 @pytest.mark.parametrize("name", EXACT)
 @pytest.mark.parametrize("bits", ["16", "4"])
 def test_every_turn_that_recalls_begins_as_if_nothing_had_been_dropped(

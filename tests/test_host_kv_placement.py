@@ -2,7 +2,6 @@
 
 import errno
 import os
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,6 @@ import torch
 from torch import Tensor
 
 from kvlite.engine.callbacks import Callbacks
-from kvlite.errors import Stopped
 from kvlite.offload.kv.placement import host_kv_bytes, index_bytes
 from kvlite.offload.kv.storage import Disk
 from tests.conftest import SIZES, Tiny, make_tiny
@@ -173,29 +171,6 @@ def test_what_was_recalled_is_counted(llama: Tiny) -> None:
     assert between.again_tokens == 8 and between.line().startswith("read 3 tokens and 8 again")
 
 
-def test_the_count_is_what_moved(llama: Tiny) -> None:
-    """Positions that a layer's heads did not hold a step before, the token itself left out."""
-    talk = chat(llama.model, recall_entries=20, **SMALL)
-    entry = 2 * llama.model.shape.head_dim * 4 + 4
-    pieces = talk.stream_tokens(random_ids(300)[0].tolist(), ignore_eos=True)
-    next(pieces)
-    before, came = _held(talk), 0
-    for piece in pieces:
-        now = _held(talk)
-        came += sum(len(new - old) - 1 for new, old in zip(now, before, strict=True))
-        before = now
-        assert piece.metrics.recalled_bytes == came * entry
-
-
-def _held(talk: Any) -> list[set[int]]:
-    return [
-        set(line[: head_group.used].tolist())
-        for layer in talk.cache.layers
-        for head_group in layer.head_groups
-        for line in head_group.positions[0]
-    ]
-
-
 class Interrupted(BaseException):
     """As if Ctrl-C had come twice."""
 
@@ -227,23 +202,6 @@ def test_a_step_that_broke_off_costs_nothing(name: str, monkeypatch: pytest.Monk
     assert len(upto) == 200 + 2 + 30
     torch.testing.assert_close(logits, logits_of_the_whole(tiny, upto), atol=1e-4, rtol=1e-4)
     assert not talk.cache.writing
-
-
-def test_a_tier_that_grew_goes_back_to_where_it_was(llama: Tiny) -> None:
-    talk, straight = (chat(llama.model, **SMALL) for _ in range(2))
-    for each in (talk, straight):
-        each.generate(random_ids(200)[0].tolist(), ignore_eos=True)
-    cancel = threading.Event()
-
-    def stop(done: int, of: int) -> None:
-        if done > 0.7 * of:
-            cancel.set()
-
-    with pytest.raises(Stopped):
-        talk.read(random_ids(300, 5)[0].tolist(), callbacks=Callbacks(progress=stop, cancel=cancel))
-    more = random_ids(40, 1)[0].tolist()
-    answers = [each.generate(more, ignore_eos=True).token_ids for each in (talk, straight)]
-    assert answers[0] == answers[1]
 
 
 @pytest.mark.long
@@ -302,41 +260,3 @@ def test_a_limit_is_kept_to_the_byte(llama: Tiny) -> None:
     for count in (150, 20):
         metrics = talk.generate(random_ids(count)[0].tolist(), ignore_eos=True).metrics
         assert 0 < metrics.host_kv_bytes <= limit and not metrics.notes
-
-
-@pytest.mark.parametrize("bits", ["16", "4"])
-def test_room_on_disk_for_a_turn_is_room_for_what_it_writes(
-    llama: Tiny, cache: Path, bits: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    talk = chat(llama.model, recall="disk", recall_bits=bits, **SMALL)
-    talk.generate(random_ids(600)[0].tolist(), ignore_eos=True)
-    written, most, required = 0, 0, 0
-    reserve, require, take = os.posix_fallocate, Disk.require, Disk.take
-
-    def count(file: int, start: int, size: int) -> None:
-        nonlocal written
-        written += size
-        reserve(file, start, size)
-
-    def taken(self: Disk, layer: Any) -> None:
-        nonlocal most, written
-        old = layer.nbytes if bits == "16" else 0
-        take(self, layer)
-        most = max(most, written)
-        written -= old  # the file it was in before is let go
-
-    def note(self: Disk, needed: int) -> None:
-        nonlocal required
-        required = needed
-        require(self, needed)
-
-    monkeypatch.setattr(os, "posix_fallocate", count)
-    monkeypatch.setattr(Disk, "take", taken)
-    monkeypatch.setattr(Disk, "require", note)
-    talk.generate(random_ids(20)[0].tolist(), ignore_eos=True)
-    assert 0 < most <= required + 4 * 10 * 64  # each tensor begins at a multiple of 64
-    required, written = -1, 0
-    if bits == "16":
-        talk.generate([5], max_new_tokens=1, ignore_eos=True)
-        talk.generate([5], max_new_tokens=1, ignore_eos=True)
-        assert required >= 0

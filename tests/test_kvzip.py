@@ -71,6 +71,7 @@ def sharp(name: str) -> Tiny:
     return tiny
 
 
+@pytest.mark.cases(4)
 @pytest.mark.parametrize("passage", [2000, 24])
 @pytest.mark.parametrize("name", ["llama", "gemma3", "gemma2", "gpt-oss"])
 def test_entries_remember_the_most_attention_of_a_repetition(name: str, passage: int) -> None:

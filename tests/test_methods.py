@@ -374,14 +374,6 @@ def test_kvx_example_keeps_what_the_oracle_keeps(
     assert selected(method, case, 30) == kvx_oracle(method, case, 30)
 
 
-@pytest.mark.parametrize("limit", [2, 3, 5, 9, 20])
-def test_kvx_example_shrinks_until_it_cannot(limit: int) -> None:
-    method = KVX(omega=2, middle="example", until_limit=True)
-    for n in (21, 34, 70):
-        case = make_case(n=n, rows=8, seed=12)
-        assert selected(method, case, limit) == kvx_oracle(method, case, limit)
-
-
 @pytest.mark.parametrize("budget", [3, 4, 7, 8, 9, 33, 40])
 def test_kvx_of_any_line_length(budget: int) -> None:
     for omega in (1, 2, 4):
@@ -413,30 +405,12 @@ def test_heads_with_other_lines_share_their_votes_by_position(end: Position) -> 
     assert [each[0, 0].tolist() for each in shared] == [[0.5, 1, 6.5, 12, 17.5], [6.5, 17.5, 12]]
 
 
-@pytest.mark.parametrize(("queries", "heads"), REDUCTIONS)
-def test_kvx_reduces_rows_then_heads(queries: str, heads: str) -> None:
-    case = make_case(group=4, rows=12, compressed=True, seed=15)
-    method = KVX(queries=queries, heads=heads)  # type: ignore[arg-type]
-    assert selected(method, case, 17) == kvx_oracle(method, case, 17)
-
-
 @pytest.mark.parametrize(("pool", "pooling"), POOLS)
 @pytest.mark.parametrize("middle", ["budget", "example"])
 def test_kvx_pools_the_middle(pool: int, pooling: str, middle: str) -> None:
     case = make_case(rows=12, seed=16)
     method = KVX(pool=pool, pooling=pooling, middle=middle, omega=2)  # type: ignore[arg-type]
     assert selected(method, case, 17) == kvx_oracle(method, case, 17)
-
-
-def test_kvx_sees_through_a_soft_cap() -> None:
-    case = make_case(rows=12, softcap=0.7, batch=2, seed=17)
-    method = KVX()
-    assert selected(method, case, 17) == kvx_oracle(method, case, 17)
-
-
-def test_kvx_asks_for_alpha_queries() -> None:
-    assert KVX().needs.num_queries(300) == 300
-    assert KVX(alpha=8).needs.num_queries(300) == 8
 
 
 @pytest.mark.parametrize("middle", ["budget", "example"])
@@ -511,20 +485,6 @@ def test_kvx_gives_up_the_slot_the_oracle_gives_up(budget: int, omega: int, rece
         look()
 
 
-def test_kvx_gives_up_the_same_position_in_all_heads_if_per_layer() -> None:
-    budget = 16
-    generator = torch.Generator().manual_seed(3)
-    head_group = shuffled_head_group(1, 1, budget, 4)
-    positions = head_group.positions.expand(1, 3, budget)
-    entries = positions[..., None].expand(1, 3, budget, DIM).float()
-    head_group = make_layer(entries, entries, positions, [(0, 1, 2)], decode_rows=8).head_groups[0]
-    row = probabilities((1, 3, budget), generator)
-    head_group.record(row)
-    mean = row[0].double().mean(0).tolist()
-    victim = selection.kvx_victim(positions[0, 0].tolist(), mean, budget, 2)
-    assert KVX(omega=2, per_layer=True).evict(head_group, budget, budget).tolist() == [[victim] * 3]
-
-
 @pytest.mark.parametrize("omega", [2, 4])
 def test_kvx_gives_up_the_first_of_equal_entries(omega: int) -> None:
     """Attention underflows to 0, and before the first row all votes are equal."""
@@ -587,14 +547,6 @@ def test_kvx_example_trims_as_the_oracle(
     )
     # Positions are 0 .. size - 1, so they are the oracle's slots.
     assert positions.gather(-1, slots)[0].tolist() == kept
-
-
-def test_kvx_trims_nothing_within_the_limit_or_in_the_budget_reading() -> None:
-    head_group = shuffled_head_group(1, 2, 20, 6, rows=1)
-    assert KVX(middle="example").trim(head_group, 20) is None
-    assert KVX(middle="example").decoding.trim
-    assert KVX(middle="budget").decoding.trim is None
-    assert KVX(middle="example", decode="grow").decoding.append_only
 
 
 # --- head groups ----------------------------------------------------------------------------------
@@ -667,10 +619,6 @@ def test_kept_slots_ascend_and_fill_the_budget(name: str, layout: Layout) -> Non
             assert (slots >= 0).all() and (slots < case.length).all()
 
 
-def test_full_is_never_asked_to_choose() -> None:
-    assert METHODS["full"]().layer_budgets(3, 10, 500) == [500] * 3
-
-
 @pytest.mark.parametrize("name", METHODS)
 def test_a_method_introduces_itself(name: str) -> None:
     kind = METHODS[name]
@@ -714,12 +662,6 @@ def test_a_method_can_be_read_from_what_it_writes(name: str) -> None:
         assert [type(value) for value in vars(again).values()] == [
             type(value) for value in vars(method).values()
         ]
-
-
-@pytest.mark.parametrize("name", METHODS)
-def test_a_method_with_its_defaults_spelled_out_is_the_method(name: str) -> None:
-    options = ",".join(f"{option}={value}" for option, value in METHODS[name].defaults().items())
-    assert parse_method(f"{name}:{options}") == METHODS[name]()
 
 
 def test_parse_method_takes_several_options() -> None:

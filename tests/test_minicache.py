@@ -301,33 +301,3 @@ def test_stopping_while_a_later_turn_is_read_loses_nothing(llama: Tiny) -> None:
     ]
     assert answers[0].token_ids == answers[1].token_ids
     assert stopped.cache.nbytes == fresh.cache.nbytes
-
-
-@pytest.mark.cases(2)
-@pytest.mark.parametrize("budget", ["24", "150"])
-@pytest.mark.parametrize("other", ["kvx", "streaming", "h2o", "snapkv:window=8", "full"])
-def test_another_method_may_take_over_and_give_back(llama: Tiny, other: str, budget: str) -> None:
-    """Its choice is the same as if the restored entries had been there as they are."""
-    torch.manual_seed(7)
-    first, second = (torch.randint(3, 199, (n,)).tolist() for n in (90, 40))
-    talk = Conversation(llama.model, Settings(method="minicache", budget="24", recall="off"))
-    talk.generate(first, max_new_tokens=6, ignore_eos=True)
-    plain = Conversation(llama.model, Settings(method="full", recall="off"))
-    plain.read(first)
-    plain.cache.seen, plain.context.token_ids = talk.cache.seen, [*talk.token_ids]
-    plain.cache.layers = [
-        layer_of(
-            head_group.keys[:, :, : head_group.used], head_group.values[:, :, : head_group.used]
-        )
-        for layer in talk.cache.layers
-        for head_group in layer.head_groups
-    ]
-    plain.context.turn = talk.context.turn
-    answers = [
-        each.generate(second, method=other, budget=budget, max_new_tokens=30, ignore_eos=True)
-        for each in (talk, plain)
-    ]
-    assert answers[0].token_ids == answers[1].token_ids
-    assert positions(talk.cache) == positions(plain.cache)
-    back = talk.generate(second, max_new_tokens=4, ignore_eos=True)
-    assert len(back.token_ids) == 4 and back.kv_bytes == talk.cache.nbytes

@@ -28,6 +28,7 @@ def answered(
     return tokens, pieces[-1].metrics
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("name", EXACT)
 def test_whatever_was_read_before_the_answer_is_that_of_the_prompt_alone(
     llama: Tiny, name: str

@@ -38,7 +38,7 @@ def caught(model: LoadedModel, layer: int, hidden: Tensor, rotation: Rotation) -
     return [catch.q, catch.k]
 
 
-@pytest.mark.cases(38, 138)
+@pytest.mark.cases(12, 60)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("at", "to"), [(0, 0), (3, 0), (3, 17), (400, 90), (700, 900)])
 def test_turning_equals_encoding_again(tiny: Tiny, at: int, to: int, dtype: torch.dtype) -> None:

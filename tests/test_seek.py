@@ -156,7 +156,7 @@ def copies(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return made
 
 
-@pytest.mark.cases(6)
+@pytest.mark.cases(3, 12)
 @pytest.mark.parametrize("limit", ["auto", "60KB", "0MB"])
 @pytest.mark.parametrize("architecture", ["llama", "gemma3", "llama4"])
 @pytest.mark.parametrize("name", ["recall", "forget", "late, forgotten"])

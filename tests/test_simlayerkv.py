@@ -7,9 +7,6 @@ import numpy as np
 import pytest
 import torch
 
-import kvlite
-from kvlite.config.settings import Settings
-from kvlite.conversation.context import Context
 from kvlite.engine.prefill import prefill
 from kvlite.engine.step import decode_step
 from kvlite.errors import SettingError
@@ -20,11 +17,9 @@ from kvlite.methods.layer_policy import layer_policies
 from kvlite.methods.simlayerkv import SimLayerKV
 from kvlite.methods.streaming import Streaming
 from tests.conftest import Tiny, make_tiny
-from tests.contract.talks import FIRST, SECOND, THIRD, opened, refused, said, same
 from tests.oracles import attention
 from tests.test_engine import empty
 from tests.test_methods import make_case
-from tests.test_recall import last_logits, logits_of_the_whole
 
 
 def oracle_share(case: Any, b: int, rows: int, line: int, sinks: int, own: bool) -> float:
@@ -145,33 +140,3 @@ def test_specs() -> None:
     ):
         with pytest.raises(SettingError, match=reason):
             parse_method(wrong)
-
-
-@pytest.mark.parametrize("detect", ["prefill", "decode"])
-def test_what_lazy_layers_drop_within_the_budget_comes_back(
-    llama: Tiny, detect: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A layer that is lazy from the second turn on: it goes back with what it had, and the next
-    turn recalls."""
-
-    def late(_: Any, head_groups: list[Any], *__: Any) -> float:
-        return float(head_groups[0].used > 100)
-
-    monkeypatch.setattr(SimLayerKV, "attention_to_line", late)
-    given = {"method": f"simlayerkv:threshold=0.5,recent=20,detect={detect}", "budget": "500"}
-    talk, fresh = (opened(llama, recall="off", **given) for _ in range(2))
-    said(talk, FIRST, SECOND, THIRD)
-    assert talk.cache.entries_mean < 50
-    with monkeypatch.context() as patched:
-        patched.setattr(Context, "read", refused)
-        talk.undo()
-        talk.undo()
-    said(fresh, FIRST)
-    assert fresh.cache.entries_mean == fresh.cache.seen
-    same(talk, fresh)
-    recalling = opened(llama, recall="ram", recall_entries=0, **given)
-    for count in (120, 10):
-        logits = last_logits(recalling, [*range(3, 3 + count)])
-        ids = recalling.token_ids[: len(recalling.token_ids) - 4]
-        assert (logits - logits_of_the_whole(llama, ids)).abs().max() < 1e-4
-    assert recalling.cache.entries_mean < 50

@@ -183,7 +183,7 @@ def alike(talk: Conversation, plain: Conversation) -> None:
     torch.testing.assert_close(*map(states_of, (talk.cache, plain.cache)), atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.cases(2)
+@pytest.mark.cases(2, 20)
 @pytest.mark.parametrize("drawn", DRAWN, ids=str)
 @pytest.mark.parametrize("name", APPENDING)
 def test_the_same_answer_in_fewer_steps(llama: Tiny, name: str, drawn: dict[str, Any]) -> None:
@@ -208,7 +208,7 @@ def test_the_same_answer_in_fewer_steps(llama: Tiny, name: str, drawn: dict[str,
     assert talk.generate(IDS[:9], **more).token_ids == plain.generate(IDS[:9], **more).token_ids
 
 
-@pytest.mark.cases(3)
+@pytest.mark.cases(2, 6)
 @pytest.mark.parametrize(
     "name", [name for name, given in APPENDING.items() if "recall_entries" not in given]
 )
@@ -409,7 +409,7 @@ def test_nothing_is_proposed_after_the_end(llama: Tiny) -> None:
     assert made.proposed == 2
 
 
-@pytest.mark.cases(3)
+@pytest.mark.cases(1, 3)
 @pytest.mark.parametrize("begun", [2, 7, 11, 16, 23])
 def test_an_answer_that_others_join_goes_on_the_same(llama: Tiny, begun: int) -> None:
     """In the middle of tokens that went through together, and of what they recalled."""

@@ -178,6 +178,7 @@ TOGETHER: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("name", ["llama", "qwen3-next", "gemma3n"])
 def test_rows_of_several_conversations(name: str, plain_torch: None) -> None:
     """Each is as by itself, also once another has left."""
@@ -205,7 +206,7 @@ def plain_torch(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(f"kvlite.{module}.has_compiled", lambda device: False)
 
 
-@pytest.mark.cases(2)
+@pytest.mark.cases(1, 3)
 @pytest.mark.parametrize("method", ["lminfinite", "h2o", "streaming", "kvx", "tova"])
 def test_a_budget_that_is_reached_while_answering(
     llama: Tiny, plain_torch: None, method: str
@@ -220,6 +221,7 @@ def test_what_needs_the_host_is_left_to_plain_steps(llama: Tiny) -> None:
     assert graphs.reason == "the host KV store is not in pinned memory that the GPU reads"
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize(
     ("method", "bits", "block", "recordings"),
     [
@@ -323,14 +325,6 @@ def test_what_was_launched_ahead_need_not_count(llama: Tiny) -> None:
             mine.replay(graphs, token, ahead=True)
     assert state(mine.cache) == state(plain.cache)
     assert graphs.steps > 30
-
-
-@pytest.mark.parametrize("method", ["h2o", "streaming", "kvx:recent=4"])
-def test_a_layer_grows_up_to_its_budget_before_anything_is_evicted(
-    llama: Tiny, method: str
-) -> None:
-    graphs = compare(llama, method, steps=80, budget=400)
-    assert graphs.steps > 60
 
 
 @pytest.mark.long

@@ -64,7 +64,7 @@ class Watched:
 # --- the same numbers ----------------------------------------------------------------------------
 
 
-@pytest.mark.cases(5, 32)
+@pytest.mark.cases(3, 20)
 @pytest.mark.parametrize("setting", ["disk", "ram"])
 def test_every_architecture_gives_the_same_logits(tiny: Tiny, setting: str, tmp_path: Path) -> None:
     """To the last digit, in two turns and their answers; but for Llama 4, all of whose experts
@@ -111,15 +111,6 @@ def test_two_conversations_take_turns_within_their_answers(both: Pair) -> None:
     # Each is told what came for itself alone: for the prompt and for every token but the last.
     passing = 6 * both.layers.passing.nbytes if both.layers.passing else 0
     assert [piece.metrics.streamed_bytes for piece in heard[-1]] == [passing] * 2
-
-
-def test_a_layer_that_has_gone_cannot_compute(both: Pair) -> None:
-    """It fails; with another layer's numbers it would give some answer."""
-    hidden = torch.zeros(1, 3, 64)
-    first, _, _ = (both.layers[index] for index in range(3))
-    assert {parameter.numel() for parameter in first.parameters()} == {0}
-    with pytest.raises(RuntimeError):
-        first.mlp(hidden)
 
 
 # --- when they come ------------------------------------------------------------------------------
@@ -173,7 +164,7 @@ def test_what_came_is_accounted_for(both: Pair) -> None:
 # --- memory --------------------------------------------------------------------------------------
 
 
-@pytest.mark.cases(2, 32)
+@pytest.mark.cases(2, 12)
 @pytest.mark.parametrize("setting", ["disk", "ram"])
 def test_two_layers_and_the_rest_are_on_the_device(
     tiny: Tiny, setting: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -326,7 +317,7 @@ def test_an_interrupt_while_a_layer_is_sent_for_is_no_harm(
 # --- numbers in other types ----------------------------------------------------------------------
 
 
-@pytest.mark.cases(6)
+@pytest.mark.cases(3, 8)
 @pytest.mark.parametrize("name", ["llama", "mixtral"])
 @pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
 @pytest.mark.parametrize("wanted", ["fp32", "bf16"])

@@ -33,7 +33,7 @@ from tests.contract.talks import (
     same,
 )
 from tests.faults import Faults
-from tests.test_snapshot import refused
+from tests.test_snapshot_refused import refused
 
 
 def follows(talk: Conversation, straight: Conversation) -> None:

@@ -49,7 +49,7 @@ def never_read(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Context, "read", refused)
 
 
-@pytest.mark.cases(10, 90)
+@pytest.mark.cases(8, 60)
 @pytest.mark.parametrize(("model", "name"), HELD)
 def test_going_back_is_as_if_nothing_else_had_been_said(model: str, name: str) -> None:
     tiny = llama_once() if model == "llama" else make_tiny(model)
@@ -110,7 +110,7 @@ def goes_on_alike(talk: Conversation, straight: Conversation) -> None:
     assert talk.branches == straight.branches
 
 
-@pytest.mark.cases(5, 60)
+@pytest.mark.cases(5, 40)
 @pytest.mark.parametrize(("model", "name"), HELD)
 def test_a_conversation_in_a_file_goes_on_as_if_it_had_not_been(
     model: str, name: str, tmp_path: Path
@@ -126,7 +126,7 @@ def test_a_conversation_in_a_file_goes_on_as_if_it_had_not_been(
             goes_on_alike(reopened, straight)
 
 
-@pytest.mark.cases(6, 50)
+@pytest.mark.cases(5, 36)
 @pytest.mark.parametrize(
     ("model", "name"), [(model, name) for model, name in HELD if model not in HYBRIDS]
 )
@@ -153,7 +153,7 @@ def test_a_light_file_is_read_again_and_goes_on(model: str, name: str, tmp_path:
     goes_on_alike(reopened, straight)
 
 
-@pytest.mark.cases(8, 50)
+@pytest.mark.cases(6, 36)
 @pytest.mark.parametrize(
     ("model", "name"),
     [("llama", name) for name in KINDS_OF_HOLDING]
