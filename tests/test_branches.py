@@ -135,6 +135,8 @@ def test_there_must_be_something_to_go_back_to(llama: Tiny) -> None:
     for act in (talk.undo, lambda: list(talk.regenerate()), lambda: talk.branch(1)):
         with pytest.raises(SettingError, match="nothing has been said yet"):
             act()
+    with pytest.raises(SettingError, match="there is nothing to answer"):
+        said(talk, "")
     said(talk, FIRST)
     for number in (0, 2):
         with pytest.raises(SettingError, match=f"no message {number}: they are numbered"):

@@ -172,3 +172,12 @@ def test_a_file_without_some_of_the_states_is_refused(
     talk.save(tmp_path / "talk.kv")
     with pytest.raises(SnapshotError, match="damaged"):
         kvlite.Runner(hybrid.model, Settings()).open(tmp_path / "talk.kv", reading=Callbacks())
+
+
+def test_metrics_say_how_many_layers_keep_what() -> None:
+    tiny = make_tiny("qwen3-next")
+    shape = tiny.model.shape
+    metrics = opened(tiny, method="snapkv", budget="40").generate(IDS).metrics
+    assert (metrics.layers, metrics.recurrent_layers) == (4, shape.recurrent_layers)
+    assert metrics.state_bytes == shape.state_bytes(4)
+    assert f"in 4 of {4 + shape.recurrent_layers} layers, states" in metrics.line()

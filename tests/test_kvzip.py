@@ -215,3 +215,11 @@ def test_a_passage_is_no_longer_than_the_model_can_see(llama: Tiny) -> None:
     passages = -(-talk.cache.seen // 300)
     begin = len(llama.model.tokenizer.encode(BEGIN))
     assert told[-1][1] == 4 * (2 * talk.cache.seen + begin + (passages - 1) * (asked - 2))
+
+
+def test_attention_is_summed_up_anew_after_a_reconstruction(llama: Tiny) -> None:
+    talk = conversation(llama, method="kvzip:window=4", budget=40)
+    talk.read(prompt(90))
+    talk.settings = talk.settings.after_load({"method": "h2o"})
+    talk.read(prompt(1))
+    assert max(sum(line.values()) for line in remembered(talk)) <= 1.0001  # one token has looked

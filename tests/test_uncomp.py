@@ -194,3 +194,8 @@ def test_groups_keep_to_the_budget(llama: Tiny, spec: str) -> None:
         talk = kvlite.Conversation(llama.model, settings)
         talk.read(list(range(3, 190)))
         assert budget - 1 < talk.cache.entries_mean <= budget
+
+
+def test_layers_share_by_their_groups() -> None:
+    method = grouped("snapkv:layers=rank,window=4", 2)
+    assert method.layer_budgets(4, 100, 1000) == [191, 100, 100, 9]
