@@ -37,7 +37,8 @@ def test_what_is_gone_is_read_again_and_said_so(llama: Tiny) -> None:
         callbacks=Callbacks(progress=lambda *at: told.append(at), notify=notes.append)
     )
     assert notes == [f"{tokens} tokens are read again"] and told
-    assert last.metrics.prompt_tokens == tokens and (last.metrics.kept_entries_mean == tokens + 5)
+    assert last.metrics.prompt_tokens == tokens
+    assert last.metrics.kept_entries_mean == last.metrics.seen_tokens
 
 
 def test_what_one_head_lacks_is_read_again(llama: Tiny) -> None:
