@@ -1,14 +1,12 @@
 """Attention in blocks, merged and masked, against the loops in `oracles/attention.py`."""
 
-from itertools import product
-
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from kvlite.ops import attention
-from kvlite.ops.attention import attend, attend_masked, attend_with_rows, grouped, merged
+from kvlite.ops.attention import attend, attend_masked, attend_with_rows, merged
 from kvlite.ops.softmax import Softmax
 
 from .oracles.attention import FloatArray, attention_rows, kv_head_of, masked_attention
@@ -110,41 +108,6 @@ def test_plain_attention_equals_the_oracle_in_any_blocks(
         assert close(lse, oracle_lse(tensors, visible, 0.3, softcap))
 
 
-@pytest.mark.parametrize(
-    ("dim", "heads", "causal"), list(product(DIMS, [(4, 4), (8, 2)], [True, False]))
-)
-def test_flash_equals_plain_on_long_lines(dim: int, heads: tuple[int, int], causal: bool) -> None:
-    """More rows than a block of the one and than a tile of the other."""
-    tensors = make_tensors(heads, 600, 600 if causal else 777, dim, batch=1)
-    out, lse = attend(*tensors, Softmax(dim**-0.5, None), causal=causal)
-    plain_out, plain_lse = attention._plain(*tensors, Softmax(dim**-0.5), causal)
-    assert close(out, plain_out)
-    assert close(lse, plain_lse)
-
-
-def test_attend_of_one_entry_is_its_value() -> None:
-    q, k, v = make_tensors((6, 2), 1, 1, 16)
-    for causal in (True, False):
-        for softcap in (None, 5.0):
-            out, _ = attend(q, k, v, Softmax(0.25, softcap), causal=causal)
-            assert close(out, v.repeat_interleave(3, 1), atol=1e-6)
-
-
-@pytest.mark.parametrize("softcap", [None, 5.0])
-@pytest.mark.parametrize("causal", [True, False])
-def test_attend_takes_views(softcap: float | None, causal: bool) -> None:
-    """Queries as a transposed projection, keys and values as the used part of a head group."""
-    q, k, v = make_tensors((6, 2), 11, 11, 16)
-    view_q = q.transpose(1, 2).contiguous().transpose(1, 2)
-    buffers = torch.full((2, 2, 2, 30, 16), torch.nan)
-    buffers[:, :, :, :11] = torch.stack([k, v])
-    views = (view_q, *buffers[:, :, :, :11])
-    ours = attend(*views, Softmax(0.25, softcap), causal=causal)
-    expected = attend(q, k, v, Softmax(0.25, softcap), causal=causal)
-    for one, other in zip(ours, expected, strict=True):
-        assert close(one, other, atol=1e-6)
-
-
 @pytest.mark.parametrize("softcap", [None, 5.0])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_attend_in_half_precision(dtype: torch.dtype, softcap: float | None) -> None:
@@ -166,13 +129,6 @@ def test_rows_in_half_precision(dtype: torch.dtype) -> None:
     assert out.dtype == dtype and rows.dtype == torch.float32
     assert close(out, exact[0], atol=0.04)
     assert close(rows, exact[1], atol=0.01)
-
-
-def test_queries_are_grouped_by_the_kv_head_they_read() -> None:
-    q = torch.arange(6).view(1, 6, 1, 1)
-    assert grouped(q, 2).flatten(1).tolist() == [list(range(6))]
-    for head in range(6):
-        assert head in grouped(q, 2)[0, kv_head_of(head, 6, 2)]
 
 
 # --- merge ---------------------------------------------------------------------------------------
@@ -203,17 +159,6 @@ def test_merging_parts_of_very_different_weight() -> None:
     assert torch.equal(merged((a, low), (b, high))[0], b)
     assert torch.equal(merged((a, high), (b, low))[0], a)
     assert close(merged((a, low), (b, low))[0], (a + b) / 2)
-
-
-def test_merge_keeps_the_type() -> None:
-    q, k, v = (tensor.bfloat16() for tensor in make_tensors((4, 2), 5, 12, 16))
-    halves = [
-        attend(q, k[:, :, s], v[:, :, s], Softmax(0.25, None), causal=False)
-        for s in (slice(0, 7), slice(7, 12))
-    ]
-    out = merged(halves[0], halves[1])[0]
-    assert out.dtype == torch.bfloat16
-    assert close(out, oracle_output((q, k, v), [11] * 5, 0.25, None), atol=0.03)
 
 
 # --- masks and rows ------------------------------------------------------------------------------

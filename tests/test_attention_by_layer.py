@@ -8,7 +8,7 @@ from kvlite.bench.attention import BINS, MOST, QUERIES, _rows, lines_of
 from .conftest import Tiny
 
 
-@pytest.mark.cases(1)
+@pytest.mark.cases(1, 5)
 def test_it_falls_where_transformers_says(kind: Tiny) -> None:
     ids = torch.randint(3, 199, (1, 150), generator=torch.Generator().manual_seed(5))
     attentions = kind.reference(ids, output_attentions=True).attentions

@@ -6,8 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import Tensor
 
 from kvlite.cache import KVBits, KVCache
@@ -22,7 +20,7 @@ from kvlite.methods.layer_policy import LayerPolicy, layer_policies
 from kvlite.model.load import LoadedModel
 from kvlite.offload import HostKVStore, Recall
 from kvlite.ops import numba_rows
-from tests.conftest import ARCHITECTURES, Tiny, make_tiny
+from tests.conftest import make_tiny
 from tests.faults import Faults
 
 STEPS = 5
@@ -122,33 +120,6 @@ def same(ours: list[list[Tensor]], theirs: list[list[Tensor]]) -> None:
     for one, other in zip(ours, theirs, strict=True):
         torch.testing.assert_close(torch.cat(one), torch.cat(other), rtol=1e-5, atol=1e-5)
         assert torch.equal(torch.cat(one).argmax(-1), torch.cat(other).argmax(-1))
-
-
-def test_every_way_together_joining_and_leaving(llama: Tiny) -> None:
-    model = llama.model
-    expected = [alone(model, talk) for talk in read_all(model, WAYS)]
-    same([alone(model, talk, compiled=True) for talk in read_all(model, WAYS)], expected)
-    talks = read_all(model, WAYS)
-    same(together(model, talks, [at % 4 for at in range(len(WAYS))]), expected)
-    assert [talk.cache.seen for talk in talks] == [50 + 13 * at + STEPS for at in range(len(WAYS))]
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("name", sorted(ARCHITECTURES))
-def test_every_architecture(name: str) -> None:
-    """Also those whose rotations depend on the length, or whose layers see a window."""
-    model, ways = make_tiny(name).model, WAYS[:3]
-    expected = [alone(model, talk) for talk in read_all(model, ways)]
-    same(together(model, read_all(model, ways), [0, 2, 1]), expected)
-
-
-@pytest.mark.long
-@settings(max_examples=40)
-@given(st.lists(st.tuples(st.sampled_from(WAYS), st.integers(0, 4)), min_size=2, max_size=6))
-def test_any_company(llama: Tiny, company: list[tuple[Way, int]]) -> None:
-    model, ways = llama.model, [way for way, _ in company]
-    expected = [alone(model, talk) for talk in read_all(model, ways)]
-    same(together(model, read_all(model, ways), [start for _, start in company]), expected)
 
 
 @pytest.fixture(scope="module")

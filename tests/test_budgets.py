@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from kvlite.cache import KVSize, LayerCache
 from kvlite.errors import SettingError
 from kvlite.methods import METHODS, Method
-from kvlite.methods.allocation import Rounding, Short, largest_remainder, pyramid
+from kvlite.methods.allocation import Short, largest_remainder, pyramid
 from kvlite.methods.budget import AUTO_LEAST, AUTO_SHARE, Budget, parse_budget
 from kvlite.methods.kvx import KVX
 from kvlite.methods.layer_policy import layer_policies
@@ -73,13 +73,6 @@ def test_largest_remainder_sums_to_the_clamped_total(
     assert all(low <= value <= high for value in rounded)
 
 
-def test_largest_remainder_by_hand() -> None:
-    assert largest_remainder([2.5, 1.7, 0.8], 5, 0, 10) == [2, 2, 1]
-    assert largest_remainder([1.5, 1.5, 1.5, 1.5], 6, 0, 10) == [2, 2, 1, 1]
-    assert largest_remainder([0.3, 0.1 + 0.2, 0.2, 0.2], 1, 0, 1) == [1, 0, 0, 0]
-    assert largest_remainder([10.0, 4.0, 0.0], 14, 1, 5) == [5, 5, 4]
-
-
 # --- pyramid -------------------------------------------------------------------------------------
 
 
@@ -134,21 +127,6 @@ def test_official_pyramid_equals_the_oracle(
     assert kept == sorted(kept, reverse=True)
 
 
-@pytest.mark.parametrize("rounding", ["exact", "official"])
-@pytest.mark.parametrize("short", ["uniform", "reflect"])
-@pytest.mark.parametrize("layers", LAYERS)
-def test_pyramid_over_a_grid_of_branches(layers: int, short: Short, rounding: Rounding) -> None:
-    for average in (9, 11, 17, 28, 64, 96, 255):
-        edges = (8, average - 1, average, average + 1, 2 * average - 17, 2 * average - 16)
-        for seen in (*edges, 2 * average, 5000):
-            kept = pyramid(average, layers, seen, window=8, beta=20, rounding=rounding, short=short)
-            assert kept == oracle.pyramid(average, 8, layers, seen, rounding=rounding, short=short)
-            if seen <= average:
-                assert kept == [seen] * layers
-            elif rounding == "exact":
-                assert sum(kept) == layers * average
-
-
 def test_pyramid_fixtures_of_128_entries_in_32_layers() -> None:
     exact = [k - 8 for k in pyramid(128, 32, 10_000, window=8, beta=20)]
     assert exact[:4] == [234, 227, 219, 212] and exact[-4:] == [28, 21, 13, 6]
@@ -177,10 +155,6 @@ def test_official_pyramid_overspends_as_the_released_code(
         assert PyramidKV(rounding="official").layer_budgets(layers, average, 100_000) == kept
 
 
-def test_uniform() -> None:
-    assert SnapKV().layer_budgets(3, 64, 1000) == Streaming().layer_budgets(3, 64, 1000) == [64] * 3
-
-
 # --- budgets of the methods ----------------------------------------------------------------------
 
 
@@ -206,12 +180,6 @@ def test_kvx_lines_sum_to_the_average(layers: int, average: int, beyond: int, be
     assert lines == sorted(lines, reverse=True)
     assert all(3 <= line <= seen for line in lines)
     assert lines == oracle.pyramid(average, 0, layers, seen, beta=beta, floor=3)
-
-
-def test_kvx_lines_equal_the_oracle_where_none_is_short() -> None:
-    for average in (60, 100, 333):
-        for seen in (average + 1, 2 * average - 1, 2 * average, 5000):
-            assert KVX().layer_budgets(32, average, seen) == oracle.kvx_lines(average, 32, seen)
 
 
 def test_kvx_cuts_lines_of_the_example_reading_at_its_limit() -> None:

@@ -7,7 +7,6 @@ from kvlite.cache.bits import parse_kv_bits
 from kvlite.cache.kv_size import KVSize
 from kvlite.documents import Document
 from kvlite.errors import SettingError
-from kvlite.methods.budget import parse_budget
 from tests.conftest import make_tiny
 
 
@@ -28,13 +27,6 @@ def test_heads_that_share_no_factor_with_groups_are_refused(dim: int) -> None:
     settings = kvlite.Settings(kv_bits="8", method="full", max_new_tokens=1)
     with pytest.raises(SettingError, match=f"more memory than 16 bits, .* have {dim} channels"):
         list(kvlite.Conversation(model, settings).stream("Hello"))
-
-
-def test_budgets_are_told_what_is_wrong() -> None:
-    with pytest.raises(SettingError, match="is more than any cache holds"):
-        parse_budget("9" * 50)
-    with pytest.raises(SettingError, match="is not a budget"):
-        parse_budget("abc")
 
 
 def test_names_are_one_line() -> None:

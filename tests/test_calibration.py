@@ -1,6 +1,5 @@
 """What is measured of a model: beside the oracle, found by its weights, refused if damaged."""
 
-import json
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +15,7 @@ import kvlite
 from kvlite.bench.calibrate import CUE, RECALLED, _recall, calibrate, pieces_of
 from kvlite.errors import ModelError, SettingError
 from kvlite.methods.simlayerkv import SimLayerKV
-from kvlite.model.calibration import Calibration, calibration_path, find_calibration
+from kvlite.model.calibration import calibration_path, find_calibration
 from kvlite.model.files import fingerprint
 from tests.conftest import Tiny, made_up_calibration, make_tiny
 from tests.oracles import rank as oracle
@@ -168,14 +167,6 @@ def test_numbers_that_do_not_fit_are_refused(tiny_folder: Path, change: dict[str
         find_calibration(tiny_folder)
 
 
-def test_what_is_saved_is_readable_and_whole(tmp_path: Path) -> None:
-    known = made_up_calibration(make_tiny("llama").model.shape)
-    known.save(tmp_path / "new" / "folder.json")
-    plain = json.loads((tmp_path / "new" / "folder.json").read_text())
-    assert Calibration.from_json(plain, "it") == known
-    assert [file.name for file in (tmp_path / "new").iterdir()] == ["folder.json"]
-
-
 def test_texts_that_are_too_short_and_pieces_that_are_too_long(llama: Tiny) -> None:
     text = " ".join(str(3 + i % 190) for i in range(100))
     assert [len(piece) for piece in pieces_of(llama.model, text, 3, 40)] == [40] * 3
@@ -184,10 +175,3 @@ def test_texts_that_are_too_short_and_pieces_that_are_too_long(llama: Tiny) -> N
         pieces_of(llama.model, text, 3, 101)
     with pytest.raises(SettingError, match="too long for this model"):
         pieces_of(llama.model, text, 3, 1024)
-
-
-def test_progress_reaches_its_end(llama: Tiny) -> None:
-    told: list[tuple[int, int]] = []
-    pieces = [list(range(3, 60))] * 2
-    calibrate(llama.model, "t", "t", pieces, lambda done, total: told.append((done, total)))
-    assert told == [(1, 2), (2, 2)]

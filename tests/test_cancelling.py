@@ -86,18 +86,6 @@ def test_planning_ends_before_the_next_forecast(tmp_path: Path) -> None:
 # --- downloads -----------------------------------------------------------------------------------
 
 
-@pytest.mark.long
-def test_a_model_is_downloaded_and_it_is_said_how_much(hub: Hub, tiny_folder: Path) -> None:
-    said = list[str]()
-    config = find_config("a/b", said.append)
-    assert json.loads((config / "config.json").read_bytes())["model_type"] == "llama"
-    folder = find_model("a/b", said.append)
-    assert (folder / "model.safetensors").read_bytes() == hub.files["model.safetensors"]
-    total = sum(map(len, hub.files.values()))
-    assert said[0] == "Looking for a/b in the local cache and on Hugging Face"
-    assert any(each.startswith("Downloading a/b: ") for each in said), (said, total)
-
-
 @pytest.mark.cases(1)
 @pytest.mark.parametrize("find", [find_model, find_config])
 def test_a_download_that_waits_for_the_network_ends(hub: Hub, find: Any) -> None:

@@ -14,9 +14,7 @@ from kvlite.methods.full import Full
 from kvlite.methods.layer_policy import layer_policies
 from kvlite.model.rotary import unturnable
 from tests.conftest import Tiny, make_tiny
-from tests.test_branches import heard, opened, said
-
-SMALL = {"max_position_embeddings": 256}
+from tests.contract.talks import SMALL, heard, opened, said
 
 
 def read(tiny: Tiny, count: int, method: Method | None = None) -> tuple[KVCache, torch.Tensor]:
@@ -43,7 +41,7 @@ def without_first(cache: KVCache, count: int) -> KVCache:
     return cache
 
 
-@pytest.mark.cases(13)
+@pytest.mark.cases(5, 24)
 def test_what_follows_depends_on_distances_alone(tiny: Tiny) -> None:
     """All entries moved by as much: the next tokens are what they would have been."""
     if any(window is not None for window in tiny.model.shape.windows):
@@ -100,7 +98,7 @@ GIVEN: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.cases(1, 18)
+@pytest.mark.cases(1, 8)
 @pytest.mark.parametrize("architecture", ["llama", "gemma3", "phi3-partial", "llama4"])
 @pytest.mark.parametrize("name", GIVEN)
 def test_a_conversation_goes_on_for_as_long_as_it_likes(architecture: str, name: str) -> None:

@@ -4,7 +4,7 @@ import pytest
 
 from kvlite.errors import SettingError
 from tests.conftest import Tiny
-from tests.test_branches import FIRST, GIVEN, SECOND, heard, opened, said
+from tests.contract.talks import FIRST, GIVEN, SECOND, heard, opened, said
 
 GOING_ON = ["full", "recall", "forget", "four bits", "late, by attention"]
 

@@ -59,6 +59,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return numbers
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("name", NAMES)
 def test_a_token_unpacks_its_own_experts_one_by_one(name: str, asked: list[int]) -> None:
     model = quantized(name).model

@@ -4,18 +4,15 @@ import pytest
 import torch
 
 from kvlite.bench.fidelity import Fidelity, FidelityRow, fidelity, parts
-from kvlite.bench.fork import Choice, Recalled, read_turns
+from kvlite.bench.fork import Choice, read_turns
 from kvlite.bench.memory import Memory, MemoryRow, memory
 from kvlite.bench.rows import Key, tallies
 from kvlite.bench.task import measure
-from kvlite.cache import KVBits
 from kvlite.config.settings import Settings
-from kvlite.conversation.conversation import Conversation
 from kvlite.conversation.runner import Runner
 from kvlite.engine.step import decode_step
 from kvlite.errors import SettingError
 from kvlite.methods import parse_method
-from kvlite.offload import Recall
 
 from .conftest import Tiny
 from .oracles import fidelity as oracle
@@ -44,14 +41,14 @@ def rows_of(
     return list(measure(work, done))
 
 
-@pytest.mark.cases(5)
+@pytest.mark.cases(2, 6)
 def test_the_full_cache_is_its_own_measure(kind: Tiny) -> None:
     full = rows_of(kind)[0]
     assert (full.kl, full.agreement, full.nll_change, full.scored) == (0, 1, 0, AFTER - 1)
     assert full.attention_kept == pytest.approx(1)
 
 
-@pytest.mark.cases(1)
+@pytest.mark.cases(1, 5)
 def test_distances_are_those_of_decode_steps(kind: Tiny) -> None:
     """Token by token, each method alone, beside transformers' logits of the whole text."""
     part = text()[START : START + LENGTH + AFTER]
@@ -71,65 +68,7 @@ def test_distances_are_those_of_decode_steps(kind: Tiny) -> None:
         assert row.nll_change == pytest.approx(rise, abs=1e-4)
 
 
-RECALLING = [
-    ("snapkv:window=8", Recalled(0)),
-    ("snapkv:window=8", Recalled(20)),
-    ("kvx:queries=max,heads=max,alpha=16", Recalled(20)),
-    ("h2o", Recalled(20)),
-    ("snapkv:window=8", Recalled(20, KVBits(8, 8))),
-    ("kvzip:window=4", Recalled(20)),
-]
-
-
-@pytest.mark.long
-def test_distances_with_recall_are_those_of_a_conversations_steps(llama: Tiny) -> None:
-    """In a grid with all others, beside a conversation that is told what the text says."""
-    ways = [Choice(parse_method(spec), 30, None, way) for spec, way in RECALLING]
-    grid = [*CHOICES, *ways]
-    part = text()[START : START + LENGTH + AFTER]
-    with torch.no_grad():
-        full = llama.reference(torch.tensor([part])).logits[0, LENGTH:-1].tolist()
-    work = fidelity(llama.model, text(), grid, starts={LENGTH: [START]}, after=AFTER)
-    rows = list(measure(work))
-    assert len({tuple(row.to_json()[name] for name in row.KEY) for row in rows}) == len(grid)
-    assert {row.recall for row in rows if not row.host_kv_bytes} == {"off"}
-    for choice in ways:
-        (row,) = [each for each in rows if (each.method, each.recall) == (
-            choice.method.spec, choice.recalls
-        )]  # fmt: skip
-        assert choice.recall is not None
-        talk = Conversation(
-            llama.model,
-            Settings(
-                method=row.method,
-                budget="30",
-                recall="ram",
-                recall_bits="8" if choice.recall.bits else "16",
-                max_new_tokens=AFTER,
-            ),
-        )
-        first = next(talk.stream_tokens(part[:LENGTH])).metrics
-        assert (row.kv_bytes, row.index_bytes) == (first.kv_bytes, first.index_bytes)
-        assert row.host_kv_bytes == first.host_kv_bytes
-        assert talk.store is not None and talk.context.turn is not None
-        recall, policies = Recall(talk.store, choice.recall.entries), talk.context.turn.policies
-        other = [
-            decode_step(llama.model, talk.cache, torch.tensor([token]), policies, recall)[
-                0
-            ].tolist()
-            for token in part[LENGTH:-1]
-        ]
-        kl, same, _ = oracle.distances(full, other, part[LENGTH + 1 :])
-        assert row.kl == pytest.approx(kl, abs=1e-4), (row.method, row.recall)
-        assert row.agreement == same
-    off = {row.method: row for row in rows if row.recall == "off"}
-    for row in rows:
-        if row.recall != "off" and row.method in off:
-            assert row.attention_kept == pytest.approx(off[row.method].attention_kept)
-            assert (row.kl != pytest.approx(off[row.method].kl)) == (row.recall != "0")
-
-
-@pytest.mark.cases(2)
+@pytest.mark.cases(1, 5)
 def test_attention_kept_is_what_transformers_attention_says(kind: Tiny) -> None:
     if not kind.model.shape.full_layers:
         pytest.skip("every layer has a sliding window, whatever the method")
@@ -194,7 +133,7 @@ def test_lines_are_means_over_parts() -> None:
     assert tally.kv_bytes == 1024
 
 
-@pytest.mark.cases(14)
+@pytest.mark.cases(4)
 def test_memory_of_full_is_its_arithmetic(kind: Tiny) -> None:
     shape = kind.model.shape
     grid = [CHOICES[0], CHOICES[2]]

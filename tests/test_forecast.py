@@ -130,7 +130,7 @@ def test_a_cpu_takes_what_was_expected_in_16_bits(method: str) -> None:
     assert expected(model, case) == pytest.approx(taken(model, case), rel=CLOSE)
 
 
-@pytest.mark.cases(1)
+@pytest.mark.cases(1, 20)
 @pytest.mark.parametrize("name, start", zip(ARCHITECTURES, cycle(range(0, 209, 11))))
 def test_a_turn_takes_what_was_expected(name: str, start: int) -> None:
     model = make_tiny(name).model

@@ -82,6 +82,7 @@ def test_what_was_read_is_not_read_again(model: LoadedModel, way: str) -> None:
     alike(talk, plain)
 
 
+@pytest.mark.cases(7, 14)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize(
     "between", ["another message", "undo", "check", "save", "branch", "other settings", "read"]

@@ -1,10 +1,7 @@
 """Where the recall store is, how large, and what happens when there is no room for it."""
 
 import errno
-import gc
 import os
-import threading
-import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,11 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-import kvlite
 from kvlite.engine.callbacks import Callbacks
-from kvlite.engine.prefill import Prefill
-from kvlite.errors import RecallError, SettingError, Stopped
-from kvlite.offload import HostKVStore
 from kvlite.offload.kv.placement import host_kv_bytes, index_bytes
 from kvlite.offload.kv.storage import Disk
 from tests.conftest import SIZES, Tiny, make_tiny
@@ -46,21 +39,6 @@ def test_turns_are_exact_wherever_it_is(llama: Tiny, cache: Path, recall: str, b
         torch.testing.assert_close(logits, logits_of_the_whole(llama, upto), atol=1e-4, rtol=1e-4)
     assert talk.store is not None and talk.store.on_disk == (recall == "disk")
     assert all((layer.disk is None) == (recall != "disk") for layer in talk.store.layers)
-
-
-@pytest.mark.cases(2)
-@pytest.mark.parametrize("bits", ["16", "8", "4"])
-def test_answers_are_the_same_from_disk(llama: Tiny, cache: Path, bits: str) -> None:
-    answers = []
-    for recall in ("ram", "disk"):
-        talk = chat(llama.model, recall=recall, recall_bits=bits, recall_entries=24, **SMALL)
-        answers.append(
-            [
-                talk.generate(random_ids(n, n)[0].tolist(), ignore_eos=True).token_ids
-                for n in (150, 20, 20)
-            ]
-        )
-    assert answers[0] == answers[1]
 
 
 def test_storage_on_disk_takes_no_memory_and_leaves_no_file(llama: Tiny, cache: Path) -> None:
@@ -178,17 +156,6 @@ def test_bytes_are_as_predicted(llama: Tiny, bits: str) -> None:
     assert talk.store.nbytes == host_kv_bytes(shape, 700, 9, 4, own)
 
 
-def test_bits_may_change_from_turn_to_turn(llama: Tiny) -> None:
-    talk = chat(llama.model, max_new_tokens=9, **SMALL)
-    sizes = []
-    for turn, bits in enumerate(("16", "4", "8", "16")):
-        ids = random_ids(400 if turn == 0 else 30, turn)[0].tolist()
-        talk.generate(ids, recall_bits=bits, ignore_eos=True)
-        assert isinstance(talk.store, HostKVStore)
-        sizes.append(talk.store.nbytes / talk.store.seen)
-    assert sizes[1] < 0.5 * sizes[0] and sizes[1] < sizes[2] < 0.6 * sizes[0] < sizes[3]
-
-
 def test_what_was_recalled_is_counted(llama: Tiny) -> None:
     talk = chat(llama.model, recall_entries=20, **SMALL)
     metrics = talk.generate(random_ids(300)[0].tolist(), ignore_eos=True).metrics
@@ -202,29 +169,6 @@ def test_what_was_recalled_is_counted(llama: Tiny) -> None:
     between = talk.generate([5, 6], recall_entries=0, ignore_eos=True).metrics
     assert (between.recalled_bytes, between.recall_hit_rate) == (0, None)
     assert between.again_tokens == 8 and between.line().startswith("read 3 tokens and 8 again")
-
-
-def test_the_count_is_what_moved(llama: Tiny) -> None:
-    """Positions that a layer's heads did not hold a step before, the token itself left out."""
-    talk = chat(llama.model, recall_entries=20, **SMALL)
-    entry = 2 * llama.model.shape.head_dim * 4 + 4
-    pieces = talk.stream_tokens(random_ids(300)[0].tolist(), ignore_eos=True)
-    next(pieces)
-    before, came = _held(talk), 0
-    for piece in pieces:
-        now = _held(talk)
-        came += sum(len(new - old) - 1 for new, old in zip(now, before, strict=True))
-        before = now
-        assert piece.metrics.recalled_bytes == came * entry
-
-
-def _held(talk: Any) -> list[set[int]]:
-    return [
-        set(line[: head_group.used].tolist())
-        for layer in talk.cache.layers
-        for head_group in layer.head_groups
-        for line in head_group.positions[0]
-    ]
 
 
 class Interrupted(BaseException):
@@ -258,44 +202,6 @@ def test_a_step_that_broke_off_costs_nothing(name: str, monkeypatch: pytest.Monk
     assert len(upto) == 200 + 2 + 30
     torch.testing.assert_close(logits, logits_of_the_whole(tiny, upto), atol=1e-4, rtol=1e-4)
     assert not talk.cache.writing
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("recall", ["ram", "disk"])
-def test_a_tier_that_grows_does_not_exist_twice(llama: Tiny, cache: Path, recall: str) -> None:
-    talk = chat(llama.model, recall=recall, **SMALL)
-    talk.generate(random_ids(300)[0].tolist(), ignore_eos=True)
-    assert talk.store is not None
-    old = [weakref.ref(layer.cache) for layer in talk.store.layers]
-    alive = []
-
-    def look(done: int, of: int) -> None:
-        gc.collect()
-        alive.append(sum(each() is not None for each in old))
-
-    talk.generate(
-        random_ids(300, 2)[0].tolist(), callbacks=Callbacks(progress=look), ignore_eos=True
-    )
-    assert alive[0] == 4 and alive[-1] == 1  # the last layer's is let go once it was read
-    gc.collect()
-    assert not any(each() for each in old) and not talk.store.marked
-
-
-def test_a_tier_that_grew_goes_back_to_where_it_was(llama: Tiny) -> None:
-    talk, straight = (chat(llama.model, **SMALL) for _ in range(2))
-    for each in (talk, straight):
-        each.generate(random_ids(200)[0].tolist(), ignore_eos=True)
-    cancel = threading.Event()
-
-    def stop(done: int, of: int) -> None:
-        if done > 0.7 * of:
-            cancel.set()
-
-    with pytest.raises(Stopped):
-        talk.read(random_ids(300, 5)[0].tolist(), callbacks=Callbacks(progress=stop, cancel=cancel))
-    more = random_ids(40, 1)[0].tolist()
-    answers = [each.generate(more, ignore_eos=True).token_ids for each in (talk, straight)]
-    assert answers[0] == answers[1]
 
 
 @pytest.mark.long
@@ -354,96 +260,3 @@ def test_a_limit_is_kept_to_the_byte(llama: Tiny) -> None:
     for count in (150, 20):
         metrics = talk.generate(random_ids(count)[0].tolist(), ignore_eos=True).metrics
         assert 0 < metrics.host_kv_bytes <= limit and not metrics.notes
-
-
-@pytest.mark.parametrize("bits", ["16", "4"])
-def test_room_on_disk_for_a_turn_is_room_for_what_it_writes(
-    llama: Tiny, cache: Path, bits: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    talk = chat(llama.model, recall="disk", recall_bits=bits, **SMALL)
-    talk.generate(random_ids(600)[0].tolist(), ignore_eos=True)
-    written, most, required = 0, 0, 0
-    reserve, require, take = os.posix_fallocate, Disk.require, Disk.take
-
-    def count(file: int, start: int, size: int) -> None:
-        nonlocal written
-        written += size
-        reserve(file, start, size)
-
-    def taken(self: Disk, layer: Any) -> None:
-        nonlocal most, written
-        old = layer.nbytes if bits == "16" else 0
-        take(self, layer)
-        most = max(most, written)
-        written -= old  # the file it was in before is let go
-
-    def note(self: Disk, needed: int) -> None:
-        nonlocal required
-        required = needed
-        require(self, needed)
-
-    monkeypatch.setattr(os, "posix_fallocate", count)
-    monkeypatch.setattr(Disk, "take", taken)
-    monkeypatch.setattr(Disk, "require", note)
-    talk.generate(random_ids(20)[0].tolist(), ignore_eos=True)
-    assert 0 < most <= required + 4 * 10 * 64  # each tensor begins at a multiple of 64
-    required, written = -1, 0
-    if bits == "16":
-        talk.generate([5], max_new_tokens=1, ignore_eos=True)
-        talk.generate([5], max_new_tokens=1, ignore_eos=True)
-        assert required >= 0
-
-
-@pytest.mark.long
-def test_a_second_reading_does_not_keep_the_first(
-    llama: Tiny, cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    readings: list[Any] = []
-    alive: list[int] = []
-    begin = Prefill.__init__
-
-    def watched(self: Prefill, *args: Any, **given: Any) -> None:
-        if type(self) is Prefill:  # not what was planned
-            gc.collect()
-            alive.append(sum(each() is not None for each in readings))
-            readings.append(weakref.ref(self))
-        begin(self, *args, **given)
-
-    def full(self: Disk, layer: Any) -> None:
-        raise RecallError("full")
-
-    monkeypatch.setattr(Prefill, "__init__", watched)
-    monkeypatch.setattr(Disk, "take", full)
-    talk = chat(llama.model, recall="disk", **SMALL)
-    assert talk.generate(random_ids(200)[0].tolist()).metrics.notes == ("full",)
-    assert alive == [0, 0]
-
-
-def test_a_turn_that_never_looks_back_lets_others_do_so(llama: Tiny) -> None:
-    talk = chat(llama.model, recall="auto", **SMALL)
-    talk.generate(random_ids(150)[0].tolist(), ignore_eos=True)
-    apart = talk.generate([5, 6, 7], method="lminfinite:sinks=4", ignore_eos=True)
-    assert apart.metrics.host_kv_bytes == 0 and not apart.metrics.notes
-    logits = last_logits(talk, random_ids(30, 3)[0].tolist())
-    upto = talk.token_ids[: len(talk.token_ids) - 8]
-    torch.testing.assert_close(logits, logits_of_the_whole(llama, upto), atol=1e-4, rtol=1e-4)
-
-
-def test_a_stopped_turn_does_not_move_a_tier(llama: Tiny, cache: Path) -> None:
-    talk = chat(llama.model, recall="auto", **SMALL)
-    talk.generate(random_ids(150)[0].tolist(), ignore_eos=True)
-    cancel = threading.Event()
-    cancel.set()
-    with pytest.raises(Stopped):
-        talk.generate([5, 6], recall="disk", callbacks=Callbacks(cancel=cancel))
-    assert talk.store is not None and not talk.store.on_disk
-    assert talk.generate([5, 6]).metrics.host_kv_place == "ram"
-
-
-def test_a_limit_that_is_none_is_refused_at_once(llama: Tiny) -> None:
-    with pytest.raises(SettingError, match="--recall-limit '1000' is not a size"):
-        chat(llama.model, recall_limit="1000")
-    with pytest.raises(SettingError, match="--recall-limit 'lots' is not a size"):
-        kvlite.load(recall_limit="lots")
-    with pytest.raises(SettingError, match="--recall-limit 'few' is not a size"):
-        chat(llama.model).generate([5], recall_limit="few")

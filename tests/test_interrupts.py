@@ -53,7 +53,7 @@ def once(cache: KVCache) -> bool:
     return all(len(line) == len({*line}) for line in lines)
 
 
-@pytest.mark.parametrize("stride", [23, pytest.param(1, marks=pytest.mark.long)])
+@pytest.mark.parametrize("stride", [23, pytest.param(5, marks=pytest.mark.long)])
 @pytest.mark.parametrize(
     ("name", "method"), [("llama", "full"), ("llama", "h2o"), ("lfm2", "full"), ("llama4", "full")]
 )
@@ -90,7 +90,7 @@ def test_a_step(name: str, method: str, stride: int) -> None:
     assert ("refused" in found) == (method == "h2o")
 
 
-@pytest.mark.parametrize("stride", [61, pytest.param(3, marks=pytest.mark.long)])
+@pytest.mark.parametrize("stride", [61, pytest.param(13, marks=pytest.mark.long)])
 @pytest.mark.parametrize("speculate", ["off", "auto"])
 def test_a_turn(speculate: str, stride: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """It knows whether its token is in the cache, and goes on."""

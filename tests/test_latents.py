@@ -50,7 +50,7 @@ def test_a_token_is_kept_as_transformers_keeps_it(name: str) -> None:
         assert ours.nbytes == head_group.capacity * ((40 + 8) * 4 + 4)
 
 
-@pytest.mark.cases(3)
+@pytest.mark.cases(2, 8)
 @pytest.mark.parametrize("method", NAMES)
 def test_every_method_answers_as_if_keys_and_values_lay_apart(glm: Tiny, method: str) -> None:
     """To the last bit, in two turns; with recall, where the method has it. Values take nothing."""
@@ -75,7 +75,7 @@ def without_values(layers: list[LayerCache]) -> Iterator[Tensor]:
         yield from (each for each in layer.tensors if not any(each is own for own in values))
 
 
-@pytest.mark.cases(3)
+@pytest.mark.cases(2, 5)
 @pytest.mark.parametrize(
     ("method", "bits", "near"),
     [

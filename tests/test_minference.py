@@ -98,17 +98,3 @@ def test_what_is_kept_is_up_to_the_method_it_holds(llama: Tiny) -> None:
 def test_methods_that_read_in_their_own_way_are_refused(inner: str) -> None:
     with pytest.raises(SettingError, match="minference holds no"):
         parse_method(f"minference+{inner}")
-
-
-def test_a_spec_goes_there_and_back() -> None:
-    spec = "minference:columns=64,near=8+simlayerkv:threshold=0.8+kvx:omega=8"
-    method = parse_method(spec)
-    assert method.spec == spec
-    with pytest.raises(SettingError, match="simlayerkv holds no minference"):
-        parse_method("simlayerkv+minference")
-
-
-@pytest.mark.parametrize("option", ["columns=0", "near=-1", "observed=0", "sinks=513", "sinks=-1"])
-def test_options_out_of_range_are_refused(option: str) -> None:
-    with pytest.raises(SettingError, match="out of range"):
-        parse_method(f"minference:{option}")

@@ -25,7 +25,7 @@ from kvlite.methods.layer_policy import layer_policies
 from kvlite.methods.minicache import MiniCache
 from tests.conftest import Tiny, make_tiny
 from tests.oracles import pairs
-from tests.test_engine import empty, positions, run
+from tests.test_engine import empty, positions
 
 DIM = 8
 
@@ -86,21 +86,6 @@ def test_what_is_restored_equals_the_oracle(
                     )
 
 
-@pytest.mark.parametrize("t", [0.0, 1.0])
-def test_the_ends_of_t_are_the_two_directions(t: float) -> None:
-    lower, upper = vectors(1, 3, 2, 30), vectors(2, 3, 2, 30)
-    below, above = merged(MiniCache(t=t, retain=0), layer_of(*lower), layer_of(*upper))
-    own, other = ((below, lower), (above, upper)) if t == 0 else ((above, upper), (below, lower))
-    for kind, name in enumerate(("keys", "values")):
-        exact = own[1][kind]
-        restored = getattr(own[0].head_groups[0], name)
-        torch.testing.assert_close(restored, exact, atol=1e-5, rtol=0)
-        turned = getattr(other[0].head_groups[0], name)
-        cosine = torch.cosine_similarity(turned, exact, dim=-1)
-        torch.testing.assert_close(cosine, torch.ones_like(cosine), atol=1e-5, rtol=0)
-        torch.testing.assert_close(turned.norm(dim=-1), other[1][kind].norm(dim=-1))
-
-
 def test_vectors_that_are_parallel_opposed_or_zero() -> None:
     lower = torch.zeros(1, 1, 4, DIM)
     lower[..., 0] = torch.tensor([2.0, 2.0, 0.0, 0.0])
@@ -110,13 +95,6 @@ def test_vectors_that_are_parallel_opposed_or_zero() -> None:
     for restored, line in ((below, [2.0, -2.0, 0.0, 0.0]), (above, [3.0, -3.0, 3.0, 0.0])):
         assert restored.head_groups[0].keys[0, 0, :, 0].tolist() == pytest.approx(line, abs=1e-5)
         assert not restored.head_groups[0].keys[..., 1:].any()
-
-
-def test_identical_layers_are_restored() -> None:
-    same = vectors(3, 2, 2, 50)
-    for layer in merged(MiniCache(retain=0), layer_of(*same), layer_of(*same)):
-        torch.testing.assert_close(layer.head_groups[0].keys, same[0], atol=1e-6, rtol=1e-6)
-        torch.testing.assert_close(layer.head_groups[0].values, same[1], atol=1e-6, rtol=1e-6)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -133,21 +111,6 @@ def test_retained_tokens_are_bit_exact_and_the_most_different_ones(dtype: torch.
     for b in range(3):
         for h in range(2):
             assert cosine[b, h][kept[b, h]].max() < cosine[b, h][~kept[b, h]].min()
-
-
-def test_merging_again_what_was_merged_changes_nothing() -> None:
-    first = merged(
-        MiniCache(retain=0), layer_of(*vectors(6, 2, 2, 40)), layer_of(*vectors(7, 2, 2, 40))
-    )
-    dense = [layer_of(each.head_groups[0].keys, each.head_groups[0].values) for each in first]
-    for once, twice in zip(first, merged(MiniCache(), *dense), strict=True):
-        for name in ("keys", "values"):
-            torch.testing.assert_close(
-                getattr(twice.head_groups[0], name),
-                getattr(once.head_groups[0], name),
-                atol=2e-6,
-                rtol=1e-6,
-            )
 
 
 def test_what_comes_later_is_merged_behind_it_and_leaves_it_as_it_was() -> None:
@@ -285,18 +248,6 @@ def test_answers_over_three_turns_equal_attention_to_what_the_oracle_restores(
             assert (logits - dense.read(token[:, None])).abs().max() < 1e-4
 
 
-def test_a_long_answer_leaves_what_was_merged(llama: Tiny) -> None:
-    cache, prompt = empty(llama.model), torch.randint(3, 199, (1, 200))
-    run(llama.model, cache, prompt, 0, method="minicache", budget=24)
-    segments = [layer.head_groups[0].segment for layer in cache.layers]
-    assert [segment is not None for segment in segments] == [False, False, True, True]
-    policies = layer_policies(parse_method("minicache"), llama.model.shape, 24, 200)
-    for _ in range(150):
-        decode_step(llama.model, cache, torch.tensor([7]), policies)
-    assert [layer.head_groups[0].segment for layer in cache.layers] == segments
-    assert positions(cache) == [[set(range(350))] * 2] * 4
-
-
 def test_an_answer_never_restores_a_whole_layer(llama: Tiny) -> None:
     model, count = llama.model, 900
     one_layer = model.shape.full_kv_bytes(count, 4) // model.shape.layers
@@ -350,33 +301,3 @@ def test_stopping_while_a_later_turn_is_read_loses_nothing(llama: Tiny) -> None:
     ]
     assert answers[0].token_ids == answers[1].token_ids
     assert stopped.cache.nbytes == fresh.cache.nbytes
-
-
-@pytest.mark.cases(2)
-@pytest.mark.parametrize("budget", ["24", "150"])
-@pytest.mark.parametrize("other", ["kvx", "streaming", "h2o", "snapkv:window=8", "full"])
-def test_another_method_may_take_over_and_give_back(llama: Tiny, other: str, budget: str) -> None:
-    """Its choice is the same as if the restored entries had been there as they are."""
-    torch.manual_seed(7)
-    first, second = (torch.randint(3, 199, (n,)).tolist() for n in (90, 40))
-    talk = Conversation(llama.model, Settings(method="minicache", budget="24", recall="off"))
-    talk.generate(first, max_new_tokens=6, ignore_eos=True)
-    plain = Conversation(llama.model, Settings(method="full", recall="off"))
-    plain.read(first)
-    plain.cache.seen, plain.context.token_ids = talk.cache.seen, [*talk.token_ids]
-    plain.cache.layers = [
-        layer_of(
-            head_group.keys[:, :, : head_group.used], head_group.values[:, :, : head_group.used]
-        )
-        for layer in talk.cache.layers
-        for head_group in layer.head_groups
-    ]
-    plain.context.turn = talk.context.turn
-    answers = [
-        each.generate(second, method=other, budget=budget, max_new_tokens=30, ignore_eos=True)
-        for each in (talk, plain)
-    ]
-    assert answers[0].token_ids == answers[1].token_ids
-    assert positions(talk.cache) == positions(plain.cache)
-    back = talk.generate(second, max_new_tokens=4, ignore_eos=True)
-    assert len(back.token_ids) == 4 and back.kv_bytes == talk.cache.nbytes

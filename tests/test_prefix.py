@@ -11,7 +11,7 @@ from kvlite.conversation.metrics import GenerationMetrics
 from kvlite.conversation.prefix import CHOOSING, answer_prompt, common, known_ids
 from kvlite.errors import ContextError
 from tests.conftest import Tiny, make_tiny
-from tests.test_branches import GIVEN, opened
+from tests.contract.talks import GIVEN, opened
 
 EXACT = ("full", "recall", "recall-8", "recall-disk", "late")
 
@@ -28,6 +28,7 @@ def answered(
     return tokens, pieces[-1].metrics
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("name", EXACT)
 def test_whatever_was_read_before_the_answer_is_that_of_the_prompt_alone(
     llama: Tiny, name: str

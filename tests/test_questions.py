@@ -1,16 +1,12 @@
 """The runner of question tasks: what every branch gets is what it would get alone."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, replace
-from functools import partial
+from dataclasses import asdict
 from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from kvlite.bench import batch_decode as together
 from kvlite.bench.batch_decode import answers, surprise
 from kvlite.bench.case import Case, Recipe
 from kvlite.bench.fork import Choice, Recalled, parties
@@ -23,9 +19,8 @@ from kvlite.config.settings import Settings
 from kvlite.conversation.conversation import Conversation
 from kvlite.engine.step import decode_step
 from kvlite.methods import parse_method
-from kvlite.model.load import LoadedModel
 
-from .conftest import Tiny, make_tiny
+from .conftest import Tiny
 
 SPECS = [
     ("full", 120),
@@ -64,7 +59,7 @@ def recipes(seeds: Sequence[int]) -> list[Recipe]:
     ]
 
 
-@pytest.mark.cases(1)
+@pytest.mark.cases(1, 6)
 @pytest.mark.parametrize("question", ["known", "unknown"])
 def test_forked_branches_answer_as_conversations_do(kind: Tiny, question: str) -> None:
     """Known: one turn. Unknown: the context is read, then the question is a turn of its own."""
@@ -89,138 +84,7 @@ def test_forked_branches_answer_as_conversations_do(kind: Tiny, question: str) -
         assert branch.cache.seen == talk.cache.seen
 
 
-RECALLING = [
-    ("snapkv:window=8", 40),
-    ("kvx:queries=max,heads=max,alpha=16", 40),
-    ("snapkv:window=8,per_head=true", 40),
-    ("snapkv:layers=global,window=8", 50),
-    ("h2o", 40),
-    ("tova", 40),
-    ("simlayerkv:threshold=0.5,recent=30,detect=decode", 60),
-    ("kvzip:window=4", 40),
-    ("minicache:start=0", 40),
-    ("chai:start=0", 40),
-    ("minference:columns=16,near=16,sinks=4+kvx", 40),
-]
 WAYS = [Recalled(0), Recalled(20), Recalled(20, KVBits(8, 8))]
-
-
-def settings_of(choice: Choice) -> Settings:
-    assert choice.recall is not None
-    return Settings(
-        method=choice.method.spec,
-        budget=str(choice.budget),
-        kv_bits=choice.kv_bits,
-        recall="ram",
-        recall_entries=choice.recall.entries,
-        recall_bits="16" if choice.recall.bits is None else str(choice.recall.bits),
-        max_new_tokens=8,
-    )
-
-
-def require_alike(model: LoadedModel, case: Case, question: str, grid: list[Choice]) -> None:
-    """Each choice that recalls does what a conversation with its settings does."""
-    for party in parties(grid):
-        branches = read(model, case, question, party)
-        assert len({id(each.store) for each in branches if each.choice.recall}) <= 1
-        before = [(each.cache.nbytes, each.cache.entries_mean) for each in branches]
-        surprise(model, branches, case.forced, case.at_keys)
-        said = answers(model, branches, case.new_tokens)
-        for branch, held, ids in zip(branches, before, said, strict=True):
-            if branch.choice.recall is None:
-                continue
-            talk = Conversation(model, settings_of(branch.choice))
-            given = case.prompt
-            if question == "unknown":
-                talk.read(case.context)
-                given = list(case.question)
-            pieces = list(talk.stream_tokens(given))
-            about = f"{branch.choice.method.spec} {branch.choice.kv_bits} {branch.choice.recalls}"
-            metrics = pieces[0].metrics
-            assert (metrics.kv_bytes, metrics.kept_entries_mean) == held, about
-            assert (metrics.host_kv_bytes, metrics.index_bytes) == (
-                branch.host_kv_bytes,
-                branch.index_bytes,
-            ), about
-            assert metrics.host_kv_bytes > 0
-            assert ids == [each.token_id for each in pieces if each.token_id not in model.stop_ids]
-            assert talk.context.turn is not None
-            torch.testing.assert_close(
-                branch.logits, talk.context.turn.logits[0], atol=1e-4, rtol=1e-4, msg=about
-            )
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("question", ["known", "unknown"])
-def test_branches_that_recall_answer_as_conversations_do(llama: Tiny, question: str) -> None:
-    """Every method with every way, among branches that forget what they drop."""
-    methods = [*RECALLING, ("pyramidinfer:least=8", 40)]
-    plain = [Choice(parse_method(spec), budget) for spec, budget in methods]
-    grid = [*plain, *(replace(each, recall=way) for each in plain for way in WAYS)]
-    grid.append(Choice(parse_method("snapkv:window=8"), 40, KVBits(8, 8), WAYS[1]))
-    require_alike(llama.model, make_case(4), question, grid)
-
-
-@pytest.mark.cases(1)
-@pytest.mark.parametrize("name", ["gemma3", "qwen2-sliding", "phi3-longrope", "llama-rope-dynamic"])
-def test_branches_recall_alike_on_other_models(name: str) -> None:
-    grid = [Choice(parse_method(spec), 40, None, way)
-            for spec in ("snapkv:window=8", "h2o", "kvzip:window=4")
-            for way in (None, WAYS[1])]  # fmt: skip
-    require_alike(make_tiny(name).model, make_case(4), "unknown", grid)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("question", ["known", "unknown"])
-def test_a_party_answers_as_each_of_its_choices_by_itself(llama: Tiny, question: str) -> None:
-    """Nothing that one branch brings back or says is seen by another."""
-    case = make_case(5)
-    grid = [Choice(parse_method(spec), budget, None, way) for spec, budget in RECALLING[:5]
-            for way in (None, *WAYS[:2], Recalled(60))]  # fmt: skip
-    assert parties(grid) == [grid]
-    branches = read(llama.model, case, question, grid)
-    together = (
-        surprise(llama.model, branches, case.forced, case.at_keys),
-        answers(llama.model, branches, 8),
-    )
-    again = surprise(
-        llama.model, read(llama.model, case, question, grid), case.forced, case.at_keys
-    )
-    assert again == together[0]
-    for index, choice in enumerate(grid):
-        apart = read(llama.model, case, question, [choice])
-        (nats,) = surprise(llama.model, apart, case.forced, case.at_keys)
-        assert nats == pytest.approx(together[0][index], abs=1e-4)
-        assert answers(llama.model, apart, 8)[0] == together[1][index]
-
-
-def test_with_recall_the_question_may_as_well_be_known(llama: Tiny) -> None:
-    """Reading twice keeps what reading once does: turns are exact. (A method that hears more
-    queries than the question has tokens hears fewer of them.)"""
-    case, specs = make_case(6), [RECALLING[0], *RECALLING[2:6]]
-    grid = [Choice(parse_method(spec), size, None, WAYS[1]) for spec, size in specs]
-    known, unknown = (
-        read(llama.model, case, "known", grid),
-        read(llama.model, case, "unknown", grid),
-    )
-    for one, other in zip(known, unknown, strict=True):
-        assert positions(one.cache) == positions(other.cache), one.choice.method.spec
-        torch.testing.assert_close(one.logits, other.logits, atol=1e-4, rtol=1e-4)
-    off = [replace(each, recall=None) for each in grid]
-    apart = [positions(each.cache) for each in read(llama.model, case, "unknown", off)]
-    assert sum(a != positions(b.cache) for a, b in zip(apart, unknown, strict=True)) > 3
-
-
-def test_what_drops_nothing_recalls_nothing(llama: Tiny) -> None:
-    case = make_case()
-    grid = [Choice(parse_method("snapkv"), 102, None, way) for way in (None, Recalled(20))]
-    off, on = read(llama.model, case, "unknown", grid)
-    assert on.store is None and on.recall is None and on.choice.recalls == "20"
-    assert positions(off.cache) == positions(on.cache)
-    (alone,) = read(llama.model, case, "unknown", grid[:1])
-    said = answers(llama.model, [off, on], 8)
-    assert off.cache.seen == on.cache.seen == 102 + 7
-    assert said == 2 * answers(llama.model, [alone], 8)
 
 
 def test_parties_share_a_tier_and_only_one_is_filled_at_a_time() -> None:
@@ -253,7 +117,7 @@ def alone(tiny: Tiny, case: Case, choice: Any) -> float:
     return sum(nats) / len(nats)
 
 
-@pytest.mark.cases(1)
+@pytest.mark.cases(1, 4)
 def test_surprise_is_each_methods_own_and_disturbs_nothing(kind: Tiny) -> None:
     case = make_case(3)
     branches = read(kind.model, case, "known", CHOICES)
@@ -279,19 +143,6 @@ def positions(cache: KVCache) -> list[Any]:
     ]
 
 
-def test_an_answer_ends_where_the_model_ends(llama: Tiny) -> None:
-    case = make_case(1)
-    choices = CHOICES[:3]
-    said = answers(llama.model, read(llama.model, case, "known", choices), 8)
-    assert [len(ids) for ids in said] == [8, 8, 8]
-    stop = frozenset({said[0][3], said[1][0]})
-    model = replace(llama.model, stop_ids=stop)
-    ended = answers(model, read(model, case, "known", choices), 8)
-    for ids, short in zip(said, ended, strict=True):
-        end = next((i for i, token in enumerate(ids) if token in stop), 8)
-        assert short == ids[:end]
-
-
 def test_rows_say_what_was_asked_and_what_came(llama: Tiny) -> None:
     case = make_case(2)
     work = ask(llama.model, recipes([2]), [CHOICES[0], CHOICES[2]], ["unknown"])
@@ -307,49 +158,6 @@ def test_rows_say_what_was_asked_and_what_came(llama: Tiny) -> None:
         "question": "unknown", "method": "snapkv:window=8", "budget": 40, "kv_bits": "16",
         "recall": "off",
     }  # fmt: skip
-
-
-@pytest.mark.long
-@settings(max_examples=12, deadline=None)
-@given(st.integers(0, 16))
-def test_a_run_stopped_after_any_row_goes_on_to_the_same_rows(llama: Tiny, stopped: int) -> None:
-    work = ask(llama.model, recipes([0, 1]), CHOICES[:4], ["known", "unknown"])
-    grid = partial(measure, work)
-    whole = list(grid())
-    assert len(whole) == 16
-    first = whole[:stopped]
-    done = frozenset(tuple(asdict(row)[name] for name in QuestionRow.KEY) for row in first)
-    assert [*first, *grid(done)] == whole
-
-
-@pytest.mark.long
-def test_rows_of_recall_have_keys_of_their_own(llama: Tiny) -> None:
-    kept = Choice(parse_method("snapkv:window=8"), 40)
-    grid = [CHOICES[0], *(replace(kept, recall=way) for way in (None, *WAYS))]
-    work = ask(llama.model, recipes([0]), grid, ["unknown"])
-    rows = list(measure(work))
-    assert [row.recall for row in rows] == ["off", "off", "0", "20", "20 of 8 bits"]
-    keys = [tuple(asdict(row)[name] for name in QuestionRow.KEY) for row in rows]
-    assert len(set(keys)) == 5
-    assert [bool(row.host_kv_bytes and row.index_bytes) for row in rows] == [False, False] + 3 * [
-        True
-    ]
-    assert rows[4].host_kv_bytes < 0.7 * rows[3].host_kv_bytes
-    for stopped in range(6):
-        rest = measure(work, frozenset(keys[:stopped]))
-        assert [*rows[:stopped], *rest] == rows
-    tally = tallies(rows)[3]
-    assert tally.kv_bytes == rows[3].kv_bytes + rows[3].index_bytes
-    assert tally.setting()["recall"] == "20" and len(tallies(rows)) == 5
-
-
-def test_what_is_done_is_not_read_again(llama: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
-    grid = partial(measure, ask(llama.model, recipes([0, 1]), CHOICES[:2], ["known"]))
-    done = frozenset(tuple(asdict(row)[name] for name in QuestionRow.KEY) for row in grid())
-    monkeypatch.setattr(together, "step_together", None)
-    monkeypatch.setattr("kvlite.bench.questions.read", None)
-    assert done
-    assert not list(grid(done))
 
 
 def test_tables_add_up_over_depths_and_seeds() -> None:

@@ -13,16 +13,15 @@ from kvlite.cache.copying import copied
 from kvlite.config.settings import Settings
 from kvlite.conversation.checkpoint import Checkpoint
 from kvlite.conversation.conversation import Conversation
-from kvlite.engine.callbacks import Callbacks
 from kvlite.errors import OutOfMemory, SettingError
 from kvlite.offload.kv.checkpoint import HostKVCheckpoint
 from tests.conftest import Tiny, make_tiny
-from tests.faults import Faults
-from tests.test_branches import (
+from tests.contract.talks import (
     FIRST,
     GIVEN,
     OTHER,
     SECOND,
+    SMALL,
     THIRD,
     WORDS,
     entries,
@@ -30,7 +29,7 @@ from tests.test_branches import (
     opened,
     said,
 )
-from tests.test_context_shift import SMALL
+from tests.faults import Faults
 
 
 def alike(one: Conversation, two: Conversation) -> None:
@@ -83,27 +82,6 @@ def test_without_the_tier_all_of_it_is_in_the_cache(llama: Tiny, given: dict[str
     assert talk.cache.entries_mean >= 40
 
 
-def test_compacted_after_going_back() -> None:
-    tiny = make_tiny("llama", **SMALL)
-    talk = opened(tiny, budget="40", beyond_context="compact")
-    said(talk, FIRST, FIRST, SECOND)
-    talk.undo()
-    heard(talk.stream(" ".join(["5"] * 60)))
-    assert talk.cache.seen == len(talk.token_ids) < 256
-    assert talk.token_ids.count(5) >= 60
-
-
-def test_opened_without_recall_after_going_back(llama: Tiny, tmp_path: Path) -> None:
-    talk = opened(llama, budget="40")
-    said(talk, FIRST, SECOND)
-    talk.undo()
-    talk.save(tmp_path / "talk.kv")
-    again = kvlite.Runner(llama.model, Settings()).open(tmp_path / "talk.kv", recall="off")
-    for each in (talk, again):
-        heard(each.stream(OTHER, recall="off"))
-    alike(again, talk)
-
-
 def test_bits_of_the_tier_that_change(llama: Tiny, tmp_path: Path) -> None:
     talk, fresh = (opened(llama, budget="40", recall_bits=bits) for bits in ("4", "16"))
     for text in (FIRST, SECOND):
@@ -115,29 +93,6 @@ def test_bits_of_the_tier_that_change(llama: Tiny, tmp_path: Path) -> None:
     expected = said(fresh, OTHER)[0]
     for each in (again, talk):
         assert heard(each.edit(2, OTHER, recall_bits="16")) == expected
-
-
-def test_bits_of_the_tier_that_are_given_up(llama: Tiny) -> None:
-    talk = opened(llama, budget="40")
-    for text, bits in ((FIRST, "4"), (SECOND, "4"), (THIRD, "16")):
-        heard(talk.stream(text, recall_bits=bits))
-    told: list[str] = []
-    assert (
-        len(heard(talk.edit(2, OTHER, recall_bits="4", callbacks=Callbacks(notify=told.append))))
-        == 5
-    )
-    assert told and talk.cache.seen == len(talk.token_ids)
-
-
-def test_layers_that_read_less_go_back_after_saving(llama: Tiny, tmp_path: Path) -> None:
-    given = {"method": "pyramidinfer", "budget": "60"}
-    talk, fresh = opened(llama, **given), opened(llama, **given)
-    said(talk, FIRST, SECOND, THIRD)
-    talk.save(tmp_path / "talk.kv")
-    again = kvlite.Runner(llama.model, Settings()).open(tmp_path / "talk.kv")
-    said(fresh, FIRST, OTHER)
-    list(again.edit(2, OTHER))
-    assert again.cache.entries_mean == fresh.cache.entries_mean
 
 
 @pytest.mark.long
@@ -187,11 +142,6 @@ def test_what_is_refused_makes_no_room() -> None:
     assert talk.cache.seen == seen and talk.undo() == FIRST
 
 
-def test_nothing_to_say(llama: Tiny) -> None:
-    with pytest.raises(SettingError, match="there is nothing to answer"):
-        said(opened(llama), "")
-
-
 @pytest.fixture
 def copies(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Bytes of what is copied for checkpoints, at a time."""
@@ -206,7 +156,7 @@ def copies(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return made
 
 
-@pytest.mark.cases(6)
+@pytest.mark.cases(3, 12)
 @pytest.mark.parametrize("limit", ["auto", "60KB", "0MB"])
 @pytest.mark.parametrize("architecture", ["llama", "gemma3", "llama4"])
 @pytest.mark.parametrize("name", ["recall", "forget", "late, forgotten"])

@@ -14,11 +14,9 @@ from kvlite.engine.slices import in_one_go
 from kvlite.errors import SettingError
 from kvlite.methods import parse_method
 from kvlite.methods.allocation import LayerLine, layer_line
-from kvlite.methods.base import LayerView
 from kvlite.methods.competition import compete
 from kvlite.methods.kvx import KVX
-from kvlite.methods.layer_policy import LayerPolicy, layer_policies
-from kvlite.methods.select import alike
+from kvlite.methods.layer_policy import layer_policies
 from kvlite.methods.snapkv import SnapKV
 from tests.conftest import Tiny
 from tests.oracles import budgets, selection
@@ -42,10 +40,6 @@ def test_a_batch_competes_by_its_mean() -> None:
     first = torch.tensor([[9.0, 8, 7], [1, 1, 1], [2, 2, 2]])
     second = torch.tensor([[1.0, 1, 1], [9, 8, 7], [2, 2, 2]])
     assert compete([torch.stack([first, second])], 6, 0) == [[3, 3, 0]]
-
-
-def test_alike() -> None:
-    assert alike([4, 2, 4, 0]) == [(0, (3,)), (2, (1,)), (4, (0, 2))]
 
 
 def oracle(case: Case, method: SnapKV | KVX, budget: int) -> list[list[list[int]]]:
@@ -89,48 +83,6 @@ def test_heads_that_compete_keep_what_the_oracle_keeps(
         assert len({*lengths}) > 1
 
 
-def test_heads_in_banks_of_different_length_compete_together() -> None:
-    """A second turn: what one head lacks, others may keep, and the mean is the budget again."""
-    case = make_case(kv_heads=3, seed=8)
-    method = SnapKV(window=4, per_head=True)
-    once = LayerPolicy(method, 20).cut(
-        LayerView(0, case.layer.head_groups, case.window, 20), room=0
-    )
-    assert len(once.head_groups) > 1 and once.entries_mean == 20
-    again = LayerPolicy(method, 12).cut(LayerView(0, once.head_groups, case.window, 12), room=0)
-    assert again.entries_mean == 12
-    assert sorted(head for head_group in again.head_groups for head in head_group.heads) == [
-        0,
-        1,
-        2,
-    ]
-    assert again.keys.shape[1] == 36
-
-
-def lines(layer: LayerCache) -> list[int]:
-    return sorted(head_group.used for head_group in layer.head_groups)
-
-
-@pytest.mark.parametrize("spec", ["snapkv:window=4,per_head=true", "kvx:alpha=4,per_head=true"])
-def test_ragged_lines_answer_and_free_memory(llama: Tiny, spec: str) -> None:
-    talk = kvlite.Runner(llama.model, Settings(recall="off")).conversation(method=spec, budget=24)
-    talk.read(torch.randint(3, 199, (150,), generator=torch.Generator().manual_seed(1)).tolist())
-    ragged = [layer for layer in talk.cache.layers if len(layer.head_groups) > 1]
-    assert ragged
-    assert talk.cache.entries_mean == 24
-    before = [lines(layer) for layer in talk.cache.layers]
-    answer = talk.generate([5], max_new_tokens=70, ignore_eos=True)
-    assert len(answer.token_ids) == 70
-    grown = 69 if "snapkv" in spec else 0
-    assert talk.cache.entries_mean == 24 + grown
-    assert [sum(lines(layer)) for layer in talk.cache.layers] == [
-        sum(line) + grown * len(line) for line in before
-    ]
-    talk.generate([6] * 30, max_new_tokens=3, ignore_eos=True)
-    assert talk.cache.entries_mean == 24 + (2 if grown else 0)
-    assert sum(layer.nbytes for layer in talk.cache.layers) == talk.cache.nbytes
-
-
 @pytest.mark.parametrize("layers", ["uniform", "global", "entropy"])
 def test_lines_shorter_than_their_ends_stay_whole(llama: Tiny, layers: str) -> None:
     """A method with a longer window comes after one that left some heads nearly nothing."""
@@ -172,13 +124,6 @@ def test_falling_lines_sum_and_equal_the_oracle(
     assert min(ours) >= min(average, reserved + 1)
     expected = budgets.falling_line(average, layers, n, reserved, beta, kind == "exponential", 1)
     assert np.abs(np.subtract(ours, expected)).max() <= 1  # fractions that differ by float noise
-
-
-def test_lines_from_flat_to_steep() -> None:
-    kinds: tuple[LayerLine, ...] = ("uniform", "pyramid", "geometric", "exponential")
-    firsts = [layer_line(kind, 64, 30, 4000, reserved=8, beta=20)[0] for kind in kinds]
-    assert firsts == sorted(firsts) and firsts[0] == 64 and firsts[1] == 8 + 109
-    assert len({*firsts}) == 4
 
 
 # --- over layers, by their votes ------------------------------------------------------------------
@@ -247,26 +192,3 @@ def test_layers_share_by_the_spread_of_their_votes(llama: Tiny, kind: str, per_h
     assert [count / 2 - 4 for count in held] == expected
     if per_head == "false":
         assert all(len({n for _, n in layer.lengths}) == 1 for layer in talk.cache.layers)
-
-
-@pytest.mark.parametrize(
-    "spec", ["snapkv:window=4,layers=global", "kvx:alpha=4,layers=entropy", "h2o:layers=gini"]
-)
-def test_shared_layers_answer_over_turns(llama: Tiny, spec: str) -> None:
-    talk, _ = shared(llama, spec)
-    answer = talk.generate([5], max_new_tokens=40, ignore_eos=True)
-    assert len(answer.token_ids) == 40
-    grown = 39 if "snapkv" in spec else 0
-    assert talk.cache.entries_mean == 24 + grown
-    talk.generate(list(range(5, 60)), max_new_tokens=1, ignore_eos=True)
-    assert talk.cache.entries_mean == 24
-    assert all(
-        head_group.selection_scores is None
-        for layer in talk.cache.layers
-        for head_group in layer.head_groups
-    )
-
-
-def test_a_prompt_within_the_budget_is_not_shared_out(llama: Tiny) -> None:
-    _, held = shared(llama, "snapkv:window=4,layers=global", 150)
-    assert held == [300] * 4

@@ -7,9 +7,6 @@ import numpy as np
 import pytest
 import torch
 
-import kvlite
-from kvlite.config.settings import Settings
-from kvlite.conversation.context import Context
 from kvlite.engine.prefill import prefill
 from kvlite.engine.step import decode_step
 from kvlite.errors import SettingError
@@ -20,12 +17,9 @@ from kvlite.methods.layer_policy import layer_policies
 from kvlite.methods.simlayerkv import SimLayerKV
 from kvlite.methods.streaming import Streaming
 from tests.conftest import Tiny, make_tiny
-from tests.masked import masked_logits
 from tests.oracles import attention
-from tests.test_branches import FIRST, SECOND, THIRD, opened, refused, said, same
-from tests.test_engine import empty, positions
+from tests.test_engine import empty
 from tests.test_methods import make_case
-from tests.test_recall import last_logits, logits_of_the_whole
 
 
 def oracle_share(case: Any, b: int, rows: int, line: int, sinks: int, own: bool) -> float:
@@ -130,69 +124,6 @@ def test_planted_lazy_layers_are_found(lazy: set[int], detect: str) -> None:
     assert cache.layers[0].entries_mean == (trimmed + 1 if 0 in lazy else 92)
 
 
-@pytest.mark.parametrize(
-    "spec",
-    [
-        "simlayerkv:threshold=0,recent=20",
-        "simlayerkv:threshold=0.6,recent=20,bound_decode=true+kvx",
-        "simlayerkv:threshold=0.5,recent=20+snapkv:window=8,per_head=true",
-        "simlayerkv:threshold=0.5,recent=12+h2o",
-    ],
-)
-def test_decoding_equals_dense_attention_to_what_is_held(llama: Tiny, spec: str) -> None:
-    torch.manual_seed(4)
-    prompt, cache = torch.randint(3, 199, (1, 90)), empty(llama.model)
-    policies = layer_policies(parse_method(spec), llama.model.shape, 24, 90)
-    rows = [prefill(llama.model, cache, prompt, policies, reserve=20, chunk=32)]
-    ids, held = [prompt], []
-    for _ in range(20):
-        ids.append(rows[-1].argmax(-1)[None])
-        rows.append(decode_step(llama.model, cache, ids[-1][0], policies))
-        held.append(positions(cache))
-    expected = masked_logits(llama.reference, torch.cat(ids, 1), held, 90)
-    assert (torch.cat(rows) - expected).abs().max() < 1e-4
-
-
-def test_all_layers_lazy_is_streaming(llama: Tiny) -> None:
-    lazy, alone = (
-        kvlite.Runner(llama.model, Settings()).conversation(method=method, budget=24)
-        for method in ("simlayerkv:threshold=0,recent=20,bound_decode=true", "streaming")
-    )
-    prompt = torch.randint(3, 199, (90,)).tolist()
-    for talk in (lazy, alone):
-        talk.read(prompt)
-    assert positions(lazy.cache) == positions(alone.cache)
-    answers = [talk.generate([5], max_new_tokens=30, ignore_eos=True) for talk in (lazy, alone)]
-    assert answers[0].token_ids == answers[1].token_ids
-    assert positions(lazy.cache) == positions(alone.cache)
-
-
-def test_no_layer_lazy_is_the_method_within(llama: Tiny) -> None:
-    held: list[list[list[set[int]]]] = []
-    for method in ("simlayerkv:threshold=1+kvx", "kvx"):
-        talk = kvlite.Runner(llama.model, Settings()).conversation(method=method, budget=24)
-        talk.read(torch.arange(3, 103).tolist())
-        talk.generate([5], max_new_tokens=20, ignore_eos=True)
-        talk.generate([9, 8], max_new_tokens=20, ignore_eos=True)
-        held.append(positions(talk.cache))
-    assert held[0] == held[1]
-
-
-def live(tiny: Tiny, spec: str, count: int) -> int:
-    talk = kvlite.Runner(tiny.model, Settings().replace({"measure": "tensors"})).conversation(
-        method=spec
-    )
-    answer = talk.generate(torch.randint(3, 199, (count,)).tolist(), max_new_tokens=1)
-    return answer.metrics.peak_bytes
-
-
-def test_the_peak_falls_too(llama: Tiny) -> None:
-    """A lazy layer is trimmed before the next one is read."""
-    spec, count = "simlayerkv:recent=20,threshold=", 900
-    layer = llama.model.shape.full_kv_bytes(count, 4) // llama.model.shape.layers
-    assert live(llama, spec + "1", count) - live(llama, spec + "0", count) > 2 * layer
-
-
 def test_specs() -> None:
     spec = "simlayerkv:threshold=0.8,recent=64+kvx:omega=8,pool=31"
     method = parse_method(spec)
@@ -209,39 +140,3 @@ def test_specs() -> None:
     ):
         with pytest.raises(SettingError, match=reason):
             parse_method(wrong)
-
-
-def test_a_prompt_shorter_than_the_sinks_is_kept_whole(llama: Tiny) -> None:
-    settings = Settings(method="simlayerkv:threshold=0.1,detect=decode", max_new_tokens=4)
-    talk = kvlite.Runner(llama.model, settings).conversation()
-    assert len(talk.generate([5, 6, 7], ignore_eos=True).token_ids) == 4
-
-
-@pytest.mark.parametrize("detect", ["prefill", "decode"])
-def test_what_lazy_layers_drop_within_the_budget_comes_back(
-    llama: Tiny, detect: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A layer that is lazy from the second turn on: it goes back with what it had, and the next
-    turn recalls."""
-
-    def late(_: Any, head_groups: list[Any], *__: Any) -> float:
-        return float(head_groups[0].used > 100)
-
-    monkeypatch.setattr(SimLayerKV, "attention_to_line", late)
-    given = {"method": f"simlayerkv:threshold=0.5,recent=20,detect={detect}", "budget": "500"}
-    talk, fresh = (opened(llama, recall="off", **given) for _ in range(2))
-    said(talk, FIRST, SECOND, THIRD)
-    assert talk.cache.entries_mean < 50
-    with monkeypatch.context() as patched:
-        patched.setattr(Context, "read", refused)
-        talk.undo()
-        talk.undo()
-    said(fresh, FIRST)
-    assert fresh.cache.entries_mean == fresh.cache.seen
-    same(talk, fresh)
-    recalling = opened(llama, recall="ram", recall_entries=0, **given)
-    for count in (120, 10):
-        logits = last_logits(recalling, [*range(3, 3 + count)])
-        ids = recalling.token_ids[: len(recalling.token_ids) - 4]
-        assert (logits - logits_of_the_whole(llama, ids)).abs().max() < 1e-4
-    assert recalling.cache.entries_mean < 50

@@ -26,14 +26,13 @@ from kvlite.engine.cuda_graph import GraphDecoder, Replay
 from kvlite.engine.prefill import prefill
 from kvlite.engine.prompt_lookup import PromptLookup
 from kvlite.engine.runs_with import as_table
-from kvlite.engine.speculate import WIDEST, Pace, Speculation, room_ahead
-from kvlite.engine.step import StepRows, decode_step, step
+from kvlite.engine.speculate import WIDEST, Pace, Speculation
 from kvlite.engine.step_program import StepProgram
 from kvlite.methods import parse_method
 from kvlite.methods.layer_policy import LayerPolicy, layer_policies
 from kvlite.model.load import LoadedModel
 from tests import graph_double
-from tests.conftest import ARCHITECTURES, Tiny, make_tiny
+from tests.conftest import Tiny, make_tiny
 from tests.faults import Faults
 
 IDS = [3 + 7 * i % 190 for i in range(60)]
@@ -184,7 +183,7 @@ def alike(talk: Conversation, plain: Conversation) -> None:
     torch.testing.assert_close(*map(states_of, (talk.cache, plain.cache)), atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.cases(2)
+@pytest.mark.cases(2, 20)
 @pytest.mark.parametrize("drawn", DRAWN, ids=str)
 @pytest.mark.parametrize("name", APPENDING)
 def test_the_same_answer_in_fewer_steps(llama: Tiny, name: str, drawn: dict[str, Any]) -> None:
@@ -209,7 +208,7 @@ def test_the_same_answer_in_fewer_steps(llama: Tiny, name: str, drawn: dict[str,
     assert talk.generate(IDS[:9], **more).token_ids == plain.generate(IDS[:9], **more).token_ids
 
 
-@pytest.mark.cases(3)
+@pytest.mark.cases(2, 6)
 @pytest.mark.parametrize(
     "name", [name for name, given in APPENDING.items() if "recall_entries" not in given]
 )
@@ -238,22 +237,6 @@ def test_a_graph_takes_what_is_proposed(
     alike(talk, plain)
     assert told.metrics.accepted_tokens > 10 and len(widths) > 4
     assert recorded == [WIDEST]
-
-
-@pytest.mark.cases(7)
-@pytest.mark.parametrize("name", sorted(ARCHITECTURES))
-def test_each_architecture_recalls_the_same_in_fewer_steps(name: str) -> None:
-    """Where no layer has a window, which evicts with every token."""
-    model = make_tiny(name).model
-    base: dict[str, Any] = {"max_new_tokens": 24, "budget": "36", "recall_entries": 8}
-    plain = opened(model, speculate="off", **base)
-    answer = plain.generate(IDS, ignore_eos=True)
-    talk = opened(model, **base)
-    with proposing(partly([*IDS, *answer.token_ids], random.Random(0))) as widths:
-        told = talk.generate(IDS, ignore_eos=True)
-    assert told.token_ids == answer.token_ids
-    assert widths or any(model.shape.windows)
-    alike(talk, plain)
 
 
 @pytest.mark.long
@@ -292,25 +275,6 @@ def test_an_answer_that_is_left_anywhere_leaves_what_it_said(
 
 
 LLAMA = make_tiny("llama")
-
-
-def test_a_saved_conversation_goes_on_the_same(llama: Tiny, tmp_path: Path) -> None:
-    """Saved in the middle of tokens that went through together."""
-    text, base = " ".join(map(str, IDS)), {"max_new_tokens": 40, "method": "full"}
-    plain = opened(llama.model, speculate="off", **base)
-    said = [piece.token_id for piece in plain.stream(text)]
-    talk = opened(llama.model, **base)
-    with proposing(lambda tokens, n: [*IDS, *said][len(tokens) :]) as widths:
-        pieces = talk.stream(text)
-        for _ in range(5):
-            next(pieces)
-        assert widths and widths[0] == WIDEST
-        talk.save(tmp_path / "talk.kv")
-        rest = [piece.token_id for piece in pieces]
-    assert rest == said[5:]
-    found = kvlite.Runner(llama.model, Settings().replace(base)).open(tmp_path / "talk.kv")
-    assert found.token_ids == [*IDS, *said[:4]] and found.context.pending_ids == said[4:5]
-    assert found.cache.seen == len(IDS) + 4
 
 
 @pytest.mark.parametrize("ends", ["stop string", "stop token", "cancelled", "length"])
@@ -365,40 +329,6 @@ def test_where_memory_runs_out_ahead_the_answer_goes_on_one_by_one(
         assert answer.metrics.no_speculation == "memory was short"
         assert not talk.context.oom_policy.taken and not answer.metrics.fallbacks
         alike(talk, plain)
-
-
-@pytest.mark.cases(7)
-@pytest.mark.parametrize("name", sorted(ARCHITECTURES))
-def test_logits_are_those_of_single_steps(name: str) -> None:
-    """And the states, for every architecture: soft caps, rotations that change with the length,
-    windows, recurrences."""
-    model, ids = make_tiny(name).model, torch.tensor([IDS[:14]])
-    policies = layer_policies(parse_method("full"), model.shape, 1000, 14)
-    caches = [model.empty_cache() for _ in range(2)]
-    for cache in caches:
-        prefill(model, cache, ids, [*policies], reserve=30)
-    for start in (0, 40):
-        one, other = caches
-        width = min(9, room_ahead(one, policies))
-        if start == 0:
-            assert width == 9
-        proposed = IDS[start : start + width]
-        expected = [
-            decode_step(model, other, torch.tensor([token]), [*policies]) for token in proposed
-        ]
-        if width < 2:
-            break
-        rows = StepRows(model, one, torch.tensor([proposed]), [*policies])
-        (entered,) = step(model, [rows])
-        assert one.seen + width - 1 == other.seen
-        found = [entered, *map(rows.accept, proposed[1:])]
-        for ours, logits in zip(found, expected, strict=True):
-            assert isinstance(ours, Tensor)
-            torch.testing.assert_close(ours, logits, atol=1e-5, rtol=1e-4)
-        torch.testing.assert_close(*map(states_of, caches), atol=1e-4, rtol=1e-4)
-        assert rows.accept(5) is None and one.seen == other.seen
-        for cache in caches:  # both grow, so that there is room again
-            decode_step(model, cache, torch.tensor([7]), [*policies])
 
 
 def policies_of(model: LoadedModel, spec: str, budget: int, seen: int) -> list[LayerPolicy]:
@@ -479,7 +409,7 @@ def test_nothing_is_proposed_after_the_end(llama: Tiny) -> None:
     assert made.proposed == 2
 
 
-@pytest.mark.cases(3)
+@pytest.mark.cases(1, 3)
 @pytest.mark.parametrize("begun", [2, 7, 11, 16, 23])
 def test_an_answer_that_others_join_goes_on_the_same(llama: Tiny, begun: int) -> None:
     """In the middle of tokens that went through together, and of what they recalled."""

@@ -9,18 +9,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from kvlite.bench.batch_decode import answers
-from kvlite.bench.fork import Choice, read_turns
 from kvlite.config.settings import Settings
 from kvlite.conversation.runner import Runner
-from kvlite.engine.callbacks import Callbacks
-from kvlite.errors import ModelError, Stopped
+from kvlite.errors import ModelError
 from kvlite.memory.meter import TensorMeter
-from kvlite.methods import parse_method
 from kvlite.model.experts import ONE_BY_ONE, experts_of, stacked, take_one_by_one
 from kvlite.model.load import LoadedModel
 from kvlite.offload.weights.layers import StreamedLayers, off_device
-from tests.conftest import ARCHITECTURES, Tiny, make_tiny
+from tests.conftest import Tiny, make_tiny
 from tests.faults import Faults
 from tests.streamed import (
     Pair,
@@ -68,7 +64,7 @@ class Watched:
 # --- the same numbers ----------------------------------------------------------------------------
 
 
-@pytest.mark.cases(5, 32)
+@pytest.mark.cases(3, 20)
 @pytest.mark.parametrize("setting", ["disk", "ram"])
 def test_every_architecture_gives_the_same_logits(tiny: Tiny, setting: str, tmp_path: Path) -> None:
     """To the last digit, in two turns and their answers; but for Llama 4, all of whose experts
@@ -103,23 +99,6 @@ def test_whatever_the_method_two_turns_say_the_same(both: Pair, settings: dict[s
     assert said[0] == said[1] and all(map(len, said[0]))
 
 
-@pytest.mark.parametrize("layers", [1, 2, 3])
-def test_few_layers(layers: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setitem(ARCHITECTURES, "few", ("LlamaConfig", {"num_hidden_layers": layers}))
-    both = pair(make_tiny("few"), tmp_path)
-    for ours, whole in zip(two_turns(both.streamed), two_turns(both.whole), strict=True):
-        assert torch.equal(ours, whole)
-
-
-def test_branches_that_step_together_say_the_same(both: Pair) -> None:
-    choices = [Choice(parse_method(spec), 40) for spec in ("full", "snapkv", "kvx", "tova")]
-    said = []
-    for model in (both.whole, both.streamed):
-        branches = read_turns(model, [prompt(90)], choices, reserve=5)
-        said.append(answers(model, branches, 5))
-    assert said[0] == said[1] and len(said[0]) == 4
-
-
 def test_two_conversations_take_turns_within_their_answers(both: Pair) -> None:
     ids = [prompt(50, seed) for seed in (1, 2)]
     alone = [tokens(both.whole, each) for each in ids]
@@ -132,24 +111,6 @@ def test_two_conversations_take_turns_within_their_answers(both: Pair) -> None:
     # Each is told what came for itself alone: for the prompt and for every token but the last.
     passing = 6 * both.layers.passing.nbytes if both.layers.passing else 0
     assert [piece.metrics.streamed_bytes for piece in heard[-1]] == [passing] * 2
-
-
-def test_layers_may_be_asked_for_in_any_order(both: Pair) -> None:
-    for index in (3, 1, 1, 0, 2, -1, 0, 3, 2):
-        ours, whole = both.layers[index], both.whole.layers[index]
-        for name, parameter in whole.named_parameters():
-            assert torch.equal(ours.get_parameter(name), parameter)
-    with pytest.raises(IndexError):
-        both.layers[4]
-
-
-def test_a_layer_that_has_gone_cannot_compute(both: Pair) -> None:
-    """It fails; with another layer's numbers it would give some answer."""
-    hidden = torch.zeros(1, 3, 64)
-    first, _, _ = (both.layers[index] for index in range(3))
-    assert {parameter.numel() for parameter in first.parameters()} == {0}
-    with pytest.raises(RuntimeError):
-        first.mlp(hidden)
 
 
 # --- when they come ------------------------------------------------------------------------------
@@ -203,7 +164,7 @@ def test_what_came_is_accounted_for(both: Pair) -> None:
 # --- memory --------------------------------------------------------------------------------------
 
 
-@pytest.mark.cases(2, 32)
+@pytest.mark.cases(2, 12)
 @pytest.mark.parametrize("setting", ["disk", "ram"])
 def test_two_layers_and_the_rest_are_on_the_device(
     tiny: Tiny, setting: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -282,17 +243,6 @@ def test_layers_leave_the_device_or_all_is_as_it_was(following: int) -> None:
     assert outcomes.count((True, 1)) == 2 if following == 1 else (False, 2) in outcomes[-4:]
 
 
-@pytest.mark.long
-def test_layers_that_cannot_return_are_told_of() -> None:
-    model, other, whole = (make_tiny("llama").model for _ in range(3))
-    with Faults() as faults:
-        off_device(whole)
-    error, _ = off(model, range(faults.count - 2, 10**6))  # the last two are the slots
-    assert isinstance(error, ModelError) and "load the model again" in str(error)
-    error, _ = off(other, range(faults.count - 3, 10**6))
-    assert isinstance(error, torch.OutOfMemoryError) and other.layers.passing is None
-
-
 # --- what goes wrong -----------------------------------------------------------------------------
 
 
@@ -332,20 +282,6 @@ def test_an_interrupt_leaves_the_model_usable(
     assert tokens(both.streamed, prompt(50)) == expected
 
 
-def test_a_cancelled_reading_changes_nothing(both: Pair) -> None:
-    cancel = threading.Event()
-
-    def progress(done: int, total: int) -> None:
-        if done > total / 2:
-            cancel.set()
-
-    talk = runner(both.streamed, chunk=16).conversation()
-    with pytest.raises(Stopped):
-        talk.generate(prompt(50), callbacks=Callbacks(progress=progress, cancel=cancel))
-    answer = talk.generate(prompt(50), ignore_eos=True)
-    assert answer.token_ids == tokens(both.whole, prompt(50))
-
-
 @pytest.mark.parametrize("error", [ModelError("gone"), KeyboardInterrupt()])
 def test_a_layer_that_does_not_come_may_come_later(both: Pair, error: BaseException) -> None:
     expected, watched = tokens(both.whole, prompt(50)), Watched(both.layers)
@@ -381,7 +317,7 @@ def test_an_interrupt_while_a_layer_is_sent_for_is_no_harm(
 # --- numbers in other types ----------------------------------------------------------------------
 
 
-@pytest.mark.cases(6)
+@pytest.mark.cases(3, 8)
 @pytest.mark.parametrize("name", ["llama", "mixtral"])
 @pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
 @pytest.mark.parametrize("wanted", ["fp32", "bf16"])

@@ -1,10 +1,8 @@
 """Layers that come from files or host memory: found as transformers finds them, or refused."""
 
-import json
 import os
 import shutil
 from collections.abc import Callable
-from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -15,12 +13,10 @@ from safetensors.torch import load_file, save_file
 from kvlite.config.settings import Settings
 from kvlite.conversation.runner import Runner
 from kvlite.errors import ModelError, SettingError
-from kvlite.model.files import stored_weights
 from kvlite.model.layers import Layers
 from kvlite.model.load import load_module
 from kvlite.model.weights import PLAIN, Weights, held_tensors
 from kvlite.offload.weights import buffers
-from kvlite.offload.weights.buffers import FileReader
 from kvlite.offload.weights.loader import open_without_layers, require_streamable
 from tests.conftest import Tiny, make_tiny
 from tests.streamed import (
@@ -67,14 +63,6 @@ def test_weights_in_several_files(name: str, tmp_path: Path) -> None:
         assert torch.equal(ours, whole)
 
 
-def test_files_that_transformers_does_not_load_are_left_alone(llama: Tiny, tmp_path: Path) -> None:
-    llama.reference.save_pretrained(tmp_path)
-    other = {name: -each for name, each in load_file(tmp_path / "model.safetensors").items()}
-    save_file(other, tmp_path / "consolidated.safetensors")
-    both = pair(llama, tmp_path)
-    assert torch.equal(two_turns(both.streamed)[0], two_turns(both.whole)[0])
-
-
 def without_prefix(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return {name.removeprefix("model."): each for name, each in weights.items()}
 
@@ -113,12 +101,6 @@ def test_the_rest_is_found_as_transformers_finds_it(
     make_tiny(name).reference.save_pretrained(tmp_path)
     path = tmp_path / "model.safetensors"
     save_file(change(load_file(path)), path, metadata={"format": "pt"})
-    opened_alike(tmp_path)
-
-
-def test_a_generation_config_is_heeded(llama: Tiny, tmp_path: Path) -> None:
-    llama.reference.save_pretrained(tmp_path)
-    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [7, 8]}))
     opened_alike(tmp_path)
 
 
@@ -173,15 +155,6 @@ def test_a_file_that_changes_meanwhile_ends_an_answer_in_one_sentence(
     assert str(path) in str(error.value) and "\n" not in str(error.value)
     with pytest.raises(ModelError, match="load the model again"):
         runner.generate(prompt(50))
-
-
-def test_bytes_that_are_not_there_are_not_made_up(llama: Tiny, tmp_path: Path) -> None:
-    llama.reference.save_pretrained(tmp_path)
-    stored = stored_weights(tmp_path)["lm_head.weight"]
-    with closing(FileReader([stored], CPU)) as reader:
-        os.truncate(stored.path, stored.end - 4)
-        with pytest.raises(ModelError, match=r"cannot be read from any more.*has come to its end"):
-            reader.read([stored], torch.empty(stored.count))
 
 
 def test_files_that_are_removed_meanwhile_are_read_on(llama: Tiny, tmp_path: Path) -> None:
@@ -244,17 +217,6 @@ def test_what_cannot_be_streamed_is_refused(
         require_streamable(setting, tiny_folder, device=device, weights=chosen)
     assert str(error.value).startswith(f"--stream {setting}") and "\n" not in str(error.value)
     require_streamable("off", tiny_folder, device=device, weights=chosen)
-
-
-def test_what_can_be_streamed_is_not_refused(tiny_folder: Path) -> None:
-    for setting, device, weights in (
-        ("ram", CUDA, "nf4"),
-        ("ram", CUDA, "fp16"),
-        ("disk", CUDA, "bf16"),
-        ("disk", CPU, "fp32"),
-    ):
-        chosen = Weights(weights, torch.bfloat16)
-        require_streamable(setting, tiny_folder, device=device, weights=chosen)
 
 
 @pytest.mark.parametrize("setting", ["ram", "disk"])

@@ -95,17 +95,6 @@ def test_recurrent_layers_have_states_for_each_answer(recall: str, tmp_path: Any
     assert [metrics.together for metrics in made.metrics] == [4] * 4
 
 
-@pytest.mark.long
-def test_the_answer_before_is_read_first(runner: Runner) -> None:
-    """In a conversation that said something already."""
-    way = {"method": "snapkv:window=8", "budget": "64"}
-    talk, other = begun(runner, **way), begun(runner, **way)
-    for each in (talk, other):
-        list(each.stream(TEXTS[0]))
-    made = heard(talk, QUESTIONS[1:3])
-    assert made.tokens[1] == [piece.token_id for piece in other.stream(QUESTIONS[2])]
-
-
 @pytest.mark.cases(1)
 @pytest.mark.parametrize(
     ("way", "why"), [({"vram": "900MB"}, "--vram 900MB"), ({"recall": "disk"}, "is on disk")]
@@ -186,15 +175,6 @@ def test_conversations_join_while_others_answer(
     assert [metrics.together for metrics in made.metrics] == (
         [1] * 6 if scarce else [4, 5, 5, 5, 5, 5]  # the first has ended when the last begin
     )
-
-
-@pytest.mark.long
-def test_what_is_free_says_how_many(runner: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
-    expected = heard(begun(runner, budget="64")).tokens
-    monkeypatch.setattr(together, "spare_bytes", lambda devices: 0)
-    made = heard(begun(runner, budget="64"))
-    assert made.tokens == expected
-    assert [metrics.together for metrics in made.metrics] == [1] * 4
 
 
 def test_what_is_wrong_with_one_question(runner: Runner) -> None:

@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from kvlite.engine.callbacks import Callbacks
 from kvlite.engine.prefill import prefill
 from kvlite.engine.step import decode_step
 from kvlite.errors import SettingError
@@ -113,18 +112,6 @@ def test_a_batch_goes_on_together() -> None:
     assert [layer.head_groups[0].used for layer in cache.layers] == [N, 95, 95, 40]
 
 
-@pytest.mark.parametrize("spec", ["pyramidinfer:least=4", "uncomp:stage=true,least=20"])
-def test_prompts_within_the_budget_lose_nothing(spec: str) -> None:
-    tiny = make_tiny("llama")
-    ids = torch.randint(3, 199, (1, 60))
-    policies = layer_policies(fitted(spec, tiny, 60), tiny.model.shape, 60, 60)
-    cache = empty(tiny.model)
-    logits = prefill(tiny.model, cache, ids, policies)
-    full = layer_policies(parse_method("full"), tiny.model.shape, 60, 60)
-    assert torch.equal(logits, prefill(tiny.model, empty(tiny.model), ids, full))
-    assert cache.entries_mean == 60
-
-
 @pytest.mark.parametrize("spec", ["pyramidinfer:least=4", "uncomp:stage=true,least=40"])
 def test_a_second_turn_reads_on_top(spec: str) -> None:
     tiny = make_tiny("llama")
@@ -145,19 +132,3 @@ def test_a_model_with_sliding_windows_is_refused() -> None:
     shape = make_tiny("gemma3").model.shape
     with pytest.raises(SettingError, match="sliding windows"):
         layer_policies(parse_method("pyramidinfer"), shape, 50, N)
-
-
-def test_progress_reaches_its_end() -> None:
-    tiny = make_tiny("llama")
-    told: list[tuple[int, int]] = []
-    policies = layer_policies(fitted("uncomp:stage=true,least=40", tiny), tiny.model.shape, 18, N)
-    ids = torch.randint(3, 199, (1, N))
-    prefill(
-        tiny.model,
-        empty(tiny.model),
-        ids,
-        policies,
-        chunk=16,
-        callbacks=Callbacks(lambda done, total: told.append((done, total))),
-    )
-    assert told == sorted(told) and told[-1] == (4 * N, 4 * N)

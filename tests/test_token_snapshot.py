@@ -1,15 +1,11 @@
 """Light files: what they leave out is read again, and what follows is what would have followed."""
 
-import json
 import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 import kvlite
@@ -21,45 +17,23 @@ from kvlite.documents import Document
 from kvlite.engine.callbacks import Callbacks
 from kvlite.engine.step import StepRows
 from kvlite.errors import InterruptedCacheError, OutOfMemory, SettingError, SnapshotError, Stopped
-from kvlite.methods import METHODS
 from tests.conftest import Tiny, make_tiny
-from tests.faults import Faults
-from tests.test_branches import (
+from tests.contract.talks import (
     FIRST,
-    GIVEN,
     LONG,
     OTHER,
     SECOND,
-    STEPS,
+    SMALL,
     THIRD,
     WORDS,
-    act_on,
-    acts,
+    again,
     entries,
-    heard,
-    llama_once,
     opened,
     said,
     same,
 )
-from tests.test_context_shift import SMALL
-from tests.test_snapshot import killed_at, refused
-
-RECALLED = [
-    "recall",
-    "recall-4",
-    "recall-8",
-    "recall-disk",
-    "four bits recalled",
-    *(name for name in GIVEN if name in METHODS and name != "full"),
-]
-# A cache that holds all, whose answers come from reading as they came from drawing, digits aside.
-ALIKE = ["full", "late", "late, rounded", "full, forgotten", "minference, forgotten"]
-
-
-def again(tiny: Tiny, path: Path, reading: Callbacks | None = None, **given: Any) -> Conversation:
-    runner = kvlite.Runner(tiny.model, Settings())
-    return runner.open(path, reading=reading or Callbacks(), **given)
+from tests.faults import Faults
+from tests.test_snapshot_refused import refused
 
 
 def follows(talk: Conversation, straight: Conversation) -> None:
@@ -73,87 +47,6 @@ def gone_ways(tiny: Tiny, **given: Any) -> Conversation:
     said(talk, FIRST, SECOND, THIRD)
     list(talk.edit(3, WORDS[2]))
     return talk
-
-
-@pytest.mark.cases(1)
-@pytest.mark.parametrize("name", RECALLED)
-def test_with_recall_it_goes_on_bit_by_bit(llama: Tiny, tmp_path: Path, name: str) -> None:
-    talk, straight = gone_ways(llama, **GIVEN[name]), gone_ways(llama, **GIVEN[name])
-    talk.save(tmp_path / "talk.kv", light=True)
-    talk = again(llama, tmp_path / "talk.kv")
-    assert talk.branches == straight.branches
-    follows(talk, straight)
-    assert talk.context.turn is not None and straight.context.turn is not None
-    assert talk.context.turn.logits.equal(straight.context.turn.logits)
-    assert acts(talk, []) == acts(straight, [])
-
-
-@pytest.mark.cases(1)
-@pytest.mark.parametrize("name", ALIKE)
-def test_it_goes_on_alike_where_nothing_was_dropped(llama: Tiny, tmp_path: Path, name: str) -> None:
-    talk, straight = gone_ways(llama, **GIVEN[name]), gone_ways(llama, **GIVEN[name])
-    talk.save(tmp_path / "talk.kv", light=True)
-    talk = again(llama, tmp_path / "talk.kv")
-    assert talk.branches == straight.branches
-    assert said(talk, WORDS[5]) == said(straight, WORDS[5])
-    assert acts(talk, []) == acts(straight, [])
-
-
-@pytest.mark.cases(6)
-@pytest.mark.parametrize("name", [name for name in GIVEN if name not in RECALLED])
-def test_what_is_not_recalled_goes_on_as_a_branch_that_is_read_again(
-    llama: Tiny, tmp_path: Path, name: str
-) -> None:
-    talk = opened(llama, checkpoint_limit="0MB", **GIVEN[name])
-    said(talk, FIRST, SECOND)
-    list(talk.edit(1, OTHER))
-    talk.switch(0)
-    talk.save(tmp_path / "talk.kv", light=True)
-    opened_again = again(llama, tmp_path / "talk.kv")
-    assert opened_again.token_ids == talk.token_ids
-    same(opened_again, talk)
-
-
-@pytest.mark.cases(1)
-@pytest.mark.parametrize("architecture", ["gemma3", "qwen2-sliding", "mixtral", "gpt-oss"])
-@pytest.mark.parametrize("name", ["full", "recall", "recall-4"])
-def test_sliding_windows_are_read_again(architecture: str, name: str, tmp_path: Path) -> None:
-    tiny = make_tiny(architecture)
-    talk, straight = gone_ways(tiny, **GIVEN[name]), gone_ways(tiny, **GIVEN[name])
-    talk.save(tmp_path / "talk.kv", light=True)
-    talk = again(tiny, tmp_path / "talk.kv")
-    assert said(talk, WORDS[5]) == said(straight, WORDS[5])
-    assert heard(talk.edit(2, OTHER)) == heard(straight.edit(2, OTHER))
-    if name != "full":
-        same(talk, straight)
-
-
-@pytest.mark.long
-@settings(
-    max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
-@given(
-    STEPS,
-    st.lists(st.integers(0, 9), max_size=3),
-    st.sampled_from(["full", "recall", "recall-4", "late"]),
-)
-def test_whenever_it_is_saved_and_opened_it_goes_on_as_said(
-    tmp_path: Path, steps: list[tuple[str, int, int]], saves: list[int], name: str
-) -> None:
-    tiny = llama_once()
-    talk, fresh = opened(tiny, **GIVEN[name]), opened(tiny, **GIVEN[name])
-    said(talk, FIRST)
-    for at, (act, number, word) in enumerate([*steps, ("say", 0, 0)]):
-        if at in saves:
-            talk.save(tmp_path / "talk.kv", light=True)
-            before = talk.branches, talk.token_ids
-            talk = again(tiny, tmp_path / "talk.kv")
-            assert (talk.branches, talk.token_ids) == before
-        act_on(talk, act, number, word)
-    texts = [message["content"] for message in talk.messages if message["role"] == "user"]
-    said(fresh, *texts)
-    assert talk.messages == fresh.messages
-    assert said(talk, THIRD) == said(fresh, THIRD)
 
 
 def test_it_takes_kilobytes_and_says_what_it_is(llama: Tiny, tmp_path: Path) -> None:
@@ -180,29 +73,6 @@ def test_an_older_kvlite_refuses_it_and_opens_what_is_whole(
     again(llama, tmp_path / "whole.kv")
     with pytest.raises(SnapshotError, match=r"made by a newer kvlite .*: update kvlite to open it"):
         again(llama, tmp_path / "light.kv")
-
-
-def without(plain: Any, names: set[str]) -> Any:
-    """JSON as a version wrote it that did not know some names."""
-    if isinstance(plain, dict):
-        return {key: without(each, names) for key, each in plain.items() if key not in names}
-    return [without(each, names) for each in plain] if isinstance(plain, list) else plain
-
-
-def test_an_older_file_opens(llama: Tiny, tmp_path: Path) -> None:
-    path, talk, straight = tmp_path / "talk.kv", *(gone_ways(llama, budget="40") for _ in "ab")
-    talk.save(path)
-    with tensorfile.TensorFile(path) as file:
-        tensors = load_file(path)
-        about = file.values
-    plain = json.loads(tensors["ways"].numpy().tobytes())
-    old = without(plain, {"parts", "compacted"})
-    assert old != plain
-    tensors["ways"] = torch.frombuffer(bytearray(json.dumps(old).encode()), dtype=torch.uint8)
-    tensorfile.write_tensors(path, about, tensors)
-    talk = again(llama, path)
-    talk.save(path, light=True)
-    follows(again(llama, path), straight)
 
 
 def test_what_was_read_ahead_stays_read(llama: Tiny, tmp_path: Path) -> None:
@@ -342,13 +212,6 @@ def test_what_was_compacted_is_saved_whole(tmp_path: Path, messages: bool) -> No
     same(talk, straight)
 
 
-def test_nothing_was_read_yet(llama: Tiny, tmp_path: Path) -> None:
-    talk = opened(llama, budget="40")
-    talk.save(tmp_path / "talk.kv", light=True)
-    talk = again(llama, tmp_path / "talk.kv")
-    assert said(talk, FIRST) == said(opened(llama, budget="40"), FIRST)
-
-
 def test_what_is_wrong_with_one_is_told_before_it_is_read(
     llama: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -376,20 +239,3 @@ def test_one_is_never_taken_for_a_whole_one(llama: Tiny, tmp_path: Path) -> None
         saved.about = replace(saved.about, light=False)
         saved.restore(Conversation(llama.model, Settings()))
     refused(make_tiny("llama", num_hidden_layers=3).model, tmp_path / "talk.kv", "another model")
-
-
-@pytest.mark.long
-def test_killed_in_the_middle_of_a_light_save(llama: Tiny, tmp_path: Path) -> None:
-    path, talk = tmp_path / "talk.kv", opened(llama, budget="40")
-    said(talk, FIRST)
-    talk.save(path, light=True)
-    before, seen, moment = path.read_bytes(), list[bool](), 0
-    said(talk, SECOND)
-    while killed_at(path, talk, moment, light=True):
-        seen.append(path.read_bytes() == before)
-        if not seen[-1]:
-            assert again(llama, path).messages == talk.messages
-        moment += 1
-    assert seen[0] and not seen[-1] and len(seen) > 8
-    assert again(llama, path).messages == talk.messages
-    assert [file.name for file in tmp_path.iterdir() if file.is_file()] == ["talk.kv"]

@@ -1,7 +1,6 @@
 """Questions one after the other: a row is what a conversation says, and tallies say of what."""
 
 import re
-from functools import partial
 from pathlib import Path
 
 import psutil
@@ -53,14 +52,6 @@ def test_a_document_holds_each_fact_once_in_order(runner: kvlite.Runner) -> None
     assert made(runner, 900, 8, 1) == talk != made(runner, 900, 8, 0)
 
 
-def test_every_order_asks_everything(runner: kvlite.Runner) -> None:
-    talk = made(runner, 900, 8)
-    orders = [talk.order(number) for number in range(4)]
-    assert all(sorted(order) == list(range(8)) for order in orders)
-    assert len({tuple(order) for order in orders}) == 4
-    assert orders == [talk.order(number) for number in range(4)]
-
-
 @pytest.mark.long
 def test_rows_are_what_a_conversation_says(runner: kvlite.Runner) -> None:
     talk = made(runner, questions=2)
@@ -91,40 +82,6 @@ def test_rows_are_what_a_conversation_says(runner: kvlite.Runner) -> None:
             assert row.hit == (fact.keys[0] in row.answer)
         assert own.cache.seen > 400 + 2 * 15
     assert len({row.answer for row in rows}) > 6
-
-
-@pytest.mark.long
-def test_a_document_is_read_before_it_is_asked_about(runner: kvlite.Runner) -> None:
-    """By what loses nothing; what would drop for good is read with the first question."""
-    talk = made(runner, questions=2)
-    known, unknown = (
-        list(measure(turns(runner.model, [talk], CHOICES[:4], 1, question)))
-        for question in ("known", "unknown")
-    )
-    for index, choice in enumerate(CHOICES[:4]):
-        given = {"method": choice.method.spec, "budget": choice.budget, "recall": "off"}
-        if choice.recall is not None:
-            given |= {"recall": "ram", "recall_entries": choice.recall.entries}
-        own = runner.conversation(**given, max_new_tokens=40)
-        assert own.read_ahead(talk.context) == (choice.recall is not None or choice.is_full)
-        first = talk.facts[talk.order(0)[0]].question
-        row = unknown[2 * index]
-        said = own.stream(f"{talk.context}\n\n{first}")
-        assert row.answer == "".join(piece.text for piece in said)
-        same = row.answer == known[2 * index].answer
-        assert same or choice.recall is not None
-    assert known != unknown
-    with pytest.raises(SettingError, match="--question 'often' is not one of known, unknown"):
-        task([400], 2, question="often")
-
-
-@pytest.mark.long
-def test_a_run_stopped_after_any_row_goes_on_to_the_same_rows(runner: kvlite.Runner) -> None:
-    grid = partial(measure, turns(runner.model, [made(runner, 250, 2)], CHOICES[1:4:2], 1))
-    whole = list(grid())
-    keys = [tuple(row.to_json()[name] for name in TurnRow.KEY) for row in whole]
-    for stopped in range(len(whole) + 1):
-        assert [*whole[:stopped], *grid(frozenset(keys[:stopped]))] == whole
 
 
 def test_what_cannot_be_asked_is_refused(
