@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from kvlite.cache import KVSize, parse_kv_bits
-from kvlite.cache.quantization import FORMS, QuantizedVectors
+from kvlite.cache.quantization import FORMS, ByChannel, Hadamard, QuantizedVectors
 from kvlite.config.settings import Settings
 from kvlite.conversation.conversation import Conversation
 from kvlite.conversation.snapshot import Snapshot
@@ -46,13 +46,15 @@ def whole(held: QuantizedVectors) -> Tensor:
 
 
 def test_rounding_products_and_bytes(form: tuple[type[QuantizedVectors], int]) -> None:
-    """No number is off by more than a step of its bits; products are those of what is read."""
+    """Vectors come back; whole steps of the bits, where a form has these, are as close as they
+    can be. Products are those of what is read."""
     kind, bits = form
     x = vectors(64)
     held = kind.of(x, bits, kind.GROUP)
     back = whole(held)
     assert (held.count, held.dim, back.shape, back.dtype) == (64, DIM, x.shape, torch.float32)
-    assert (back - x).norm() < 2.2 / 2**bits * x.norm()
+    near = 2.2 / 2**bits if kind in (Hadamard, ByChannel) else 0.5
+    assert (back - x).norm() < near * x.norm()
     assert sum(each.nbytes for each in held.tensors) == (
         2 * HEADS * 64 * kind.vector_bytes(DIM, bits, kind.GROUP)
     )
@@ -78,7 +80,10 @@ def test_storage_is_filled_and_joined(form: tuple[type[QuantizedVectors], int]) 
 
 
 @pytest.mark.parametrize(
-    "form", [case for case in CASES if case[0] != "kivi"], indirect=True, ids="{0[0]}{0[1]}".format
+    "form",
+    [case for case in CASES if case[0] not in FORMS or not FORMS[case[0]].TOGETHER],
+    indirect=True,
+    ids="{0[0]}{0[1]}".format,
 )
 def test_single_vectors_are_picked_and_replaced(
     form: tuple[type[QuantizedVectors], int],

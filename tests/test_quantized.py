@@ -186,3 +186,8 @@ def test_bits_are_read(written: str, expected: KVBits | None) -> None:
 def test_other_bits_are_refused_by_name(written: str) -> None:
     with pytest.raises(SettingError, match=f"--kv-bits {written!r} is not one of"):
         parse_kv_bits(written)
+
+
+def test_bits_that_a_form_has_not_are_refused_with_those_it_has() -> None:
+    with pytest.raises(SettingError, match="--kv-bits 'kivi3': kivi has 2, 4, 8 bits"):
+        parse_kv_bits("kivi3")

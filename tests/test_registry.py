@@ -72,6 +72,9 @@ def test_a_method_is_a_frozen_dataclass_in_a_module_of_its_name(name: str) -> No
         assert option.default is not dataclasses.MISSING
         about = "".join(base.__doc__ or "" for base in kind.__mro__[:-2])
         assert re.search(rf"^    .*\b{option.name}\b.*:", about, re.MULTILINE), option.name
+        if type(option.default) is int and option.name != "seed":
+            with pytest.raises(SettingError, match=option.name):
+                kind(**{option.name: -1})
 
 
 @pytest.mark.parametrize("name", METHODS)

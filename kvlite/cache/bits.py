@@ -108,6 +108,12 @@ def parse_kv_bits(text: str | int) -> KVBits | None:
         known = keys in bits.of_keys.WIDTHS and values in bits.of_values.WIDTHS
         if known and bits.group in _GROUPS:
             return bits
+        if match[1] and bits.group in _GROUPS:
+            widths = ", ".join(map(str, sorted({*bits.of_keys.WIDTHS, *bits.of_values.WIDTHS})))
+            raise SettingError(
+                f"--kv-bits {str(text)!r}: {match[1]} has {widths} bits, as in "
+                f"{match[1]}{bits.of_keys.WIDTHS[0]}"
+            )
     forms = " or ".join(filter(None, FORMS))
     raise SettingError(
         f"--kv-bits {str(text)!r} is not one of 16 (not quantized), 8, 4, 2, or keys and values "

@@ -54,7 +54,7 @@ class Scored(Method):
     drop: float = 1.0
     calibration: Calibration | None = field(default=None, metadata=NO_OPTION)
 
-    at_least = {"beta": 1, "groups": 1, "low": 0, "drop": 0}
+    at_least = {"beta": 1, "groups": 1, "low": 0, "drop": 0, "sinks": 0, "window": 0}
     # First and last entries that always stay; a method may make options of them.
     sinks = 0
     window = 0

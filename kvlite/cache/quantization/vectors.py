@@ -17,8 +17,8 @@ class QuantizedVectors(ABC):
     """Vectors of some KV heads, `(batch, heads, n, dim)`, in a few bits.
 
     A form of quantization is a subclass in a file of its own, and one line in `FORMS`: a frozen
-    dataclass of tensors of four dimensions, one of which grows with the vectors, and of
-    `bits`. `docs/adding-a-quantization.md` has an example.
+    dataclass of tensors of four dimensions, one of which grows with the vectors, and then of
+    `bits`. Files know it by the name of its class. `docs/adding-a-quantization.md` has an example.
 
     Attributes:
         bits: a channel.
