@@ -1,15 +1,18 @@
 """What the cache needs of each form of quantization, and of the one in the docs."""
 
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
 from torch import Tensor
 
 from kvlite.cache import KVSize, parse_kv_bits
-from kvlite.cache.quantization import FORMS, ByChannel, Hadamard, QuantizedVectors
+from kvlite.cache.quantization import FORMS, Form
+from kvlite.cache.quantization.vectors import QuantizedVectors
 from kvlite.config.settings import Settings
 from kvlite.conversation.conversation import Conversation
 from kvlite.conversation.snapshot import Snapshot
@@ -23,16 +26,20 @@ DIM, HEADS = 64, 3
 def documented(monkeypatch: pytest.MonkeyPatch) -> None:
     """The form that the docs make, registered as they say."""
     (code,) = re.findall(r"```python\n(.*?)```", DOC.read_text("utf-8"), re.S)
-    made: dict[str, type[QuantizedVectors]] = {"__name__": "largest"}  # type: ignore[dict-item]
-    exec(compile(code, str(DOC), "exec"), made)
-    monkeypatch.setitem(FORMS, "largest", made["Largest"])
+    module = ModuleType("kvlite.cache.quantization.largest")
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    exec(compile(code, str(DOC), "exec"), vars(module))
+    monkeypatch.setitem(FORMS, "largest", DOCUMENTED)
 
 
-CASES = [(name, bits) for name, form in FORMS.items() for bits in form.WIDTHS] + [("largest", 8)]
+DOCUMENTED = Form("largest.Largest", widths=(8,))
+CASES = [
+    (name, bits) for name, form in {**FORMS, "largest": DOCUMENTED}.items() for bits in form.widths
+]
 
 
 @pytest.fixture(params=CASES, ids=[f"{name}{bits}" for name, bits in CASES])
-def form(request: pytest.FixtureRequest, documented: None) -> tuple[type[QuantizedVectors], int]:
+def form(request: pytest.FixtureRequest, documented: None) -> tuple[Form, int]:
     name, bits = request.param
     return FORMS[name], bits
 
@@ -45,34 +52,34 @@ def whole(held: QuantizedVectors) -> Tensor:
     return held.read(slice(0, held.count))
 
 
-def test_rounding_products_and_bytes(form: tuple[type[QuantizedVectors], int]) -> None:
+def test_rounding_products_and_bytes(form: tuple[Form, int]) -> None:
     """Vectors come back; whole steps of the bits, where a form has these, are as close as they
     can be. Products are those of what is read."""
-    kind, bits = form
+    (kind, group), bits = (form[0].vectors, form[0].group), form[1]
     x = vectors(64)
-    held = kind.of(x, bits, kind.GROUP)
+    held = kind.of(x, bits, group)
     back = whole(held)
     assert (held.count, held.dim, back.shape, back.dtype) == (64, DIM, x.shape, torch.float32)
-    near = 2.2 / 2**bits if kind in (Hadamard, ByChannel) else 0.5
+    near = 0.5 if form[0] is DOCUMENTED else 2.2 / 2**bits
     assert (back - x).norm() < near * x.norm()
     assert sum(each.nbytes for each in held.tensors) == (
-        2 * HEADS * 64 * kind.vector_bytes(DIM, bits, kind.GROUP)
+        2 * HEADS * 64 * kind.vector_bytes(DIM, bits, group)
     )
     queries, weights = torch.randn(2, HEADS, 5, DIM), torch.rand(2, HEADS, 5, 64)
     torch.testing.assert_close(held.dot(queries), queries @ back.mT, atol=1e-3, rtol=1e-4)
     torch.testing.assert_close(held.weigh(weights), weights @ back, atol=1e-3, rtol=1e-4)
 
 
-def test_storage_is_filled_and_joined(form: tuple[type[QuantizedVectors], int]) -> None:
-    kind, bits = form
+def test_storage_is_filled_and_joined(form: tuple[Form, int]) -> None:
+    (kind, group), bits = (form[0].vectors, form[0].group), form[1]
     x, y, device = vectors(64, 1), vectors(64, 2), torch.device("cpu")
-    held = kind.empty((2, HEADS, 128, DIM), bits, kind.GROUP, device)
+    held = kind.empty((2, HEADS, 128, DIM), bits, group, device)
     held.clear(slice(0, 128))
     assert whole(held).isfinite().all()
     held.write(slice(0, 64), x)
-    assert whole(held.first(64)).equal(whole(kind.of(x, bits, kind.GROUP)))
+    assert whole(held.first(64)).equal(whole(kind.of(x, bits, group)))
     held.write(slice(64, 128), y)
-    joined = kind.of(x, bits, kind.GROUP).joined(kind.of(y, bits, kind.GROUP))
+    joined = kind.of(x, bits, group).joined(kind.of(y, bits, group))
     assert whole(joined).equal(whole(held))
     assert [tuple(map(torch.equal, a.tensors, b.tensors)) for a, b in [(joined, held)]] == [
         (True,) * len(held.tensors)
@@ -81,17 +88,17 @@ def test_storage_is_filled_and_joined(form: tuple[type[QuantizedVectors], int]) 
 
 @pytest.mark.parametrize(
     "form",
-    [case for case in CASES if case[0] not in FORMS or not FORMS[case[0]].TOGETHER],
+    [case for case in CASES if case[0] not in FORMS or not FORMS[case[0]].together],
     indirect=True,
     ids="{0[0]}{0[1]}".format,
 )
 def test_single_vectors_are_picked_and_replaced(
-    form: tuple[type[QuantizedVectors], int],
+    form: tuple[Form, int],
 ) -> None:
-    kind, bits = form
-    held, before = kind.of(vectors(9), bits, kind.GROUP), whole(kind.of(vectors(9), bits, 64))
+    (kind, group), bits = (form[0].vectors, form[0].group), form[1]
+    held, before = kind.of(vectors(9), bits, group), whole(kind.of(vectors(9), bits, group))
     new = vectors(1, 5)[:, :, 0]
-    alone = whole(kind.of(new[:, :, None], bits, kind.GROUP))[:, :, 0]
+    alone = whole(kind.of(new[:, :, None], bits, group))[:, :, 0]
     places, where = torch.tensor([[0, 3, 8], [1, 1, 2]]), torch.tensor([[1, 0, 1], [1, 1, 0]]) > 0
     held.putting(places, new, where)()
     expected = before.clone()
@@ -107,7 +114,7 @@ def test_single_vectors_are_picked_and_replaced(
     for batch, row, column in torch.cartesian_prod(*map(torch.arange, slots.shape)).tolist():
         slot = slots[batch, row, column]
         torch.testing.assert_close(taken[batch, row, column], expected[batch, 2 * row, slot])
-    other = kind.of(vectors(9, 6), bits, kind.GROUP)
+    other = kind.of(vectors(9, 6), bits, group)
     chosen = torch.rand(2, HEADS, 9) < 0.5
     held.copy(slice(0, 9), other, chosen)
     assert whole(held)[chosen].equal(whole(other)[chosen])
@@ -115,7 +122,7 @@ def test_single_vectors_are_picked_and_replaced(
 
 
 @pytest.fixture
-def written(form: tuple[type[QuantizedVectors], int]) -> Iterator[str]:
+def written(form: tuple[Form, int]) -> Iterator[str]:
     kind, bits = form
     yield next(name for name, each in FORMS.items() if each is kind) + str(bits)
 

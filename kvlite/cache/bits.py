@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvlite.cache.kv_size import KVSize
-from kvlite.cache.quantization import FORMS, Hadamard, QuantizedVectors
+from kvlite.cache.quantization import FORMS, Form
 from kvlite.errors import SettingError
 
 UNCHANGED, AUTO = "16", "auto"
@@ -22,14 +22,14 @@ class KVBits:
         keys, values: bits a channel, 2, 4 or 8; latents (MLA) have the keys'.
         group: channels of an entry (where they are quantized together, entries of a channel) that
             share a scale; less where the head's dimension is no multiple of it.
-        form: which of `FORMS` keys have; values have what its `of_values` says.
+        form: which of `FORMS` keys have; values have what its `values` says.
         sinks: first entries of a head that stay exact.
         recent: last entries that stay exact, at least.
     """
 
     keys: int
     values: int
-    group: int = Hadamard.GROUP
+    group: int = FORMS[""].group
     form: str = ""
     sinks: int = 4
     recent: int = 32
@@ -37,29 +37,30 @@ class KVBits:
     def __str__(self) -> str:
         """As a user writes it."""
         sides = str(self.keys) if self.keys == self.values else f"k{self.keys}v{self.values}"
-        group = f"g{self.group}" if self.group != self.of_keys.GROUP else ""
+        group = f"g{self.group}" if self.group != self.of_keys.group else ""
         return self.form + sides + group
 
     @property
-    def of_keys(self) -> type[QuantizedVectors]:
+    def of_keys(self) -> Form:
         """The form of keys, and of latents."""
         return FORMS[self.form]
 
     @property
-    def of_values(self) -> type[QuantizedVectors]:
+    def of_values(self) -> Form:
         """The form of values."""
-        return self.of_keys.of_values()
+        values = self.of_keys.values
+        return self.of_keys if values is None else FORMS[values]
 
     @property
     def together(self) -> int:
         """How many neighboring entries are quantized as one; 1 if any can be dropped or
         replaced."""
-        return self.group if self.of_keys.TOGETHER or self.of_values.TOGETHER else 1
+        return self.group if self.of_keys.together or self.of_values.together else 1
 
     @property
     def has_kernels(self) -> bool:
         """Whether compiled loops and Triton's kernels read such entries."""
-        return self.of_keys.HAS_KERNELS and self.of_values.HAS_KERNELS
+        return self.of_keys.has_kernels and self.of_values.has_kernels
 
     @property
     def exact(self) -> int:
@@ -83,8 +84,8 @@ class KVBits:
 
     def entry_bytes(self, size: KVSize) -> int:
         """Bytes of one quantized entry of one KV head: codes, scales and offsets, position."""
-        of_keys = self.of_keys.vector_bytes(size.dim, self.keys, self.group)
-        of_values = self.of_values.vector_bytes(size.dim, self.values, self.group)
+        of_keys = self.of_keys.vectors.vector_bytes(size.dim, self.keys, self.group)
+        of_values = self.of_values.vectors.vector_bytes(size.dim, self.values, self.group)
         return of_keys + (0 if size.latent else of_values) + 4
 
 
@@ -104,15 +105,15 @@ def parse_kv_bits(text: str | int) -> KVBits | None:
     match = re.fullmatch(rf"({form})(?:([0-9])|k([0-9])v([0-9]))(?:g([0-9]{{2,3}}))?", asked)
     if match is not None:
         keys, values = (int(match[2] or match[i]) for i in (3, 4))
-        bits = KVBits(keys, values, int(match[5] or FORMS[match[1]].GROUP), match[1])
-        known = keys in bits.of_keys.WIDTHS and values in bits.of_values.WIDTHS
+        bits = KVBits(keys, values, int(match[5] or FORMS[match[1]].group), match[1])
+        known = keys in bits.of_keys.widths and values in bits.of_values.widths
         if known and bits.group in _GROUPS:
             return bits
         if match[1] and bits.group in _GROUPS:
-            widths = ", ".join(map(str, sorted({*bits.of_keys.WIDTHS, *bits.of_values.WIDTHS})))
+            widths = ", ".join(map(str, sorted({*bits.of_keys.widths, *bits.of_values.widths})))
             raise SettingError(
                 f"--kv-bits {str(text)!r}: {match[1]} has {widths} bits, as in "
-                f"{match[1]}{bits.of_keys.WIDTHS[0]}"
+                f"{match[1]}{bits.of_keys.widths[0]}"
             )
     forms = " or ".join(filter(None, FORMS))
     raise SettingError(

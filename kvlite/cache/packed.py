@@ -43,9 +43,9 @@ class Packed:
         float32; `latent` if an entry is one vector, its key and its value."""
         batch, heads, dim = mean.shape
         shape, device = (batch, heads, count, dim), mean.device
-        keys = values = bits.of_keys.empty(shape, bits.keys, bits.group, device)
+        keys = values = bits.of_keys.vectors.empty(shape, bits.keys, bits.group, device)
         if not latent:
-            values = bits.of_values.empty(shape, bits.values, bits.group, device)
+            values = bits.of_values.vectors.empty(shape, bits.values, bits.group, device)
         positions = torch.empty(shape[:3], dtype=torch.int32, device=device)
         return cls(keys, values, positions, mean, bits)
 

@@ -18,7 +18,7 @@ from kvlite.cache.kv_size import KVSize
 from kvlite.cache.layer import LayerCache
 from kvlite.cache.packed import Packed
 from kvlite.cache.pair import Half, Merged
-from kvlite.cache.quantization import FORMS, Hadamard
+from kvlite.cache.quantization import FORMS
 from kvlite.cache.recurrent import RecurrentState, States
 from kvlite.cache.segment import Exact
 from kvlite.cache.sound import require, require_sound
@@ -28,14 +28,15 @@ Plain = dict[str, Any]
 """JSON values."""
 
 _KINDS: dict[str, type] = {
-    **{kind.__name__: kind for kind in (KVBits, Exact, Packed, Merged, Half, PackedSource)},
-    "Quantized": Hadamard,  # as versions before 0.2.0 called it
+    kind.__name__: kind for kind in (KVBits, Exact, Packed, Merged, Half, PackedSource)
 }
 
 
 def kinds() -> dict[str, type]:
     """The classes of objects that a file can create, by name."""
-    return {**_KINDS, **{form.__name__: form for form in FORMS.values()}}
+    forms = {form.vectors.__name__: form.vectors for form in FORMS.values()}
+    # Versions before 0.2.0 called it otherwise.
+    return {**_KINDS, **forms, "Quantized": FORMS[""].vectors}
 
 
 class Source(Protocol):

@@ -13,7 +13,8 @@ from kvlite.cache.bits import KVBits
 from kvlite.cache.head_group import PackedSource
 from kvlite.cache.packed import Packed
 from kvlite.cache.pair import Half, Merged
-from kvlite.cache.quantization import FORMS, QuantizedVectors
+from kvlite.cache.quantization import FORMS
+from kvlite.cache.quantization.vectors import QuantizedVectors
 from kvlite.cache.segment import Exact
 from kvlite.errors import SnapshotError
 
@@ -36,7 +37,7 @@ def _of(tensor: Tensor, dtype: torch.dtype, *shape: int) -> None:
 
 def _bits(bits: KVBits) -> None:
     require(bits.form in FORMS and bits.group > 0)
-    require(bits.keys in bits.of_keys.WIDTHS and bits.values in bits.of_values.WIDTHS)
+    require(bits.keys in bits.of_keys.widths and bits.values in bits.of_values.widths)
     require(min(bits.sinks, bits.recent) >= 0)
 
 
@@ -45,7 +46,8 @@ def _exact(exact: Exact) -> None:
 
 
 def _vectors(held: QuantizedVectors) -> None:
-    require(held.bits in held.WIDTHS and all(each.dim() == 4 for each in held.tensors))
+    form = next(each for each in FORMS.values() if each.vectors is type(held))
+    require(held.bits in form.widths and all(each.dim() == 4 for each in held.tensors))
     require(held.dim > 0 and held.group > 0)
     shape = (*held.tensors[0].shape[:2], held.count, held.dim)
     sound = type(held).empty(shape, held.bits, held.group, torch.device("meta"))
@@ -58,9 +60,9 @@ def _packed(held: Packed) -> None:
     batch, heads, dim = held.mean.shape
     _of(held.mean, torch.float32, batch, heads, dim)
     _of(held.positions, torch.int32, batch, heads, held.count)
-    require((type(held.keys), held.keys.bits) == (held.bits.of_keys, held.bits.keys))
+    require((type(held.keys), held.keys.bits) == (held.bits.of_keys.vectors, held.bits.keys))
     values = type(held.values), held.values.bits
-    require(held.latent or values == (held.bits.of_values, held.bits.values))
+    require(held.latent or values == (held.bits.of_values.vectors, held.bits.values))
     for each in (held.keys, held.values):
         shape = (*each.tensors[0].shape[:2], each.count, each.dim)
         require(shape == (batch, heads, held.count, dim))

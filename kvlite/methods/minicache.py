@@ -86,13 +86,13 @@ class MiniCache(Method):
         own = slice(0, lower.residual_len)
         keys = self._shared(lower.residual_keys[:, :, own], upper.residual_keys[:, :, own])
         if bits is not None:
-            keys = packed_directions(keys, bits.of_values, bits.keys, bits.group)
+            keys = packed_directions(keys, bits.of_values.vectors, bits.keys, bits.group)
         values = keys
         if not lower.latent:
             pair = lower.residual_values[:, :, own], upper.residual_values[:, :, own]
             values = self._shared(*pair)
             if bits is not None:
-                values = packed_directions(values, bits.of_values, bits.values, bits.group)
+                values = packed_directions(values, bits.of_values.vectors, bits.values, bits.group)
         positions = lower.residual_positions[:, :, own].clone()
         new = (Half(keys[0], values[0], positions), Half(keys[1], values[1], positions))
         before = _pair(lower, upper)

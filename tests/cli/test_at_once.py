@@ -10,7 +10,7 @@ from tests.cli.conftest import Run
 
 # Commands whose help has examples.
 HELP = (
-    *("ask", "methods", "config", "profile list", "profile save", "profile delete", "library"),
+    *("ask", "methods", "config", "profile save", "library"),
     *(f"bench {each}" for each in ("niah", "ruler", "turns", "fidelity", "memory", "speed")),
     "bench attention",
 )

@@ -79,11 +79,8 @@ def _doors(folder: Path) -> list[list[str]]:
         ["library", "limit", HOSTILE],
         ["config", "--system", HOSTILE, "--stop", HOSTILE],
         ["config", "--profile", HOSTILE],
-        ["profile", "delete", HOSTILE],
+        ["profile", "save", HOSTILE, "--top-k", "1"],
         ["profile", "save", "mine", "--system", HOSTILE],
-        ["profile", "list"],
-        ["profile", "list"],
-        ["profile", "delete", HOSTILE],
         ["bench", "niah", "--method", HOSTILE],
         ["bench", "fidelity", files[1]],
         ["app", "--host", HOSTILE],
@@ -92,7 +89,7 @@ def _doors(folder: Path) -> list[list[str]]:
         [HOSTILE],
         ["ask", f"--{HOSTILE}"],
         ["config", "--json", "--system", HOSTILE],
-        ["profile", "list", "--json"],
+        ["config", "--profile", "mine", "--json"],
     ]
 
 

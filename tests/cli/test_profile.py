@@ -36,10 +36,8 @@ def test_what_is_given_is_saved_and_nothing_else(
     assert (done.code, done.out, done.err) == (0, said, "")
     values = {"kv_bits": "8", "temperature": 0.0, "stop": ["END", "\n"], "never_lossy": True}
     assert tomllib.loads(path.read_text(encoding="utf-8")) == values
-    shown = {"name": "mine", "path": str(path), "settings": values}
-    listed = kvlite("profile", "list", "--json").json()
-    default = {"name": "default", "path": str(folder / "default.toml"), "settings": {"min_p": 0.1}}
-    assert listed == {"folder": str(folder), "profiles": [default, shown], "broken": {}}
+    shown = kvlite("config", "--profile", "mine", "--json").json()["profile"]
+    assert shown == {"name": "mine", "path": str(path), "settings": values}
 
 
 def test_every_setting_can_be_saved_and_given_back_as_flags(kvlite: Run) -> None:
@@ -48,37 +46,8 @@ def test_every_setting_can_be_saved_and_given_back_as_flags(kvlite: Run) -> None
     settings = Settings(**given, stop=("-a", "b "), logit_bias=("5:-1.5",))
     values = {name: getattr(settings, name) for name in OPTIONS}
     assert kvlite("profile", "save", "all", *as_flags(values)).code == 0
-    (shown,) = kvlite("profile", "list", "--json").json()["profiles"]
+    shown = kvlite("config", "--profile", "all", "--json").json()["profile"]
     assert shown["settings"] == {**values, "stop": ["-a", "b "], "logit_bias": ["5:-1.5"]}
-
-
-def test_a_list_for_people(kvlite: Run, folder: Path) -> None:
-    none = kvlite("profile", "list")
-    assert (none.code, none.err) == (0, "")
-    assert str(folder) in none.out and "kvlite profile save NAME" in none.out
-    kvlite(
-        "profile", "save", "mine", "--method", "snapkv:pool=3", "--stop", "a b", "--stop", "[/b]"
-    )
-    row = "mine: --method snapkv:pool=3 --stop 'a b' --stop '[/b]'\n"
-    assert kvlite("profile", "list").out == row
-    path = put(folder, "bad", "top_k = -1")
-    listed = kvlite("profile", "list")
-    assert (listed.code, listed.out) == (0, row)
-    assert listed.err == (
-        f"Note: {path}: top_k -1 is out of range: it must be at least 0, a whole number\n"
-    )
-    broken = kvlite("profile", "list", "--json").json()["broken"]
-    assert list(broken) == [str(path)] and "top_k -1" in broken[str(path)]
-
-
-def test_deleting(kvlite: Run, refused: Refused, folder: Path) -> None:
-    path, broken = put(folder, "mine", "top_k = 1"), put(folder, "broken", "top_k =")
-    refused(["profile", "delete", "other"], "'other'", "saved are broken, mine")
-    for each in (path, broken):
-        done = kvlite("profile", "delete", each.stem)
-        assert (done.code, done.out) == (0, f"Deleted {each}\n")
-        assert not each.exists()
-    refused(["profile", "delete", "mine"], "'mine'", "none was saved yet")
 
 
 def test_only_force_overwrites(kvlite: Run, refused: Refused, folder: Path) -> None:
@@ -238,12 +207,9 @@ def test_what_does_not_fit_the_model_is_told_from_where_it_comes(
 def test_a_folder_that_cannot_be_used(kvlite: Run, folder: Path) -> None:
     folder.parent.write_text("a file")
     one_sentence(kvlite("profile", "save", "mine", "--top-k", "1"), folder, "KVLITE_CONFIG")
-    assert kvlite("profile", "list", "--json").json()["profiles"] == []
 
 
-@pytest.mark.parametrize("command", ["save", "delete"])
-def test_bad_names(refused: Refused, folder: Path, command: str) -> None:
-    flags = ["--top-k", "1"] if command == "save" else []
+def test_bad_names(refused: Refused, folder: Path) -> None:
     for name in ("a b", "../a", "none", "é"):
-        refused(["profile", command, name, *flags], repr(name), "letters, digits, - and _")
+        refused(["profile", "save", name, "--top-k", "1"], repr(name), "letters, digits, - and _")
     assert not folder.exists()

@@ -11,6 +11,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from kvlite.config.paths import config_folder
+from kvlite.config.profiles import Profiles
+
 from . import probe
 from .play import Play, tokens
 from .record import FILES, Workshop, written
@@ -211,9 +214,7 @@ def make_profiles() -> None:
 def from_profiles() -> Any:
     """What `kvlite config` says, with the default profile and with another."""
     return {
-        "listed": sorted(
-            each["name"] for each in probe.command_json("profile", "list")["profiles"]
-        ),
+        "listed": Profiles(config_folder()).names(),
         "default": probe.configured(),
         "golden": probe.configured("--profile", "golden"),
         "golden_and_flags": probe.configured("--profile", "golden", "--budget", 99),

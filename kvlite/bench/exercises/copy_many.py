@@ -6,6 +6,7 @@ from typing import Any
 
 from kvlite.bench.exercises.exercise import Exercise, Material, Turn, share
 from kvlite.bench.prose import hidden_in, names, numbers
+from kvlite.config.checked_file import Damaged, from_json
 
 FIELDS = """hull number|keel date|home port code|owner|master|chief engineer|gross tonnage|draught
 call sign|engine maker|engine number|boiler code|cargo licence|insurer|policy number|last survey
@@ -48,7 +49,7 @@ def _dates(random: Any, count: int) -> list[str]:
 
 def _check(keys: dict[str, str], answer: str) -> float:
     try:
-        made = json.loads(answer)
-    except ValueError:
+        made = from_json(answer)
+    except Damaged:
         return 0.0
     return share(isinstance(made, dict) and made.get(key) == value for key, value in keys.items())

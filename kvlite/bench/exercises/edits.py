@@ -5,6 +5,7 @@ from functools import partial
 
 from kvlite.bench.exercises.exercise import Exercise, Material, Turn
 from kvlite.bench.exercises.source_file import functions, source
+from kvlite.config.checked_file import Damaged, from_json
 
 _FORM = (
     "Give the line that changes as old_str, copied from the file exactly, with its spaces, and the "
@@ -39,8 +40,8 @@ def make(material: Material) -> Exercise:
 
 def _check(file: str, wanted: str, answer: str) -> float:
     try:
-        edit = json.loads(answer)
+        edit = from_json(answer)
         old, new = edit["old_str"], edit["new_str"]
-    except (ValueError, TypeError, KeyError):
+    except (Damaged, TypeError, KeyError):
         return 0.0
     return float(file.count(old) == 1 and file.replace(old, new) == wanted)

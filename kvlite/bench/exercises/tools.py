@@ -6,6 +6,7 @@ from typing import Any
 
 from kvlite.bench.exercises.exercise import Exercise, Material, Turn, share
 from kvlite.bench.prose import names, numbers
+from kvlite.config.checked_file import Damaged, from_json
 from kvlite.model.answers.form import Tool
 
 TOOLS = 20
@@ -41,7 +42,7 @@ def make(material: Material) -> Exercise:
         )
 
     shown = json.dumps([each.plain() for each in tools])
-    records = [json.loads(each) for each in material.parts(part, 4, shown)]
+    records = [from_json(each) for each in material.parts(part, 4, shown)]
     wanted = random.choice(records)
     request = f"Now {verb} the {thing} of {wanted['customer']}."
     arguments = {name: wanted[name] for name in _ARGUMENTS}
@@ -73,8 +74,8 @@ def _parameters(known: dict[str, str]) -> dict[str, Any]:
 
 def _check(name: str, arguments: dict[str, str], answer: str) -> float:
     try:
-        called, given = json.loads(answer)
-    except ValueError:
+        called, given = from_json(answer)
+    except (Damaged, TypeError, ValueError):
         return 0.0
     if called != name or not isinstance(given, dict):
         return 0.0

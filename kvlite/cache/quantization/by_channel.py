@@ -1,17 +1,18 @@
 """Keys in a few bits, channel by channel: for caches that only grow, for comparison."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from kvlite.cache.quantization.hadamard import Hadamard
 from kvlite.cache.quantization.vectors import (
     QuantizedVectors,
     packed_codes,
     quantized,
     unpacked_codes,
 )
+from kvlite.cache.segment import blocks
 
 
 @dataclass(frozen=True)
@@ -31,8 +32,6 @@ class ByChannel(QuantizedVectors):
     bits: int
 
     AXES = (2, 2, 2)
-    GROUP = 32
-    TOGETHER = True
 
     @classmethod
     def empty(
@@ -47,10 +46,6 @@ class ByChannel(QuantizedVectors):
     def vector_bytes(dim: int, bits: int, group: int) -> int:
         return dim * bits // 8 + 4 * dim // group
 
-    @classmethod
-    def of_values(cls) -> type[QuantizedVectors]:
-        return Hadamard
-
     @property
     def tensors(self) -> tuple[Tensor, ...]:
         return self.codes, self.scales, self.zeros
@@ -62,6 +57,12 @@ class ByChannel(QuantizedVectors):
     @property
     def group(self) -> int:
         return self.count // max(1, self.scales.shape[2])
+
+    def blocks(self) -> Iterator[slice]:
+        """Whole groups."""
+        (batch, heads), each = self.codes.shape[:2], self.group
+        for part in blocks(self.scales.shape[2], batch * heads * self.dim * each):
+            yield slice(part.start * each, part.stop * each)
 
     def encode(self, vectors: Tensor) -> tuple[Tensor, ...]:
         groups = vectors.to(torch.float32, copy=True).unflatten(2, (-1, self.group))

@@ -41,7 +41,6 @@ class Hadamard(QuantizedVectors):
     bits: int
 
     AXES = (2, 3, 3)
-    HAS_KERNELS = True
 
     @classmethod
     def empty(

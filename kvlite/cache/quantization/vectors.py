@@ -19,24 +19,16 @@ class QuantizedVectors(ABC):
     A form of quantization is a subclass in a file of its own, and one line in `FORMS`: a frozen
     dataclass of tensors of four dimensions, one of which grows with the vectors, and then of
     `bits`. Files know it by the name of its class. `docs/adding-a-quantization.md` has an example.
+    Where a form quantizes neighboring vectors together, "whole groups" is meant wherever there is
+    a part.
 
     Attributes:
         bits: a channel.
         AXES: of each of `tensors`, the dimension that grows with the vectors, 2 or 3.
-        WIDTHS: the bits that there may be.
-        GROUP: numbers that share a scale, unless a user asks for others.
-        TOGETHER: whether as many neighboring vectors as a group has numbers are quantized together;
-            then single ones cannot be dropped or replaced.
-        HAS_KERNELS: whether compiled loops and Triton's kernels read them; else torch's functions
-            do, a part at a time.
     """
 
     bits: int
     AXES: ClassVar[tuple[int, ...]]
-    WIDTHS: ClassVar[tuple[int, ...]] = (2, 4, 8)
-    GROUP: ClassVar[int] = 64
-    TOGETHER: ClassVar[bool] = False
-    HAS_KERNELS: ClassVar[bool] = False
 
     @classmethod
     @abstractmethod
@@ -67,17 +59,11 @@ class QuantizedVectors(ABC):
 
     @abstractmethod
     def encode(self, vectors: Tensor) -> tuple[Tensor, ...]:
-        """Vectors `(batch, heads, n, dim)` as `tensors` hold them; n is a multiple of `group` where
-        they are quantized `TOGETHER`."""
+        """Vectors `(batch, heads, n, dim)` as `tensors` hold them."""
 
     @abstractmethod
     def read(self, part: slice) -> Tensor:
-        """Some vectors restored, `(batch, heads, n, dim)` float32; whole groups if `TOGETHER`."""
-
-    @classmethod
-    def of_values(cls) -> "type[QuantizedVectors]":
-        """The form that values have where keys have this one."""
-        return cls
+        """Some vectors restored, `(batch, heads, n, dim)` float32."""
 
     @classmethod
     def of(cls, vectors: Tensor, bits: int, group: int) -> Self:
@@ -94,18 +80,16 @@ class QuantizedVectors(ABC):
         return self.tensors[0].shape[self.AXES[0]]
 
     def blocks(self) -> Iterator[slice]:
-        """Parts of the vectors, whole groups if `TOGETHER`, whose float32 copies are a few
-        megabytes."""
-        (batch, heads), each = self.tensors[0].shape[:2], self.group if self.TOGETHER else 1
-        for part in blocks(self.count // max(1, each), batch * heads * self.dim * each):
-            yield slice(part.start * each, part.stop * each)
+        """Parts of the vectors whose float32 copies are a few megabytes."""
+        batch, heads = self.tensors[0].shape[:2]
+        return blocks(self.count, batch * heads * self.dim)
 
     def first(self, count: int) -> Self:
-        """The first vectors, whole groups if `TOGETHER`, where they are."""
+        """The first vectors, where they are."""
         return self._with(self._part(slice(0, count)))
 
     def clear(self, part: slice) -> None:
-        """Let a part, whole groups if `TOGETHER`, hold finite numbers."""
+        """Let a part hold finite numbers."""
         for tensor in self._part(part):
             tensor.zero_()
 
@@ -115,8 +99,7 @@ class QuantizedVectors(ABC):
         return self._with(torch.cat([mine, theirs], along) for mine, theirs, along in each)
 
     def write(self, part: slice, vectors: Tensor) -> None:
-        """Round vectors `(batch, heads, n, dim)` into n of the places, whole groups if
-        `TOGETHER`."""
+        """Round vectors `(batch, heads, n, dim)` into n of the places."""
         for tensor, new in zip(self._part(part), self.encode(vectors), strict=True):
             tensor.copy_(new)
 
