@@ -221,7 +221,7 @@ def test_every_method_reads_and_answers_on_a_quantized_cache(llama: Tiny, name: 
 
 
 @pytest.mark.long
-@pytest.mark.cases(1)
+@pytest.mark.cases(1, 3)
 @pytest.mark.parametrize(
     "method",
     [

@@ -290,7 +290,7 @@ def card(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int
     return int(request.param)
 
 
-@pytest.mark.cases(1, 52)
+@pytest.mark.cases(1, 26)
 @pytest.mark.parametrize(
     ("card", "name"),
     [

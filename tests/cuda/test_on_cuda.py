@@ -265,7 +265,7 @@ def test_a_conversation_is_that_of_a_cpu(
         assert two_turns(model, tmp_path / "cuda.kv", **given) == expected
 
 
-@pytest.mark.cases(1)
+@pytest.mark.cases(1, 3)
 @pytest.mark.parametrize("maps", [True, False])
 @pytest.mark.parametrize("given", [WAYS[0], WAYS[3], WAYS[4]], ids=str)
 def test_an_answer_longer_than_planned_is_that_of_a_plan_that_covers_it(
