@@ -98,6 +98,15 @@ def test_what_cannot_be_done_is_said(smollm: Runner) -> None:
         Quality(tasks=["letters"])
     with pytest.raises(SettingError, match="knows no tools: give --task code"):
         Quality(tasks=["tools", "code"]).work(smollm)
+    with pytest.raises(SettingError, match="--kv-bits '5'"):
+        Quality(kv_bits=["5"])
+    with pytest.raises(SettingError, match="'magic'"):
+        Quality(method="magic")
+
+
+def test_left_out_tasks_are_all_that_the_model_can_do(smollm: Runner) -> None:
+    work = Quality(cases=1).work(smollm)
+    assert {keys[0][0] for keys, _ in work} == {*EXERCISES} - {"tools"}
 
 
 def rows_of(scores: dict[str, list[float]]) -> list[QualityRow]:

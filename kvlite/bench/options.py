@@ -339,8 +339,9 @@ class QualityOptions(Options):
     name: ClassVar = "quality"
 
     tasks: list[str] = _option(
-        [*EXERCISES],
-        f"{', '.join(EXERCISES)}; several with commas between",
+        [],
+        f"{', '.join(EXERCISES)}; several with commas between; left out, all that the model can "
+        "do: tools are for models whose chat template has them",
         flag="--task",
         commas=True,
     )

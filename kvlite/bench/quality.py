@@ -17,12 +17,13 @@ from kvlite.bench.options import QualityOptions
 from kvlite.bench.prose import begun_elsewhere, bundled_prose
 from kvlite.bench.rows import Cells, Key, Row
 from kvlite.bench.task import Task, Work
-from kvlite.cache.bits import UNCHANGED
+from kvlite.cache.bits import UNCHANGED, parse_kv_bits
 from kvlite.config.units import readable
 from kvlite.conversation.conversation import Conversation
 from kvlite.conversation.metrics import Piece
 from kvlite.conversation.runner import Runner
 from kvlite.errors import SettingError
+from kvlite.methods import parse_method
 from kvlite.methods.budget import parse_budget
 from kvlite.model.answers.grammar import answer_grammar
 from kvlite.model.answers.reader import AnswerReader, calls_in
@@ -112,8 +113,11 @@ class Quality(QualityOptions, Task[QualityRow]):
         """Raises SettingError if an option is not valid."""
         require_known("--task", self.tasks, EXERCISES)
         require_known("--recall", self.recall, ("auto", "ram", "disk", "off"))
+        parse_method(self.method)
         for budget in self.budgets:
             parse_budget(budget)
+        for bits in self.kv_bits:
+            parse_kv_bits(bits)
         every = product([self.method], self.budgets, self.kv_bits, self.recall)
         # What keeps everything has nothing to recall.
         full = Way(self.method, ALL, UNCHANGED, "off")
@@ -121,11 +125,12 @@ class Quality(QualityOptions, Task[QualityRow]):
         self.ways = [*dict.fromkeys([full, *ways])]
 
     def work(self, runner: Runner) -> list[Work[QualityRow]]:
-        if "tools" in self.tasks and runner.model.answer_form.calls is None:
-            others = ",".join(each for each in self.tasks if each != "tools")
-            raise SettingError(
-                f"this model's chat template knows no tools: give --task {others or 'copy-many'}"
-            )
+        without = [each for each in self.tasks or EXERCISES if each != "tools"]
+        knows_tools = runner.model.answer_form.calls is not None
+        tasks = self.tasks or ([*EXERCISES] if knows_tools else without)
+        if "tools" in tasks and not knows_tools:
+            others = ",".join(without) or "copy-many"
+            raise SettingError(f"this model's chat template knows no tools: give --task {others}")
         for length in self.tokens:
             fitting_prose(runner, length, 0)
         return [
@@ -133,9 +138,7 @@ class Quality(QualityOptions, Task[QualityRow]):
                 [QualityRow.key({"task": t, "length": length, "seed": seed, **way.columns})],
                 partial(_rows, runner, t, length, seed, way),
             )
-            for t, length, seed, way in product(
-                self.tasks, self.tokens, range(self.cases), self.ways
-            )
+            for t, length, seed, way in product(tasks, self.tokens, range(self.cases), self.ways)
         ]
 
     def doing(self, keys: Sequence[Key]) -> str:
