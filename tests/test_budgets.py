@@ -182,6 +182,12 @@ def test_kvx_lines_sum_to_the_average(layers: int, average: int, beyond: int, be
     assert lines == oracle.pyramid(average, 0, layers, seen, beta=beta, floor=3)
 
 
+def test_pyramidkv_that_is_told_otherwise_has_no_slope() -> None:
+    assert PyramidKV(layers="uniform").layer_budgets(4, 100, 1000) == [100] * 4
+    sloping = PyramidKV().layer_budgets(4, 100, 1000)
+    assert sum(sloping) == 400 and sloping[0] > 100 > sloping[3]
+
+
 def test_kvx_cuts_lines_of_the_example_reading_at_its_limit() -> None:
     example = KVX(middle="example", limit=300)
     assert example.layer_budgets(4, 100, 300) == example.layer_budgets(4, 100, 5000) == [300] * 4

@@ -153,6 +153,9 @@ def test_a_method_does_not_go_on_from_what_another_found(llama: Tiny, name: str)
     for seed, count in ((2, 40), (3, 30)):
         talk.read(random_ids(count, seed)[0].tolist())
     assert talk.store is not None
+    (scored_by,) = {layer.scored_by for layer in talk.store.layers}
+    assert talk.store.is_scored_by(scored_by)
+    assert not talk.store.is_scored_by(f"another {scored_by}")
     for layer in talk.store.layers:
         assert layer.cached_scores is not None and layer.cached_scores.shape[2] == 220
         if name == "h2o":  # begins with the first turn that it reads
