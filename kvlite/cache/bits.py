@@ -3,6 +3,7 @@
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from kvlite.cache.kv_size import KVSize
@@ -40,24 +41,24 @@ class KVBits:
         group = f"g{self.group}" if self.group != self.of_keys.group else ""
         return self.form + sides + group
 
-    @property
+    @cached_property
     def of_keys(self) -> Form:
         """The form of keys, and of latents."""
         return FORMS[self.form]
 
-    @property
+    @cached_property
     def of_values(self) -> Form:
         """The form of values."""
         values = self.of_keys.values
         return self.of_keys if values is None else FORMS[values]
 
-    @property
+    @cached_property
     def together(self) -> int:
         """How many neighboring entries are quantized as one; 1 if any can be dropped or
         replaced."""
         return self.group if self.of_keys.together or self.of_values.together else 1
 
-    @property
+    @cached_property
     def has_kernels(self) -> bool:
         """Whether compiled loops and Triton's kernels read such entries."""
         return self.of_keys.has_kernels and self.of_values.has_kernels
