@@ -21,7 +21,7 @@ from kvlite.model.answers.reader import AnswerReader, Part
 from kvlite.model.answers.schemas import followed
 from kvlite.model.chat_template import chat_tokens
 from kvlite.model.grammar import Vocabulary
-from tests.written_calls import written
+from tests.written_calls import takes, written
 
 WEATHER = Tool(
     "weather",
@@ -156,15 +156,7 @@ def test_what_a_template_writes_is_allowed_and_read_back(
     def goes(said: str, **given: Any) -> bool:
         """Whether an answer may come, and end so."""
         rules = answer_grammar(form, tokenizer, vocabulary.trie, TOOLS, **given)
-        if not rules:
-            return True
-        grammar = Grammar(vocabulary, rules)
-        try:
-            for each in tokenizer.encode(said, add_special_tokens=False):
-                grammar.take(each)
-        except SettingError:
-            return False
-        return grammar.may_end
+        return not rules or takes(Grammar(vocabulary, rules), tokenizer, said)
 
     thought = f"<think>\nHm <b>.\n</think>\n\n{answer}"
     for given in ({}, {"needed": True}, {"text": '"free"'}):

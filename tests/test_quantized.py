@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from torch import Tensor
 
 from kvlite.cache.bits import KVBits, parse_kv_bits
+from kvlite.cache.quantization.affine import packed_codes, unpacked_codes
 from kvlite.cache.quantization.by_channel import ByChannel
 from kvlite.cache.quantization.hadamard import Hadamard, rotation
-from kvlite.cache.quantization.vectors import packed_codes, unpacked_codes
 from kvlite.errors import SettingError
 
 from .oracles import quantized as oracle

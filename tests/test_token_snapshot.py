@@ -24,10 +24,10 @@ from tests.contract.talks import (
     OTHER,
     SECOND,
     SMALL,
-    THIRD,
     WORDS,
     again,
     entries,
+    gone_ways,
     opened,
     said,
     same,
@@ -40,13 +40,6 @@ def follows(talk: Conversation, straight: Conversation) -> None:
     """It goes on bit by bit: what is held in between the next turn makes anew."""
     assert said(talk, WORDS[5]) == said(straight, WORDS[5])
     same(talk, straight)
-
-
-def gone_ways(tiny: Tiny, **given: Any) -> Conversation:
-    talk = opened(tiny, **given)
-    said(talk, FIRST, SECOND, THIRD)
-    list(talk.edit(3, WORDS[2]))
-    return talk
 
 
 def test_it_takes_kilobytes_and_says_what_it_is(llama: Tiny, tmp_path: Path) -> None:

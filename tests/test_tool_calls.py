@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from kvlite.engine.grammar import Grammar
-from kvlite.errors import SettingError
 from kvlite.model.answers.form import ID, AnswerForm, Tool
 from kvlite.model.answers.grammar import MOST_CALLS, answer_grammar
 from kvlite.model.answers.parameter_arguments import ParameterArguments
@@ -17,7 +16,7 @@ from kvlite.model.answers.reader import AnswerReader
 from kvlite.model.grammar import Vocabulary
 from tests.families import FAMILIES
 from tests.test_answers import CALLS, TOOLS, all_forms, gathered, read
-from tests.written_calls import written
+from tests.written_calls import takes, written
 
 Forms = dict[str, tuple[Any, AnswerForm, Vocabulary]]
 
@@ -35,13 +34,7 @@ def held_to(form: tuple[Any, AnswerForm, Vocabulary], tools: list[Tool], answer:
     """Whether the grammar of an answer takes it, whole."""
     tokenizer, own, vocabulary = form
     rules = answer_grammar(own, tokenizer, vocabulary.trie, tools, needed=True)
-    grammar = Grammar(vocabulary, rules)
-    try:
-        for each in tokenizer.encode(answer, add_special_tokens=False):
-            grammar.take(each)
-    except SettingError:
-        return False
-    return grammar.may_end
+    return takes(Grammar(vocabulary, rules), tokenizer, answer)
 
 
 def test_a_tool_whose_name_begins_with_that_of_another_is_called_by_its_own(forms: Forms) -> None:

@@ -4,6 +4,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from kvlite.engine.grammar import Grammar
+from kvlite.errors import SettingError
 from kvlite.model.answers.form import INDEX, Arguments, CallForm
 from kvlite.model.answers.gemma_arguments import GemmaArguments, literal
 from kvlite.model.answers.json_arguments import JSONArguments
@@ -18,6 +20,16 @@ def written(form: CallForm, calls: Sequence[tuple[str, Mapping[str, Any]]]) -> s
         one = f"{around}{name}{form.middle}{_arguments(form.arguments, arguments)}"
         pieces.append(one.replace(INDEX, str(number)))
     return "".join([*pieces, form.last])
+
+
+def takes(grammar: Grammar, tokenizer: Any, answer: str) -> bool:
+    """Whether a grammar takes an answer, whole."""
+    try:
+        for each in tokenizer.encode(answer, add_special_tokens=False):
+            grammar.take(each)
+    except SettingError:
+        return False
+    return grammar.may_end
 
 
 def _arguments(notation: Arguments, arguments: Mapping[str, Any]) -> str:

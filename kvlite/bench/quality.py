@@ -131,8 +131,7 @@ class Quality(QualityOptions, Task[QualityRow]):
         if "tools" in tasks and not knows_tools:
             others = ",".join(without) or "copy-many"
             raise SettingError(f"this model's chat template knows no tools: give --task {others}")
-        for length in self.tokens:
-            fitting_prose(runner, length, 0)
+        fitting_prose(runner, max(self.tokens), 0)
         return [
             (
                 [QualityRow.key({"task": t, "length": length, "seed": seed, **way.columns})],
@@ -146,11 +145,11 @@ class Quality(QualityOptions, Task[QualityRow]):
         return f"{task}, {length:,} tokens"
 
     def table(self, rows: Sequence[QualityRow]) -> list[Cells]:
-        full = {row.exercise: row.score for row in rows if row.way.is_full}
+        full = _full(rows)
         return [_line(group, full) for group in _groups(rows)]
 
     def summary(self, rows: Sequence[QualityRow]) -> dict[str, Any]:
-        full = {row.exercise: row.score for row in rows if row.way.is_full}
+        full = _full(rows)
         return {"worse": [_name(each) for each in _groups(rows) if _verdict(each, full) == WORSE]}
 
 
@@ -158,11 +157,8 @@ def exercise(model: LoadedModel, task: str, length: int, seed: int) -> Exercise:
     """An exercise of a seed, whose texts have some `length` tokens. Raises SettingError if it is
     too short."""
 
-    def count(text: str) -> int:
-        return len(model.tokenizer.encode(text, add_special_tokens=False))
-
-    prose = begun_elsewhere(bundled_prose(), seed)
-    return EXERCISES[task](Material(Random(f"{task} {seed}"), prose, length, count))
+    random, prose = Random(f"{task} {seed}"), begun_elsewhere(bundled_prose(), seed)
+    return EXERCISES[task](Material(random, prose, length, model.tokenizer))
 
 
 def _rows(runner: Runner, task: str, length: int, seed: int, way: Way) -> Iterator[QualityRow]:
@@ -219,6 +215,11 @@ def _groups(rows: Sequence[QualityRow]) -> list[list[QualityRow]]:
     for row in rows:
         groups.setdefault((row.task, row.length, row.way), []).append(row)
     return [*groups.values()]
+
+
+def _full(rows: Sequence[QualityRow]) -> dict[Key, float]:
+    """What the full cache scored, by exercise."""
+    return {row.exercise: row.score for row in rows if row.way.is_full}
 
 
 def _beside(rows: Sequence[QualityRow], full: dict[Key, float]) -> Estimate | None:

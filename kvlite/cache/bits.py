@@ -20,7 +20,7 @@ class KVBits:
     """A quantized cache, as it was asked for.
 
     Attributes:
-        keys, values: bits a channel, 2, 4 or 8; latents (MLA) have the keys'.
+        keys, values: bits a channel, as its form has them; latents (MLA) have the keys'.
         group: channels of an entry (where they are quantized together, entries of a channel) that
             share a scale; less where the head's dimension is no multiple of it.
         form: which of `FORMS` keys have; values have what its `values` says.

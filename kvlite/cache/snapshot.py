@@ -59,6 +59,7 @@ class LayerWriter:
         self.objects: list[Plain] = []
         self._names: dict[int, str] = {}
         self._numbers: dict[int, int] = {}
+        self._kinds = kinds()
 
     def layer(self, name: str, layer: LayerCache, filled: int | None = None) -> Plain:
         """Add a layer; returns how its parts fit together.
@@ -140,7 +141,7 @@ class LayerWriter:
             if id(value) not in self._names:
                 self._names[id(value)] = self.tensor(f"part{len(self._names)}.{name}", value)
             return self._names[id(value)]
-        if type(value).__name__ in kinds():
+        if type(value).__name__ in self._kinds:
             return {"object": self._object(value)}
         return list(value) if isinstance(value, tuple) else value
 
@@ -162,6 +163,7 @@ class LayerReader:
     seen: int
     _made: dict[int, Any] = field(default_factory=dict)
     _tensors: dict[str, Tensor] = field(default_factory=dict)
+    _kinds: dict[str, type] = field(default_factory=kinds)
 
     def layer(
         self,
@@ -268,7 +270,7 @@ class LayerReader:
     def _new_object(self, number: int) -> Any:
         require(0 <= number < len(self.objects))
         plain = self.objects[number]
-        kind = kinds()[plain["kind"]]
+        kind = self._kinds[plain["kind"]]
         plain = with_form(plain) if kind is KVBits else plain
         # Each comes after those that it refers to, so this ends.
         for each in plain.values():

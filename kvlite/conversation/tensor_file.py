@@ -47,8 +47,6 @@ _KINDS = {
     "int32": ("I32", 4),
     "uint8": ("U8", 1),
     "int8": ("I8", 1),
-    "float8_e4m3fn": ("F8_E4M3", 1),
-    "float8_e5m2": ("F8_E5M2", 1),
     "bool": ("BOOL", 1),
 }
 _TYPES = {kind: (name, size) for name, (kind, size) in _KINDS.items()}

@@ -56,7 +56,7 @@ def pack(
 
 def _part(vectors: "Hadamard") -> int:
     """Channels that share both a scale and the place of their bits within a byte."""
-    return gcd(vectors.dim // vectors.groups, vectors.dim * vectors.bits // 8)
+    return gcd(vectors.group, vectors.dim * vectors.bits // 8)
 
 
 @triton.jit(do_not_specialize=["all_heads", "capacity", "own_slots", "room"])

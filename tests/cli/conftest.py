@@ -24,6 +24,7 @@ from kvlite.conversation.conversation import Conversation
 from kvlite.documents import reading
 from kvlite.model.source import find_model
 from tests.conftest import ARCHITECTURES, SIZES
+from tests.documents.conftest import here
 
 LIMIT = 512
 # All commands are made once, as they are in a program.
@@ -82,9 +83,7 @@ def kvlite(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setattr("typer.main.get_command", COMMANDS)
     # Documents are read in this process: where the program has one of its own, in a child of it.
-    monkeypatch.setattr(
-        reading, "run_in_child", lambda work, *args, progress, **_: work(*args, progress=progress)
-    )
+    monkeypatch.setattr(reading, "run_in_child", here)
     # Where tests run for the first time, loops are compiled.
     monkeypatch.setattr(logging.getLogger("kvlite.compiling"), "disabled", True)
     return run

@@ -149,3 +149,11 @@ def untouched(before: list[Any], after: list[Any]) -> None:
 @cache
 def llama_once() -> Tiny:
     return make_tiny("llama")
+
+
+def gone_ways(tiny: Tiny, **given: Any) -> Conversation:
+    """A conversation of three messages, the last of which was edited."""
+    talk = opened(tiny, **given)
+    said(talk, FIRST, SECOND, THIRD)
+    list(talk.edit(3, WORDS[2]))
+    return talk

@@ -2,7 +2,6 @@
 never told anything else; in files, too, and an answer may be checked at any time."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -10,7 +9,7 @@ from hypothesis import strategies as st
 
 from kvlite import Callbacks, Conversation
 from kvlite.conversation.context import Context
-from tests.conftest import HYBRIDS, Tiny, make_tiny
+from tests.conftest import HYBRIDS, make_tiny
 
 from .talks import (
     ALIKE,
@@ -23,6 +22,7 @@ from .talks import (
     THIRD,
     WORDS,
     again,
+    gone_ways,
     heard,
     llama_once,
     opened,
@@ -86,13 +86,6 @@ def test_going_back_is_as_if_nothing_else_had_been_said(model: str, name: str) -
     said(talk, WORDS[3])
     said(branched, FIRST, WORDS[3])
     same(talk, branched)
-
-
-def gone_ways(tiny: Tiny, **given: Any) -> Conversation:
-    talk = opened(tiny, **given)
-    said(talk, FIRST, SECOND, THIRD)
-    list(talk.edit(3, WORDS[2]))
-    return talk
 
 
 def goes_on_alike(talk: Conversation, straight: Conversation) -> None:

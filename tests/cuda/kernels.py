@@ -12,7 +12,7 @@ from gguf.quants import dequantize
 from torch import Tensor
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
-from kvlite.cache.quantization.vectors import packed_codes, quantized, unpacked_codes
+from kvlite.cache.quantization.affine import packed_codes, quantized, unpacked_codes
 
 Arguments = SimpleNamespace
 

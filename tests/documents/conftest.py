@@ -24,15 +24,16 @@ def in_child() -> None:
     """For tests of the process that reads a document."""
 
 
+def here(work: Callable[..., object], *args: object, progress: object, **_: object) -> object:
+    """As `run_in_child`, in this process."""
+    return work(*args, progress=progress)
+
+
 @pytest.fixture(autouse=True)
 def in_this_process(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[None]:
     """Other tests read here: a process takes longer to begin than a document to be read."""
-
-    def here(work: Callable[..., object], *args: object, progress: object, **_: object) -> object:
-        return work(*args, progress=progress)
-
     if "in_child" not in request.fixturenames:
         monkeypatch.setattr(reading, "run_in_child", here)
     deepest = sys.getrecursionlimit()

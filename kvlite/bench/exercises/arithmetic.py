@@ -2,6 +2,7 @@
 
 import re
 from functools import partial
+from operator import itemgetter
 
 from kvlite.bench.exercises.exercise import Exercise, Material, Turn
 from kvlite.bench.prose import names
@@ -14,10 +15,10 @@ _NUMBER = re.compile(r"-?\d+(?:,\d{3})*")
 def make(material: Material) -> Exercise:
     """The problems are told one after the other, and one of them is asked for. Right is an answer
     whose last number is the result."""
-    random, results = material.random, list[int]()
+    random = material.random
     called = [name.title() for name in names(random, 2000)]
 
-    def part(number: int) -> str:
+    def part(number: int) -> tuple[str, int]:
         count = random.randrange(15, 40)
         story = [f"{called[number]} has {count} crates."]
         for _ in range(3):
@@ -31,20 +32,17 @@ def make(material: Material) -> Exercise:
             else:
                 count -= change
                 story.append(f"Then they sell {change}.")
-        results.append(count)
-        return " ".join(story)
+        return " ".join(story), count
 
     question = (
         "How many crates does {} have in the end? Say what they have after each step, and end with "
         "the number."
     )
-    told = material.parts(part, 4, question)
+    told = material.parts(part, itemgetter(0), question)
     wanted = random.randrange(len(told))
-    text = "\n".join(told)
+    text, result = "\n".join(story for story, _ in told), told[wanted][1]
     message = f"{text}\n\n{question.format(called[wanted])}"
-    return Exercise(
-        [Turn(message, partial(_check, results[wanted]), str(results[wanted]), new_tokens=STEPS)]
-    )
+    return Exercise([Turn(message, partial(_check, result), str(result), new_tokens=STEPS)])
 
 
 def _check(result: int, answer: str) -> float:

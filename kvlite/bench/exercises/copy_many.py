@@ -2,9 +2,10 @@
 
 import json
 from functools import partial
+from statistics import fmean
 from typing import Any
 
-from kvlite.bench.exercises.exercise import Exercise, Material, Turn, share
+from kvlite.bench.exercises.exercise import Exercise, Material, Turn
 from kvlite.bench.prose import hidden_in, names, numbers
 from kvlite.config.checked_file import Damaged, from_json
 
@@ -52,4 +53,4 @@ def _check(keys: dict[str, str], answer: str) -> float:
         made = from_json(answer)
     except Damaged:
         return 0.0
-    return share(isinstance(made, dict) and made.get(key) == value for key, value in keys.items())
+    return fmean(isinstance(made, dict) and made.get(key) == value for key, value in keys.items())

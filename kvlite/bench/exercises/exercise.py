@@ -1,17 +1,18 @@
 """What an exercise is: messages made from a seed, and an exact rule for each answer."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from random import Random
-from typing import Any
+from typing import Any, TypeVar
 
 from kvlite.errors import SettingError
 from kvlite.model.answers.form import Tool
 
 Check = Callable[[str], float]
 """The share of an answer that is right, 0 to 1, by an exact rule."""
-Count = Callable[[str], int]
-"""Tokens of a text."""
+T = TypeVar("T")
+# Parts of a text, to choose one of.
+LEAST = 4
 
 
 @dataclass(frozen=True)
@@ -55,39 +56,37 @@ class Material:
         random: of the exercise's seed.
         prose: real text, at least `tokens` tokens of it.
         tokens: that its texts have together, about.
-        count: tokens of a text.
     """
 
     random: Random
     prose: str
     tokens: int
-    count: Count
+    tokenizer: Any
 
-    def parts(self, part: Callable[[int], str], least: int, beside: str = "") -> list[str]:
-        """As many parts, made from their numbers, as fit beside a text. Raises SettingError if
-        fewer than `least` do."""
-        made, used = list[str](), self.count(beside)
+    def ids(self, text: str) -> list[int]:
+        """The tokens of a text."""
+        found: list[int] = self.tokenizer.encode(text, add_special_tokens=False)
+        return found
+
+    def count(self, text: str) -> int:
+        """How many tokens a text has."""
+        return len(self.ids(text))
+
+    def parts(self, make: Callable[[int], T], text: Callable[[T], str], beside: str) -> list[T]:
+        """As many parts, made from their numbers, as fit with their texts beside another one.
+        Raises SettingError if fewer than `LEAST` do."""
+        made, used = list[T](), self.count(beside)
         while True:
-            each = part(len(made))
-            used += self.count(each)
+            each = make(len(made))
+            used += self.count(text(each))
             if used > self.tokens:
                 break
             made.append(each)
-        if len(made) < least:
+        if len(made) < LEAST:
             raise SettingError(f"--tokens {self.tokens} is too short for an exercise: give more")
         return made
 
     def prose_of(self, tokens: int) -> str:
-        """The beginning of the prose, some so many tokens of it; "" of none."""
-        low, high = 0, len(self.prose)
-        while low < high:
-            middle = (low + high + 1) // 2
-            fits = self.count(self.prose[:middle]) <= tokens
-            low, high = (middle, high) if fits else (low, middle - 1)
-        return self.prose[:low]
-
-
-def share(found: Iterable[bool]) -> float:
-    """The share of what is true."""
-    every = [*found]
-    return sum(every) / len(every)
+        """The beginning of the prose, so many tokens of it."""
+        begun: str = self.tokenizer.decode(self.ids(self.prose)[: max(0, tokens)])
+        return begun

@@ -1,6 +1,7 @@
 """A long file of Python, for exercises on code."""
 
 from dataclasses import dataclass
+from operator import attrgetter
 
 from kvlite.bench.exercises.exercise import Material
 from kvlite.bench.prose import names
@@ -29,13 +30,13 @@ class Function:
 
 def functions(material: Material, beside: str) -> list[Function]:
     """As many functions as fit beside a text, with names and parameters of their own."""
-    random, made = material.random, list[Function]()
+    random, words = material.random, _WORDS.split()
     called = [name.replace(" ", "_") for name in names(random, 2000)]
     limits = random.sample(range(100, 10_000), 2000)
 
-    def part(number: int) -> str:
+    def part(number: int) -> Function:
         name, limit = called[number], limits[number]
-        parameters = tuple(random.sample(_WORDS.split(), random.randrange(3, 6)))
+        parameters = tuple(random.sample(words, random.randrange(3, 6)))
         named = f"{random.choice(_LIMITS)}_{name}"
         line = f"    {named} = {limit}"
         first, second = parameters[:2]
@@ -45,10 +46,9 @@ def functions(material: Material, beside: str) -> list[Function]:
             f"{line}\n"
             f"    return min({first}, {named})\n"
         )
-        made.append(Function(name, parameters, limit, line, text))
-        return text
+        return Function(name, parameters, limit, line, text)
 
-    return made[: len(material.parts(part, 4, beside))]
+    return material.parts(part, attrgetter("text"), beside)
 
 
 def source(known: list[Function]) -> str:

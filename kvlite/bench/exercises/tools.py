@@ -2,9 +2,10 @@
 
 import json
 from functools import partial
+from statistics import fmean
 from typing import Any
 
-from kvlite.bench.exercises.exercise import Exercise, Material, Turn, share
+from kvlite.bench.exercises.exercise import Exercise, Material, Turn
 from kvlite.bench.prose import names, numbers
 from kvlite.config.checked_file import Damaged, from_json
 from kvlite.model.answers.form import Tool
@@ -29,20 +30,17 @@ def make(material: Material) -> Exercise:
     verb, thing = random.choice(deeds)
     ids, called, codes = numbers(random, 1500), names(random, 1500), numbers(random, 1500)
 
-    def part(number: int) -> str:
-        return json.dumps(
-            {
-                "order_id": ids[number],
-                "customer": called[number],
-                "warehouse": f"W-{codes[number]}",
-                "weight_kg": random.randrange(1, 900) / 10,
-                "status": random.choice(("open", "paid", "packed")),
-            },
-            indent=1,
-        )
+    def part(number: int) -> dict[str, Any]:
+        return {
+            "order_id": ids[number],
+            "customer": called[number],
+            "warehouse": f"W-{codes[number]}",
+            "weight_kg": random.randrange(1, 900) / 10,
+            "status": random.choice(("open", "paid", "packed")),
+        }
 
     shown = json.dumps([each.plain() for each in tools])
-    records = [from_json(each) for each in material.parts(part, 4, shown)]
+    records = material.parts(part, partial(json.dumps, indent=1), shown)
     wanted = random.choice(records)
     request = f"Now {verb} the {thing} of {wanted['customer']}."
     arguments = {name: wanted[name] for name in _ARGUMENTS}
@@ -79,4 +77,4 @@ def _check(name: str, arguments: dict[str, str], answer: str) -> float:
         return 0.0
     if called != name or not isinstance(given, dict):
         return 0.0
-    return share(given.get(each) == value for each, value in arguments.items())
+    return fmean(given.get(each) == value for each, value in arguments.items())

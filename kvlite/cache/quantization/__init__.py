@@ -1,6 +1,7 @@
 """How keys and values are quantized: one file a form. Forms are known without torch."""
 
 from dataclasses import dataclass
+from functools import cached_property
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -31,7 +32,7 @@ class Form:
     has_kernels: bool = False
     values: str | None = None
 
-    @property
+    @cached_property
     def vectors(self) -> "type[QuantizedVectors]":
         """The class of its vectors."""
         module, name = self.place.split(".")

@@ -1,35 +1,20 @@
 """Keys in a few bits, channel by channel: for caches that only grow, for comparison."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from kvlite.cache.quantization.vectors import (
-    QuantizedVectors,
-    packed_codes,
-    quantized,
-    unpacked_codes,
-)
+from kvlite.cache.quantization.affine import AffineVectors, packed_codes, quantized, unpacked_codes
 from kvlite.cache.segment import blocks
 
 
-@dataclass(frozen=True)
-class ByChannel(QuantizedVectors):
-    """Each channel rounded over groups of neighboring vectors. Values are rounded each by itself.
+class ByChannel(AffineVectors):
+    """Each channel rounded over groups of neighboring vectors: scales and zeros are `(batch, heads,
+    groups, dim)`. Values are rounded each by itself.
 
     Source: "KIVI: A Tuning-Free Asymmetric 2bit Quantization for KV Cache", section 3.
-
-    Attributes:
-        codes: `(batch, heads, n, dim * bits / 8)` uint8, as `Hadamard` has them.
-        scales, zeros: `(batch, heads, groups, dim)` float16.
     """
-
-    codes: Tensor
-    scales: Tensor
-    zeros: Tensor
-    bits: int
 
     AXES = (2, 2, 2)
 
@@ -47,21 +32,13 @@ class ByChannel(QuantizedVectors):
         return dim * bits // 8 + 4 * dim // group
 
     @property
-    def tensors(self) -> tuple[Tensor, ...]:
-        return self.codes, self.scales, self.zeros
-
-    @property
-    def dim(self) -> int:
-        return self.codes.shape[3] * 8 // self.bits
-
-    @property
     def group(self) -> int:
-        return self.count // max(1, self.scales.shape[2])
+        return self.count // max(1, self.groups)
 
     def blocks(self) -> Iterator[slice]:
         """Whole groups."""
         (batch, heads), each = self.codes.shape[:2], self.group
-        for part in blocks(self.scales.shape[2], batch * heads * self.dim * each):
+        for part in blocks(self.groups, batch * heads * self.dim * each):
             yield slice(part.start * each, part.stop * each)
 
     def encode(self, vectors: Tensor) -> tuple[Tensor, ...]:

@@ -6,7 +6,6 @@ in the rotated space.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import cache
 from itertools import islice
 from math import gcd
@@ -14,31 +13,14 @@ from math import gcd
 import torch
 from torch import Tensor
 
-from kvlite.cache.quantization.vectors import (
-    QuantizedVectors,
-    packed_codes,
-    quantized,
-    unpacked_codes,
-)
+from kvlite.cache.quantization.affine import AffineVectors, packed_codes, quantized, unpacked_codes
 from kvlite.cache.segment import dotted, weighed
 from kvlite.ops.device import has_compiled
 
 
-@dataclass(frozen=True)
-class Hadamard(QuantizedVectors):
-    """Vectors rotated, then rounded in groups of neighboring channels. What they hold may be
-    overwritten.
-
-    Attributes:
-        codes: `(batch, heads, n, dim * bits / 8)` uint8; with 8 / bits = p codes a byte, byte j has
-            those of channels j, j + dim / p, and so on, the first in the lowest bits.
-        scales, zeros: `(batch, heads, groups, n)` float16; a number is code * scale + zero.
-    """
-
-    codes: Tensor
-    scales: Tensor
-    zeros: Tensor
-    bits: int
+class Hadamard(AffineVectors):
+    """Vectors rotated, then rounded in groups of neighboring channels: scales and zeros are
+    `(batch, heads, groups, n)`. What they hold may be overwritten."""
 
     AXES = (2, 3, 3)
 
@@ -57,19 +39,6 @@ class Hadamard(QuantizedVectors):
         return dim * bits // 8 + 4 * dim // gcd(group, dim)
 
     @property
-    def tensors(self) -> tuple[Tensor, Tensor, Tensor]:
-        return self.codes, self.scales, self.zeros
-
-    @property
-    def dim(self) -> int:
-        return self.codes.shape[3] * 8 // self.bits
-
-    @property
-    def groups(self) -> int:
-        """Groups of channels."""
-        return self.scales.shape[2]
-
-    @property
     def group(self) -> int:
         return self.dim // max(1, self.groups)
 
@@ -78,7 +47,7 @@ class Hadamard(QuantizedVectors):
         parts = super().blocks()
         return islice(parts, 2) if self.codes.is_meta else parts
 
-    def encode(self, vectors: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def encode(self, vectors: Tensor) -> tuple[Tensor, ...]:
         turned = vectors.float() @ rotation(self.dim, vectors.device)
         channels = turned.unflatten(-1, (self.groups, -1))
         codes, scales, zeros = quantized(channels, -1, self.bits)

@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from kvlite.cache.quantization.affine import packed_codes, unpacked_codes
 from kvlite.cache.quantization.hadamard import rotation
-from kvlite.cache.quantization.vectors import packed_codes, unpacked_codes
 from kvlite.cache.segment import blocks
 from kvlite.ops.device import has_compiled, has_triton
 
