@@ -31,23 +31,25 @@ NEARLY: dict[str, list[tuple[Callable[[str], str], float]]] = {
     ],
     "tools": [
         (lambda right: right.replace('"order_id"', '"order"'), 2 / 3),
-        (lambda right: right.replace("_order", "_x").replace("_parcel", "_x"), 0),
+        (lambda right: right.replace("_order", "_x"), 0),
         (lambda right: right.removesuffix("]"), 0),
     ],
     "arithmetic": [
         (lambda right: f"First 1,000, then 12, so {right}.", 1),
-        (lambda right: f"{right} is 1 more than {int(right) - 1}", 0),
+        (lambda right: f"{right} Or 7.", 0),
     ],
     "twenty-turns": [
         (lambda right: f"It is {right[:1]},{right[1:4]},{right[4:]}.", 1),
         (lambda right: right[:-1], 0),
         (lambda right: f"{right}1", 0),
+        (lambda right: f"{right} or 1234567", 0),
     ],
     "code": [
         (lambda right: f"```python\n{right}\n```", 1),
         (lambda right: right.replace("(", "(0, "), 0),
         (lambda right: right.replace("=1", "=value").replace("result", "x"), 1),
-        (lambda right: right.replace("=1, ", "=1, more=1, ", 1), 0),
+        (lambda right: right.replace("=1, ", "=1, more=1, ", 1), 1 / 4),
+        (lambda right: f"{right.rpartition(',')[0]})", 2 / 3),
         (lambda right: right.removesuffix(")"), 0),
     ],
 }
@@ -82,7 +84,7 @@ def test_an_exercise_is_its_seeds_and_of_the_length_that_was_asked_for(
 
     one, same, other = (texts(made(smollm, task, seed)) for seed in (1, 1, 2))
     assert one == same != other
-    for tokens in (2500, 6000):
+    for tokens in (TOKENS, 6000):
         exercise = made(smollm, task, 1, tokens)
         said = [turn.message for turn in exercise.turns]
         said += [json.dumps(each.plain()) for each in exercise.tools]

@@ -321,9 +321,9 @@ class QualityOptions(Options):
     """Exercises that people depend on, made from seeds and checked by exact rules: where does
     compression hurt?
 
-    copy-many: 30 fields of a text into JSON; edits: an exact search-and-replace in a long file;
-    tools: which of 20 to call, with arguments copied out of long results; arithmetic: one of many
-    word problems; twenty-turns: a fact in each of 20 messages; code: a call whose signature stands
+    copy-many: 30 fields of a text into JSON; edits: exact searches and replacements in a long file;
+    tools: which of 20 to call, with arguments copied out of long results; arithmetic: some of many
+    word problems; twenty-turns: a fact in each of 20 messages; code: calls whose signatures stand
     elsewhere. Each way is compared with the full cache of the same model, exercise by exercise, by
     95% intervals.
 

@@ -1,48 +1,53 @@
-"""Arithmetic: one of many word problems, each a chain of steps."""
+"""Arithmetic: some of many word problems, two steps each."""
 
 import re
+from dataclasses import dataclass
 from functools import partial
-from operator import itemgetter
+from operator import attrgetter
 
-from kvlite.bench.exercises.exercise import Exercise, Material, Turn
+from kvlite.bench.exercises.exercise import ASKED, Exercise, Material, Turn, asked_of
 from kvlite.bench.prose import names
 
 # Tokens in which a model may work it out.
 STEPS = 200
 _NUMBER = re.compile(r"-?\d+(?:,\d{3})*")
+_FORM = "Say what {} has, and add it up: {}\n\n"
+
+
+@dataclass(frozen=True)
+class _Problem:
+    name: str
+    story: str
+    solved: str
+    result: int
 
 
 def make(material: Material) -> Exercise:
-    """The problems are told one after the other, and one of them is asked for. Right is an answer
+    """The problems are told one after the other, and some of them are asked for. Right is an answer
     whose last number is the result."""
     random = material.random
     called = [name.title() for name in names(random, 2000)]
 
-    def part(number: int) -> tuple[str, int]:
-        count = random.randrange(15, 40)
-        story = [f"{called[number]} has {count} crates."]
-        for _ in range(3):
-            step, change = random.choice(("buys", "sells", "doubles")), random.randrange(1, 5)
-            if step == "doubles":
-                count *= 2
-                story.append("Then they get as many crates again as they have.")
-            elif step == "buys":
-                count += change
-                story.append(f"Then they buy {change} more.")
-            else:
-                count -= change
-                story.append(f"Then they sell {change}.")
-        return " ".join(story), count
+    def part(number: int) -> _Problem:
+        name = called[number]
+        red, blue, green = (random.randrange(10, 40) for _ in range(3))
+        story = f"{name} has {red} red, {blue} blue and {green} green crates."
+        steps = f"{red} + {blue} = {red + blue}, {red + blue} + {green} = {red + blue + green}"
+        return _Problem(name, story, f"{story} {steps}.", red + blue + green)
 
-    question = (
-        "How many crates does {} have in the end? Say what they have after each step, and end with "
-        "the number."
+    told = material.parts(part, attrgetter("story"), _FORM)
+    shown, *wanted = random.sample(told, 1 + ASKED)
+    text = "\n".join(each.story for each in told)
+    turns = (
+        Turn(
+            f"Say what {each.name} has, and add it up.",
+            partial(_check, each.result),
+            each.solved,
+            new_tokens=STEPS,
+        )
+        for each in wanted
     )
-    told = material.parts(part, itemgetter(0), question)
-    wanted = random.randrange(len(told))
-    text, result = "\n".join(story for story, _ in told), told[wanted][1]
-    message = f"{text}\n\n{question.format(called[wanted])}"
-    return Exercise([Turn(message, partial(_check, result), str(result), new_tokens=STEPS)])
+    return Exercise(asked_of(f"{text}\n\n{_FORM.format(shown.name, shown.solved)}", turns))
 
 
 def _check(result: int, answer: str) -> float:

@@ -9,19 +9,20 @@ from kvlite.bench.exercises.exercise import Exercise, Material, Turn
 from kvlite.bench.prose import hidden_in, names, numbers
 from kvlite.config.checked_file import Damaged, from_json
 
-FIELDS = """hull number|keel date|home port code|owner|master|chief engineer|gross tonnage|draught
+_FIELDS = """hull number|keel date|home port code|owner|master|chief engineer|gross tonnage|draught
 call sign|engine maker|engine number|boiler code|cargo licence|insurer|policy number|last survey
 next survey|surveyor|crane permit|lifeboat maker|radio licence|anchor weight|chain length
 flag certificate|charter party|charter date|broker|agent|dock permit|pilot code"""
+FIELDS = _FIELDS.replace("\n", "|").split("|")
 
 
 def make(material: Material) -> Exercise:
     """Each field is told in a sentence of its own somewhere in the prose; a field counts if its
     value is there to the letter."""
     random = material.random
-    fields = FIELDS.replace("\n", "|").split("|")
-    kinds = [numbers(random, len(fields)), names(random, len(fields)), _dates(random, len(fields))]
-    values = {field: random.choice(kinds)[index] for index, field in enumerate(fields)}
+    count = len(FIELDS)
+    kinds = [numbers(random, count), names(random, count), _dates(random, count)]
+    values = {field: random.choice(kinds)[index] for index, field in enumerate(FIELDS)}
     told = [(random.random(), f"The {field} is {value}.") for field, value in values.items()]
     keys = {field.replace(" ", "_"): value for field, value in values.items()}
     question = (

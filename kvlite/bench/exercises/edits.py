@@ -1,15 +1,16 @@
-"""Edits: an agent's exact search-and-replace in a long file."""
+"""Edits: an agent's exact searches and replacements in a long file."""
 
 import json
 from functools import partial
 
-from kvlite.bench.exercises.exercise import Exercise, Material, Turn
-from kvlite.bench.exercises.source_file import functions, source
+from kvlite.bench.exercises.exercise import ASKED, Exercise, Material, Turn, asked_of
+from kvlite.bench.exercises.source_file import Function, functions, source
 from kvlite.config.checked_file import Damaged, from_json
 
 _FORM = (
-    "Give the line that changes as old_str, copied from the file exactly, with its spaces, and the "
-    "line that replaces it as new_str."
+    "Edits of the file above have the line that changes as old_str, copied from the file exactly, "
+    "with its spaces, and the line that replaces it as new_str. For example, to change the number "
+    "in the function {} to 5:\n{}\n\n"
 )
 _SCHEMA = json.dumps(
     {
@@ -22,20 +23,27 @@ _SCHEMA = json.dumps(
 
 
 def make(material: Material) -> Exercise:
-    """The number in one function is to be changed. Right is what leaves the very file that was
+    """The numbers in some functions are to be changed. Right is what leaves the very file that was
     wanted: what is searched for occurs once, and nothing else changes."""
+    random = material.random
     known = functions(material, beside=_FORM)
-    wanted = material.random.choice(known)
+    shown, *wanted = random.sample(known, 1 + ASKED)
     file = source(known)
-    old = wanted.limit_line
-    limit = wanted.limit + material.random.randrange(1, 90)
-    new = old.replace(str(wanted.limit), str(limit))
-    question = (
-        f"In the file above, change the number in the function {wanted.name} to {limit}. {_FORM}"
-    )
-    right = json.dumps({"old_str": old, "new_str": new})
-    check = partial(_check, file, file.replace(old, new))
-    return Exercise([Turn(f"```python\n{file}\n```\n\n{question}", check, right, _SCHEMA)])
+
+    def turn(function: Function) -> Turn:
+        limit = function.limit + random.randrange(1, 90)
+        right = _edit(function, limit)
+        check = partial(_check, file, file.replace(*json.loads(right).values()))
+        question = f"Now change the number in the function {function.name} to {limit}."
+        return Turn(question, check, right, _SCHEMA)
+
+    form = _FORM.format(shown.name, _edit(shown, 5))
+    return Exercise(asked_of(f"```python\n{file}\n```\n\n{form}", map(turn, wanted)))
+
+
+def _edit(function: Function, limit: int) -> str:
+    old = function.limit_line
+    return json.dumps({"old_str": old, "new_str": old.replace(str(function.limit), str(limit))})
 
 
 def _check(file: str, wanted: str, answer: str) -> float:

@@ -1,7 +1,7 @@
 """What an exercise is: messages made from a seed, and an exact rule for each answer."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from random import Random
 from typing import Any, TypeVar
 
@@ -11,8 +11,10 @@ from kvlite.model.answers.form import Tool
 Check = Callable[[str], float]
 """The share of an answer that is right, 0 to 1, by an exact rule."""
 T = TypeVar("T")
-# Parts of a text, to choose one of.
-LEAST = 4
+# Questions about one text, and one more of its parts as an example.
+ASKED = 4
+# Parts of a text, to choose from.
+LEAST = 1 + ASKED
 
 
 @dataclass(frozen=True)
@@ -90,3 +92,9 @@ class Material:
         """The beginning of the prose, so many tokens of it."""
         begun: str = self.tokenizer.decode(self.ids(self.prose)[: max(0, tokens)])
         return begun
+
+
+def asked_of(text: str, turns: Iterable[Turn]) -> list[Turn]:
+    """The turns, the first of which comes with the text."""
+    first, *others = turns
+    return [replace(first, message=text + first.message), *others]

@@ -9,7 +9,6 @@ from kvlite.bench.prose import names
 _WORDS = """batch_size depth offset stride width height margin retries timeout_s seed scale
 threshold window overlap rate channels bias momentum decay patience tolerance capacity priority
 quota"""
-_LIMITS = "limit_of", "cap_for", "bound_of", "most_of", "ceiling_for"
 
 
 @dataclass(frozen=True)
@@ -36,15 +35,13 @@ def functions(material: Material, beside: str) -> list[Function]:
 
     def part(number: int) -> Function:
         name, limit = called[number], limits[number]
-        parameters = tuple(random.sample(words, random.randrange(3, 6)))
-        named = f"{random.choice(_LIMITS)}_{name}"
-        line = f"    {named} = {limit}"
-        first, second = parameters[:2]
+        first, second, third = parameters = tuple(random.sample(words, 3))
+        line = f"    limit_of_{name} = {limit} + {third}"
         text = (
             f"def {name}({', '.join(parameters)}):\n"
             f"    {random.choice(('total', 'count', 'level'))} = {first} + {second}\n"
             f"{line}\n"
-            f"    return min({first}, {named})\n"
+            f"    return min({first}, limit_of_{name})\n"
         )
         return Function(name, parameters, limit, line, text)
 

@@ -10,12 +10,11 @@ from kvlite.bench.prose import names, numbers
 from kvlite.config.checked_file import Damaged, from_json
 from kvlite.model.answers.form import Tool
 
-TOOLS = 20
-_VERBS = "cancel refund ship delay inspect insure label weigh store return"
-_THINGS = "order", "parcel"
+_VERBS = """cancel refund ship delay inspect insure label weigh store return archive confirm copy
+donate hold invoice price split track"""
 _ARGUMENTS = {
-    "order_id": "number of the order",
     "customer": "name of the customer",
+    "order_id": "number of the order",
     "warehouse": "code of the warehouse",
 }
 
@@ -24,16 +23,15 @@ def make(material: Material) -> Exercise:
     """One of the records that a call returned is to be acted on. A call counts if it is of the
     right tool, by the share of its arguments that are there to the letter."""
     random = material.random
-    deeds = [(verb, thing) for verb in _VERBS.split() for thing in _THINGS][: TOOLS - 1]
     listed = Tool("list_records", "List records.", _parameters({"day": "the day"}))
-    tools = [listed, *(_tool(*deed) for deed in deeds)]
-    verb, thing = random.choice(deeds)
+    tools = [listed, *map(_tool, _VERBS.split())]
+    verb = random.choice(_VERBS.split())
     ids, called, codes = numbers(random, 1500), names(random, 1500), numbers(random, 1500)
 
     def part(number: int) -> dict[str, Any]:
         return {
-            "order_id": ids[number],
             "customer": called[number],
+            "order_id": ids[number],
             "warehouse": f"W-{codes[number]}",
             "weight_kg": random.randrange(1, 900) / 10,
             "status": random.choice(("open", "paid", "packed")),
@@ -42,9 +40,9 @@ def make(material: Material) -> Exercise:
     shown = json.dumps([each.plain() for each in tools])
     records = material.parts(part, partial(json.dumps, indent=1), shown)
     wanted = random.choice(records)
-    request = f"Now {verb} the {thing} of {wanted['customer']}."
+    request = f"Now {verb} the order of {wanted['customer']}."
     arguments = {name: wanted[name] for name in _ARGUMENTS}
-    name = f"{verb}_{thing}"
+    name = f"{verb}_order"
     listing = {"name": "list_records", "arguments": json.dumps({"day": "today"})}
     before: list[dict[str, Any]] = [
         {"role": "user", "content": "List today's records."},
@@ -61,13 +59,14 @@ def make(material: Material) -> Exercise:
     return Exercise([turn], before, tools)
 
 
-def _tool(verb: str, thing: str) -> Tool:
-    return Tool(f"{verb}_{thing}", f"{verb.title()} one {thing}.", _parameters(_ARGUMENTS))
+def _tool(verb: str) -> Tool:
+    return Tool(f"{verb}_order", f"{verb.title()} one order.", _parameters(_ARGUMENTS))
 
 
 def _parameters(known: dict[str, str]) -> dict[str, Any]:
     properties = {name: {"type": "string", "description": said} for name, said in known.items()}
-    return {"type": "object", "properties": properties, "required": [*known]}
+    required = {"required": [*known], "additionalProperties": False}
+    return {"type": "object", "properties": properties, **required}
 
 
 def _check(name: str, arguments: dict[str, str], answer: str) -> float:
