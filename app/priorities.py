@@ -38,14 +38,14 @@ PRIORITIES = (
     Priority(
         "Balanced",
         {},
-        f"Method {Settings.method}: a quarter stays, the passages that your question looks at. The "
-        "rest is offloaded to RAM and fetched back where an answer needs it.",
+        "Everything stays while it fits. Of a longer text the passages stay that your question "
+        f"looks at (method {Settings.method}); the rest is offloaded to RAM and fetched back where "
+        "an answer needs it.",
     ),
     Priority(
         "Speed",
         {"recall_entries": 0},
-        f"Method {Settings.method}: a quarter stays. Nothing is fetched back while an answer "
-        "comes, only before the next one.",
+        "As balanced, but nothing is fetched back while an answer comes, only before the next one.",
     ),
     Priority(
         "Least memory",

@@ -15,13 +15,13 @@ WORDS: dict[str, tuple[str, str]] = {
     ),
     "budget": (
         "How much is kept",
-        "of what was read: a share (25%), tokens (1024) or bytes in all (64MiB); auto is a "
-        "quarter, but at least 1,024 tokens",
+        "of what was read: a share (25%), tokens (1024) or bytes in all (64MiB); auto is "
+        "everything while it fits, and then as much as does",
     ),
     "kv_bits": (
         "Bits of what is kept",
         "16 as the model has it; 8 or 4 take less memory and are less exact, k8v4 has keys and "
-        "values apart; auto is 16, or fewer if memory is short",
+        "values apart; auto is 16, or 8 where everything then fits",
     ),
     "recall": (
         "Where the rest goes",

@@ -222,7 +222,7 @@ def test_no_layer_loses_an_entry_of_a_prompt_within_the_budget(name: str) -> Non
         ("64 mb", Budget(nbytes=64 * 10**6)),
         ("0.5GiB", Budget(nbytes=1 << 29)),
         ("2gB", Budget(nbytes=2 * 10**9)),
-        ("auto", Budget(share=AUTO_SHARE, least=AUTO_LEAST)),
+        ("auto", Budget(share=1.0, auto=True)),
     ],
 )
 def test_amounts_that_can_be_read(text: str | int, budget_spec: Budget) -> None:
@@ -296,8 +296,10 @@ def test_shares_and_entries_resolve() -> None:
     assert Budget(share=0.001).resolve(shape, Streaming(sinks=0), 10, 64, 2) == 1
     # A share of a short prompt is never less than the method needs.
     assert Budget(share=0.5).resolve(shape, SnapKV(window=32), 4, 64, 2) == 33
-    assert parse_budget("auto").resolve(shape, SnapKV(), 100, 64, 2) == 1024
-    assert parse_budget("auto").resolve(shape, SnapKV(), 8000, 64, 2) == 2000
+    assert parse_budget("auto").resolve(shape, SnapKV(), 8000, 64, 2) == 8000 + 64
+    floor = parse_budget("auto").floor
+    assert floor.resolve(shape, SnapKV(), 100, 64, 2) == AUTO_LEAST
+    assert floor.resolve(shape, SnapKV(), 160_000, 64, 2) == AUTO_SHARE * 160_000
 
 
 def test_whole_percents_of_whole_numbers_are_exact() -> None:

@@ -85,7 +85,7 @@ def test_a_full_cache_of_8k_tokens_by_hand(llama_8b: str) -> None:
 
 def test_a_quarter_of_128k_tokens_by_hand(llama_8b: str) -> None:
     n = 131072 - 256
-    made = plan(llama_8b, n)
+    made = plan(llama_8b, n, budget="25%")
     kept = 8 * ENTRY * (n // 4 + 64)
     assert made.phases["read"]["one layer's KV"] == 8 * ENTRY * n
     index = 8 * ((n + 256) * (128 // 8 + 4) + 8 * 128)
@@ -206,10 +206,32 @@ def test_nothing_lossy_is_chosen_where_that_is_forbidden(llama_8b: str) -> None:
     assert (made.choice.budget, made.choice.kv_bits) == ("auto", "16")
 
 
+@pytest.mark.parametrize(
+    ("tokens", "bits", "kept"),
+    [(8192, "16", 8192), (32768, "16", 32768), (65536, "8", 65536), (130_000, "16", 0)],
+)
+def test_auto_keeps_everything_while_it_fits_then_what_does(
+    llama_8b: str, tokens: int, bits: str, kept: int
+) -> None:
+    asked = planner(llama_8b, weights="bf16", stream="off")
+    made = asked.best(tokens)
+    assert made.fits and made.choice.kv_bits == bits
+    assert made.choice.config.settings.budget == made.choice.config.settings.kv_bits == "auto"
+    assert made.to_json()["kept_tokens"] == made.kept
+    if kept:
+        assert made.kept == kept
+        return
+    assert tokens // 16 < made.kept < tokens
+    assert f"keeps {made.kept:,} of {tokens:,} entries" in made.reasons[-1]
+    more = asked.config.changed(asked.settings.replace({"budget": str(made.kept + 2048)}))
+    given = replace(made.choice.given, budget=more.budget)
+    assert not asked.plan(replace(made.choice, given=given), tokens).fits
+
+
 def test_a_method_that_needs_more_than_the_least_budget_is_planned(llama_8b: str) -> None:
-    made = planner(llama_8b, vram="2GiB", method="snapkv:window=300").best(8192)
+    made = planner(llama_8b, vram="2GiB", method="snapkv:window=1100").best(8192)
     assert not made.fits
-    assert int(made.choice.budget) > 300
+    assert made.kept > 1100
 
 
 def test_an_answer_is_no_longer_than_the_model_goes(llama_8b: str) -> None:

@@ -63,15 +63,15 @@ class Settings:
     budget: str = _option(
         "auto",
         "entries each KV head keeps of what it reads, mean over layers, sink and window included: "
-        "a number, a share of the prompt (25%), or bytes in all (64MiB); auto is a quarter, but at "
-        "least 1024",
+        "a number, a share of the prompt (25%), or bytes in all (64MiB); auto is everything while "
+        "it fits, and then as much as does",
     )
     kv_bits: str = _option(
         "auto",
         "bits of each number in the cache: 8, 4 or 2, or keys and values apart (k8v4), the first "
         "few and the recent entries exact; 4g32 scales groups of 32 channels, not 64; kivi4 "
         "quantizes keys per channel, for methods that only append while answering; 16 leaves "
-        "numbers as they are (32 bits on a CPU); auto is 16, or 8 or 4 if memory is short",
+        "numbers as they are (32 bits on a CPU); auto is 16, or 8 where everything then fits",
     )
     recall: str = _option(
         "auto",

@@ -1,12 +1,16 @@
 """What a conversation has read, as tokens: its cache, its host store, and checkpoints."""
 
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
 from functools import partial
+from itertools import chain
 from threading import Event
 from weakref import WeakMethod
 
+import torch
+
 from kvlite.cache import KVCache
+from kvlite.cache.segment import bytes_held
 from kvlite.conversation.checkpoint import (
     Checkpoint,
     bytes_of,
@@ -16,13 +20,12 @@ from kvlite.conversation.checkpoint import (
     restored,
 )
 from kvlite.conversation.metrics import Piece
-from kvlite.conversation.run_stats import wanted_bytes
-from kvlite.conversation.turn import Turn
+from kvlite.conversation.turn import Turn, TurnPlan
 from kvlite.conversation.turn_config import can_compact
 from kvlite.engine.callbacks import Callbacks
 from kvlite.engine.shift import compacted
 from kvlite.engine.slices import Slices, whole
-from kvlite.errors import OutOfMemory
+from kvlite.errors import OutOfMemory, RecallError
 from kvlite.memory.oom import OOMPolicy
 from kvlite.methods.engine_config import EngineConfig
 from kvlite.methods.layer_policy import can_recall, require_in_sight
@@ -91,7 +94,7 @@ class Context:
         config: EngineConfig,
         *,
         answers: bool = True,
-        plan: Mapping[str, int] | None = None,
+        plan: TurnPlan | None = None,
     ) -> Turn:
         """A turn that reads `ids`, checked but not begun. Args and errors are those of `Turn`."""
         turn = Turn(self, ids, config, self._store_for(config), answers=answers, plan=plan)
@@ -149,7 +152,12 @@ class Context:
         """Read a turn. If it has no answer, its notes and its time go to the next one that has."""
         self._close()
         if callbacks.planned is not None:
-            callbacks.planned(wanted_bytes(turn))
+            gave_up = turn.turn_config != turn.everything
+            callbacks.planned(turn.wanted)
+            if gave_up:  # there may be room now
+                turn.keep_what_fits()
+        if turn.begins_to_drop:
+            self._move_out(turn)
         gives_back = turn.store is not None and turn.store.bits is None
         if turn.turn_config.loses and not gives_back:
             self._copy_out(turn.config)
@@ -168,6 +176,21 @@ class Context:
             self.store = turn.store
 
     read = whole(read_in_slices)
+
+    def _move_out(self, turn: Turn) -> None:
+        """Move a cache that is whole to the host store, so that it is not on the device twice while
+        a turn cuts it. Where the store has no room for it, it is cut where it is."""
+        store = turn.store
+        assert store is not None
+        held = bytes_held(chain(self.model.tensors(), self.cache.tensors))
+        with torch.inference_mode(), suppress(OutOfMemory, RecallError):
+            self.oom_policy.run(partial(store.begin, self.cache), {})
+            self.cache.layers = self.model.empty_cache().layers
+            self.store = store
+            turn.keep_what_fits()
+            phases = turn.run_stats.planned_phases
+            if phases:
+                phases["read"] = max(held, phases["read"])
 
     def answer(
         self, turn: Turn, cancel: Event | None, *, in_words: bool = True, ignore_eos: bool = False
@@ -336,10 +359,7 @@ class Context:
             return None
         full = [self.cache.layers[index] for index in self.model.shape.full_layers]
         if any(
-            layer.entries_mean < self.cache.seen
-            or layer.computed
-            or layer.packed
-            or layer.shares_keys
+            layer.entries_mean < self.cache.seen or layer.computed or layer.shares_keys
             for layer in full
         ):
             return None  # some of it is gone

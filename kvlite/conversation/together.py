@@ -22,7 +22,7 @@ from kvlite.conversation.exclusive import at_work
 from kvlite.conversation.metrics import Piece
 from kvlite.conversation.sources import with_sources
 from kvlite.conversation.steps_together import StepsTogether
-from kvlite.conversation.turn import Turn
+from kvlite.conversation.turn import Turn, TurnPlan
 from kvlite.engine.callbacks import Callbacks
 from kvlite.engine.slices import Slices
 from kvlite.errors import KvliteError, OutOfMemory, SettingError, Stopped
@@ -162,7 +162,7 @@ class _Source:
     talk: "Conversation"
     config: EngineConfig
     copies: StoreCopies | None = None
-    plans: dict[int, dict[str, int]] = field(default_factory=dict)
+    plans: dict[int, TurnPlan] = field(default_factory=dict)
 
     def share_store(self, longest: int) -> None:
         """Prepare the host store for questions and answers of at most so many tokens together."""
@@ -327,7 +327,7 @@ class AnswerBatch:
         taken = own.cache.nbytes + (0 if turn.store is None else turn.store.index_bytes)
         self.largest = max(self.largest, taken)
         if length not in source.plans:
-            source.plans[length] = plan = turn.run_stats.planned_phases
+            source.plans[length], plan = turn.plan, turn.run_stats.planned_phases
             beside = bytes_held(talk.model.tensors()) + taken
             self.reading = max(self.reading, plan.get("read", 0) - beside)
         said = [*talk.history.said, (question.text, len(own.token_ids))]

@@ -1,6 +1,6 @@
 """One turn: read tokens, generate an answer, account for both."""
 
-from collections.abc import Collection, Generator, Iterator, Mapping
+from collections.abc import Collection, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -11,13 +11,15 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from kvlite.cache import KVBits
 from kvlite.cache.hidden_log import HiddenLog
 from kvlite.config.settings import Settings
+from kvlite.config.units import readable
 from kvlite.conversation.endings import FinishReason
 from kvlite.conversation.figures import Account
 from kvlite.conversation.metrics import Piece
 from kvlite.conversation.reasoning import Reasoning, turn_grammar
-from kvlite.conversation.run_stats import RunStats, planned_phases
+from kvlite.conversation.run_stats import RunStats, planned_phases, wanted_bytes
 from kvlite.conversation.turn_config import TurnConfig, notes
 from kvlite.engine.callbacks import NO_CALLBACKS, Callbacks
 from kvlite.engine.compiled_rows import are_small
@@ -34,6 +36,7 @@ from kvlite.engine.slices import Slices
 from kvlite.engine.speculate import Speculation
 from kvlite.engine.step import StepRows, step
 from kvlite.errors import OutOfMemory, RecallError
+from kvlite.memory.device_budget import ERROR, margin, spare_bytes
 from kvlite.memory.meter import PeakMeter, aside
 from kvlite.memory.nvml import spill_note
 from kvlite.memory.oom import CHUNK
@@ -43,6 +46,7 @@ from kvlite.methods.placement import ON_DEVICE
 from kvlite.offload import HostKVStore, Recall, host_scoring_backend
 from kvlite.offload.kv.recall import begin_compiling
 from kvlite.planner.cards import require_on_cards
+from kvlite.planner.ceiling import what_fits
 
 if TYPE_CHECKING:
     from kvlite.conversation.context import Context
@@ -62,6 +66,15 @@ class PromptState:
     fallbacks: int
 
 
+@dataclass(frozen=True)
+class TurnPlan:
+    """What a turn was planned to keep, and the peaks of its phases, in bytes."""
+
+    budget: int
+    bits: KVBits | None
+    phases: dict[str, int]
+
+
 class Turn:
     """Reads into a cache and answers from it.
 
@@ -73,6 +86,8 @@ class Turn:
         ahead: tokens that were read for it before, and in how many seconds.
         begun: how many of the tokens that were read last are of the answer, which goes on.
         failure: as of `GenerationMetrics`.
+        everything: what it would keep if there is memory for it; `wanted` are the bytes of the
+            device that this takes beside what there is.
     """
 
     def __init__(
@@ -83,7 +98,7 @@ class Turn:
         store: HostKVStore | None = None,
         *,
         answers: bool = True,
-        plan: Mapping[str, int] | None = None,
+        plan: TurnPlan | None = None,
     ) -> None:
         """Check everything that can be checked before `ids` are read.
 
@@ -92,7 +107,7 @@ class Turn:
             ids: at least one token.
             store: everything read so far, for recall; this turn's entries go there, too.
             answers: whether an answer will follow.
-            plan: the planned peaks of a turn like this one, which are not planned again.
+            plan: of a turn that reads as much, which is not planned again.
 
         Raises:
             ContextError: they do not fit the model's trained context.
@@ -115,9 +130,11 @@ class Turn:
         self.graphs: GraphDecoder | None = None
         self.speculation: Speculation | None = None
         self.say = NO_CALLBACKS.say
+        self.notes: tuple[str, ...] = ()
         self._beside: tuple[str, ...] = ()
         self._fallbacks_before = len(self.oom_policy.taken)
-        self._decide(*self.turn_config.placed(config, model, store, context.told))
+        self._offered, self._told = store, {*context.told}
+        self._decide(*self._placed())
         self.backend = host_scoring_backend(settings.scores, model.device)
         index, beside = ([], []) if store is None else (store.index_tensors, store.tensors)
         meter = PeakMeter(
@@ -132,10 +149,25 @@ class Turn:
             self.oom_policy.free = meter.capped.free
         self.run_stats = RunStats(started, meter)
         work = (len(self.again) + len(ids)) * sum(model.shape.parameters.values())
-        if plan and not meter.of_tensors:
-            self.run_stats.planned_phases = {**plan}
+        self.everything, self.wanted = self.turn_config, 0
+        if plan is not None and not meter.of_tensors:
+            self._keep(plan.budget, plan.bits)
+            self.run_stats.planned_phases = {**plan.phases}
         elif meter.of_tensors or work >= PLANNED_FROM:
-            self.run_stats.planned_phases = planned_phases(self)
+            self.keep_what_fits()
+        self.wanted = self.wanted or wanted_bytes(self)
+
+    @property
+    def begins_to_drop(self) -> bool:
+        """Whether it is the first one that drops something for lack of memory."""
+        begins = self.store is not None and not self.store.begun and self.cache.seen > 0
+        return begins and self.config.budget.auto and self.turn_config.drops
+
+    @property
+    def plan(self) -> TurnPlan:
+        """What it keeps, and its planned peaks."""
+        kept = self.turn_config
+        return TurnPlan(kept.budget, kept.bits, self.run_stats.planned_phases)
 
     @property
     def settings(self) -> Settings:
@@ -151,6 +183,57 @@ class Turn:
     def chunk(self) -> int:
         """Tokens that go through a layer together."""
         return halved(self.settings.chunk or USUAL, self.oom_policy.times(CHUNK))
+
+    def _placed(self) -> tuple[HostKVStore | None, list[str]]:
+        return self.turn_config.placed(self.config, self.model, self._offered, self._told)
+
+    def _keep(self, budget: int, bits: KVBits | None) -> None:
+        """Keep so many entries, in so many bits."""
+        self.turn_config = self.everything.keeping(budget, bits, asked=self.config.kv_bits)
+        self._decide(*self._placed())
+
+    def keep_what_fits(self) -> None:
+        """Plan the turn. What is auto follows from the memory that there is now: everything is
+        kept if it fits, in 8 bits if it then fits, or else as many entries as do."""
+        everything, stats = self.everything, self.run_stats
+        lacking: dict[tuple[int, KVBits | None], int] = {}
+
+        def missing(budget: int, bits: KVBits | None) -> int:
+            self._keep(budget, everything.bits if bits is None else bits)
+            stats.planned_phases = planned_phases(self)
+            wanted = wanted_bytes(self)
+            self.wanted = max(self.wanted, wanted)
+            lacking[budget, bits] = found = wanted - self._spare
+            return found
+
+        if self.settings.never_lossy:
+            missing(everything.budget, everything.bits)
+            return
+        least = everything.least if everything.method.compresses else everything.budget
+        kept = what_fits(missing, everything.budget, least, may_round=everything.may_round)
+        missing(*kept)
+        if kept != (everything.budget, None):
+            why = self._what_is_kept(lacking[everything.budget, None], *kept)
+            self.notes = (*self.notes, why)
+
+    @property
+    def _spare(self) -> int:
+        """Bytes of the device that this turn may take beside what there is now."""
+        model, capped = self.model, self.run_stats.meter.capped
+        if capped is not None and capped.cap is not None:
+            return capped.free(model.device) - int(ERROR * capped.cap)
+        kept_free = margin() if model.device.type == "cuda" else 0
+        return spare_bytes(model.all_devices) - kept_free * len(model.all_devices)
+
+    def _what_is_kept(self, missing: int, budget: int, bits: KVBits | None) -> str:
+        seen = self.turn_config.seen
+        if bits is not None:
+            what = "the cache has 8 bits a number"
+        elif self.store is None:
+            what = f"{budget:,} of {seen:,} entries a KV head are kept, the rest is forgotten"
+        else:
+            what = f"{budget:,} of {seen:,} entries a KV head are kept, the rest is recalled"
+        return f"{readable(max(missing, 0))} are lacking to keep everything: {what}"
 
     def _decide(self, store: HostKVStore | None, said: list[str]) -> None:
         """Decide what is read, and by which policies; `said` are notes on recall."""

@@ -1,11 +1,12 @@
 """What the settings of a turn come to, checked before anything is read; and notes on them."""
 
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Literal
 
 from kvlite.cache import KVBits
+from kvlite.cache.bits import AUTO
 from kvlite.config.settings import Settings
 from kvlite.config.units import readable
 from kvlite.engine.implementations import lacking
@@ -20,6 +21,7 @@ from kvlite.model.load import LoadedModel
 from kvlite.offload import HostKVStore
 from kvlite.offload.kv.placement import host_kv_bytes, place
 from kvlite.ops.device import WIDEST
+from kvlite.planner.ceiling import EIGHT
 
 if TYPE_CHECKING:
     from kvlite.conversation.context import Context
@@ -40,6 +42,10 @@ class TurnConfig:
         bits: None if keys and values are not quantized.
         budget: entries, mean over KV heads and layers.
         loses: whether the cache drops or rounds anything.
+        drops: whether it drops anything, or is to be rounded by what the user set: what a host
+            store is for.
+        least: the budget that `auto` may come down to; `budget` of any other.
+        may_round: whether `auto` may round everything to 8 bits.
     """
 
     seen: int
@@ -50,6 +56,9 @@ class TurnConfig:
     bits: KVBits | None
     budget: int
     loses: bool
+    drops: bool
+    least: int
+    may_round: bool
 
     @classmethod
     def of(
@@ -71,15 +80,30 @@ class TurnConfig:
         planned = min(reserved, limit)
         method = config.method.fitted(model.shape, model.calibration)
         bits, itemsize = _fewer(config.kv_bits, oom_policy), model.dtype.itemsize
-        budget = config.budget.resolve(model.shape, method, seen, planned, itemsize, bits, limit)
+        given = model.shape, method, seen, planned, itemsize, bits, limit
+        budget = config.budget.resolve(*given)
+        least = min(budget, config.budget.floor.resolve(*given))
         if times := oom_policy.times(BUDGET):
-            least = max(method.min_budget, LEAST)
-            budget = max(min(budget, seen) >> times, min(budget, least))
+            fewest = max(method.min_budget, LEAST)
+            budget = max(min(budget, seen) >> times, min(budget, fewest))
+            least = min(least, budget)
         if budget < seen:
             require_budget(method, budget)
-        lost = loses(method, budget, seen, limit, bits)
         limited_by: Literal["answer", "context"] = "context" if seen + limit == most else "answer"
-        return cls(seen, limit, limited_by, planned, method, bits, budget, lost)
+        may_round = settings.kv_bits == AUTO and bits is None and _may_round(model, method)
+        made = cls(
+            *(seen, limit, limited_by, planned, method, bits, budget),
+            *(False, False, least, may_round),
+        )
+        return made.keeping(budget, bits, asked=config.kv_bits)
+
+    def keeping(
+        self, budget: int, bits: KVBits | None, *, asked: KVBits | None = None
+    ) -> "TurnConfig":
+        """With another budget and other bits, of which the user asked for `asked`."""
+        given = self.method, budget, self.seen, self.limit
+        lost, drops = loses(*given, bits), loses(*given, asked)
+        return replace(self, budget=budget, bits=bits, loses=lost, drops=drops)
 
     @property
     def unfinished(self) -> str:
@@ -99,7 +123,7 @@ class TurnConfig:
     ) -> tuple[HostKVStore | None, list[str]]:
         """The host store if the turn needs it and there is room; and notes for the user, except
         those already `told`."""
-        if not self.loses and not (store and store.begun):
+        if not self.drops and not (store and store.begun):
             return None, []
         if store is None:
             recall = config.settings.recall
@@ -116,6 +140,12 @@ class TurnConfig:
             return store, place(config, store, needed)
         except RecallError as error:
             return None, [str(error)]
+
+
+def _may_round(model: LoadedModel, method: Method) -> bool:
+    shape = model.shape
+    even = all(size.dim % 2 == 0 and EIGHT.saves(size) for size in shape.kv_sizes)
+    return even and method.prefilling.mask is None
 
 
 def _require_known(ids: list[int], vocab: int, called: str, remedy: str) -> None:

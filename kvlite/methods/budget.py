@@ -11,7 +11,8 @@ from kvlite.methods import Method, parse_method
 from kvlite.methods.layer_policy import ROOM
 from kvlite.model.shape import ModelShape
 
-AUTO_SHARE, AUTO_LEAST = 0.25, 1024
+# How little `auto` keeps where memory is short: a share of what was read, and so many entries.
+AUTO_SHARE, AUTO_LEAST = 1 / 16, 1024
 # A smaller cache would hold nothing useful, however small a model's heads are.
 LEAST_BYTES = 64
 
@@ -25,12 +26,19 @@ class Budget:
         share: part of the tokens read, above 0 and at most 1.
         nbytes: bytes of all layers.
         least: the fewest entries that a share may come to.
+        auto: whether it is a ceiling: less is kept where memory is short.
     """
 
     entries: int | None = None
     share: float | None = None
     nbytes: int | None = None
     least: int = 1
+    auto: bool = False
+
+    @property
+    def floor(self) -> "Budget":
+        """The least that is kept where memory is short; the same, unless it is a ceiling."""
+        return Budget(share=AUTO_SHARE, least=AUTO_LEAST) if self.auto else self
 
     def resolve(
         self,
@@ -116,7 +124,7 @@ def parse_budget(text: str | int) -> Budget:
     """
     written = str(text).strip()
     if written == "auto":
-        return Budget(share=AUTO_SHARE, least=AUTO_LEAST)
+        return Budget(share=1.0, auto=True)
     match = re.fullmatch(
         r"([+-]?[0-9]{1,400}(?:\.[0-9]{1,18})?)\s*(%|bytes|[kKmMgG]?[iI]?[bB])?", written
     )

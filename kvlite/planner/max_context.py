@@ -53,7 +53,7 @@ def reaches(planner: Planner) -> list[MaxContext]:
         )
         bits = {settings.kv_bits: config.kv_bits}
         if settings.kv_bits == AUTO:
-            bits = saving(BITS, planner.shape.kv_sizes)
+            bits = saving((*BITS, "4"), planner.shape.kv_sizes)
         for weights in dict.fromkeys(weights for _, weights in planner.load_options):
             for width, packed in bits.items():
                 given, chunk = replace(config, kv_bits=packed), settings.chunk or CHUNKS[0]
@@ -66,12 +66,15 @@ def reaches(planner: Planner) -> list[MaxContext]:
 
 
 def reach(planner: Planner, choice: Choice) -> int:
-    """The most tokens that fit with a choice, or 0.
+    """The most tokens that fit with a choice, or 0; with `auto`, if no more is kept than it must.
 
     Each phase grows linearly between bends (`_bends`), so forecasts of the longest text, and of
     shorter ones until one fits, determine all others. If windows are chunks, the line is that of
     texts that almost fill their last chunk; others take less.
     """
+    if choice.budget == "auto":  # less is kept of longer texts
+        given = replace(choice.given, budget=planner.config.budget.floor)
+        choice = replace(choice, given=given)
     held = planner.held.on_device(choice.weights, choice.stream)
     beside = planner.held.passing(choice.weights)
     if sum(held.values()) + beside > planner.room.tensors:
@@ -121,7 +124,7 @@ def _bends(planner: Planner, choice: Choice) -> list[int]:
     windows = {window for window in planner.shape.windows if window is not None}
     bends = {1, choice.chunk, choice.given.budget.entries}
     bends = bends.union(*(window.bends(most) for window in windows))
-    bends |= {int(AUTO_LEAST / AUTO_SHARE)} if grows else set()
+    bends |= {AUTO_LEAST, int(AUTO_LEAST / AUTO_SHARE)} if grows else set()
     return [*sorted(n for n in bends if n and n < most), *([most] if most > 0 else [])]
 
 

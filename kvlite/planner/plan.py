@@ -5,25 +5,26 @@ from dataclasses import dataclass, replace
 from threading import Event
 from typing import Any
 
-from kvlite.cache.bits import AUTO, UNCHANGED, saving, written
+from kvlite.cache.bits import AUTO, UNCHANGED, KVBits, saving, written
 from kvlite.config.units import readable
 from kvlite.engine.mtp import beside_bytes
 from kvlite.engine.prefill import CHUNK
 from kvlite.errors import SettingError, require_uncancelled
 from kvlite.memory.device_budget import DeviceBudget
-from kvlite.methods.budget import AUTO_LEAST, Budget
+from kvlite.methods.budget import Budget
 from kvlite.methods.engine_config import EngineConfig
 from kvlite.model.chat_template import tokens_of
 from kvlite.model.mtp import empty_mtp, has_mtp, mtp_bytes
 from kvlite.model.weights import Weights, held_tensors
 from kvlite.offload.weights.experts import LEAST, Resident
 from kvlite.planner.cards import CardPlan, over_cards
+from kvlite.planner.ceiling import what_fits
 from kvlite.planner.choice import Choice
 from kvlite.planner.forecaster import Forecaster
 from kvlite.planner.held_weights import HeldWeights
 from kvlite.planner.peaks import Forecast, Moment
 
-CHUNKS, BITS, LEASTS = (CHUNK, 512, 256, 128), ("16", "8", "4"), (AUTO_LEAST, 512, 256)
+CHUNKS, BITS = (CHUNK, 512, 256, 128), ("16", "8")
 PCIE = 25e9  # bytes a second
 
 
@@ -35,6 +36,7 @@ class Plan:
         room: what the device offers.
         choice: the settings to run with.
         tokens, longest: tokens to read, and of the answer that is planned for.
+        kept: of these, entries that a KV head keeps, on the mean, if the method keeps to a budget.
         weights: bytes by group, while the model runs.
         passing: bytes of the largest weight, which exists twice while it is loaded.
         forecast: of everything else.
@@ -50,6 +52,7 @@ class Plan:
     choice: Choice
     tokens: int
     longest: int
+    kept: int
     weights: dict[str, int]
     passing: int
     forecast: Forecast
@@ -134,6 +137,7 @@ class Plan:
             "chunk": self.choice.chunk,
             "tokens": self.tokens,
             "answer_tokens": self.longest,
+            "kept_tokens": self.kept,
             "phases": self.phases,
             "cards": [card.to_json() for card in self.cards],
             "peak_bytes": self.peak_bytes,
@@ -194,6 +198,7 @@ class Planner:
             choice=choice,
             tokens=tokens,
             longest=self._longest(tokens),
+            kept=min(tokens, self._entries(choice, tokens)),
             weights=held,
             passing=self.held.passing(choice.weights),
             forecast=made,
@@ -247,8 +252,8 @@ class Planner:
         """The first choice that fits, or else the smallest.
 
         Quality has priority. A smaller chunk costs only a little time, a cache in 8 bits next to
-        nothing. Then come 4 bits, a smaller budget (recall fetches back what is needed), weights of
-        4 bits and, last, streamed weights, which cost the most time.
+        nothing. Then come as many entries as fit (recall fetches back what is needed), weights of 4
+        bits and, last, streamed weights, which cost the most time.
         """
         plans: list[Plan] = []
         for stream, weights in self.load_options:
@@ -288,7 +293,40 @@ class Planner:
         if not least.fits:
             return least
         plans = (self.plan(choice, tokens) for choice in choices)
-        return next(plan for plan in plans if plan.fits)
+        return self._most_kept(next(plan for plan in plans if plan.fits), usual)
+
+    def _most_kept(self, least: Plan, usual: Plan) -> Plan:
+        """A plan with as many entries as fit, where it keeps the least that `auto` may."""
+        if least.choice.given.budget != self.config.budget.floor or not self.config.budget.auto:
+            return least
+        everything = self._entries(usual.choice, least.tokens)
+
+        def plan(entries: int, bits: KVBits | None) -> Plan:
+            given = replace(least.choice.given, budget=Budget(entries=entries), kv_bits=bits)
+            return self.plan(replace(least.choice, given=given), least.tokens)
+
+        def missing(entries: int, bits: KVBits | None) -> int:
+            return max(need - offered for need, offered in plan(entries, bits).needs)
+
+        own = least.choice.given.kv_bits
+        entries, _ = what_fits(
+            lambda entries, _: missing(entries, own),
+            everything,
+            self._entries(least.choice, least.tokens),
+            may_round=False,
+        )
+        return plan(entries, own)
+
+    def _entries(self, choice: Choice, tokens: int) -> int:
+        """The mean entries of a KV head that a choice allows."""
+        shape, itemsize = self.shape, choice.weights.dtype.itemsize
+        method = self.method.fitted(shape, self.forecaster.calibration)
+        if not method.compresses:
+            return tokens
+        longest, bits = self._longest(tokens), choice.given.kv_bits
+        limit = self.settings.longest_within(max(longest, shape.max_context - tokens))
+        budget = choice.given.budget
+        return budget.resolve(shape, method, tokens, longest, itemsize, bits, limit)
 
     def usual(self) -> Choice:
         """The choice if no plan can be made."""
@@ -298,11 +336,7 @@ class Planner:
     def _choices(self, weights: Weights, stream: str) -> Iterator[Choice]:
         """Values of the settings that were left open, the best first."""
         settings, config = self.settings, self.config
-        budgets = {settings.budget: config.budget}
         lossy = not settings.never_lossy
-        if settings.budget == "auto" and self.method.compresses and lossy:
-            leasts = (least for least in LEASTS if least >= self.method.min_budget)
-            budgets |= {str(least): Budget(entries=least) for least in leasts}
         bits = {UNCHANGED if settings.kv_bits == AUTO else settings.kv_bits: config.kv_bits}
         quantizable = (
             all(size.dim % 2 == 0 for size in self.shape.kv_sizes)
@@ -311,11 +345,13 @@ class Planner:
         if settings.kv_bits == AUTO and quantizable and lossy:
             bits = saving(BITS, self.shape.kv_sizes)
         chunks = CHUNKS if settings.chunk is None else (settings.chunk,)
-        for budget, parsed in budgets.items():
-            for width, packed in bits.items():
-                given = replace(config, budget=parsed, kv_bits=packed)
-                for chunk in chunks:
-                    yield Choice(weights, stream, budget, width, chunk, given)
+        kept = [(config.budget, *each) for each in bits.items()]
+        if config.budget.auto and self.method.compresses and lossy:
+            kept.append((config.budget.floor, *next(iter(bits.items()))))
+        for budget, width, packed in kept:
+            given = replace(config, budget=budget, kv_bits=packed)
+            for chunk in chunks:
+                yield Choice(weights, stream, settings.budget, width, chunk, given)
 
     def _reasons(self, plan: Plan) -> Iterator[str]:
         yield from self._given_up(plan)
@@ -355,9 +391,12 @@ class Planner:
             )
         if choice.kv_bits != first.kv_bits:
             yield f"the cache has {choice.kv_bits} bits a number"
-        if choice.budget != first.budget:
+        if choice.given.budget != first.given.budget:
             rest = "forgotten" if settings.recall == "off" else "recalled from host memory"
-            yield f"a KV head keeps {choice.budget} entries, the rest is {rest}"
+            yield (
+                f"a KV head keeps {plan.kept:,} of {plan.tokens:,} entries, which is what fits; "
+                f"the rest is {rest}"
+            )
         if choice.chunk != first.chunk:
             yield f"{choice.chunk} tokens go through a layer together, which changes no answer"
 

@@ -95,7 +95,7 @@ def test_where_one_conversation_fits_each_makes_way_for_the_other(
     def free(devices: Any) -> int:
         return 100 * (fits or host.active is None or True not in of_programs())
 
-    monkeypatch.setattr("kvlite.conversation.context.wanted_bytes", lambda turn: 100)
+    monkeypatch.setattr("kvlite.conversation.turn.wanted_bytes", lambda turn: 100)
     monkeypatch.setattr("kvlite.server.conversations.spare_bytes", free)
     service.say("", A, HERONS).wait()
     asked(http, HERONS)

@@ -193,8 +193,8 @@ def test_show_has_what_differs(runner: kvlite.Runner, tiny_folder: Path) -> None
     assert "0.5" in lines["temperature"] and "usually 0.0" in lines["temperature"]
     assert "true" in lines["never-lossy"]
     assert "usually smollm2-135m" in lines["model"]
-    assert "decided by the plan" in lines["kv-bits"]
-    assert not {"top-p", "seed", "budget"} & set(lines)
+    assert "decided by the plan" in lines["weights"]
+    assert not {"top-p", "seed", "budget", "kv-bits"} & set(lines)
 
 
 def test_another_system_message_begins_anew(chat: Chat, runner: kvlite.Runner) -> None:

@@ -141,7 +141,7 @@ class Device:
     def __init__(self, pool: Conversations, monkeypatch: pytest.MonkeyPatch) -> None:
         self.pool, self.size, self.wanted = pool, 0, 0
         monkeypatch.setattr(conversations, "spare_bytes", lambda devices: self.free)
-        monkeypatch.setattr("kvlite.conversation.context.wanted_bytes", lambda turn: self.wanted)
+        monkeypatch.setattr("kvlite.conversation.turn.wanted_bytes", lambda turn: self.wanted)
 
     @property
     def free(self) -> int:

@@ -33,7 +33,7 @@ def make(material: Material) -> Exercise:
     def turn(function: Function) -> Turn:
         limit = function.limit + random.randrange(1, 90)
         right = _edit(function, limit)
-        check = partial(_check, file, file.replace(*json.loads(right).values()))
+        check = partial(_check, file, file.replace(*_lines(function, limit)))
         question = f"Now change the number in the function {function.name} to {limit}."
         return Turn(question, check, right, _SCHEMA)
 
@@ -41,9 +41,13 @@ def make(material: Material) -> Exercise:
     return Exercise(asked_of(f"```python\n{file}\n```\n\n{form}", map(turn, wanted)))
 
 
-def _edit(function: Function, limit: int) -> str:
+def _lines(function: Function, limit: int) -> tuple[str, str]:
     old = function.limit_line
-    return json.dumps({"old_str": old, "new_str": old.replace(str(function.limit), str(limit))})
+    return old, old.replace(str(function.limit), str(limit))
+
+
+def _edit(function: Function, limit: int) -> str:
+    return json.dumps(dict(zip(("old_str", "new_str"), _lines(function, limit), strict=True)))
 
 
 def _check(file: str, wanted: str, answer: str) -> float:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from kvlite.cache import KVBits, KVHeadGroup, LayerCache, Selection
+from kvlite.cache import KVBits, KVCache, KVHeadGroup, LayerCache, Selection
 from kvlite.cache.changes import Change
 from kvlite.cache.recurrent import States, copies_of, state_tensors
 from kvlite.cache.segment import bytes_held
@@ -234,7 +234,8 @@ class HostKVStore:
         begun, start = layer.read > 0, layer.read
         keys, values, positions = source.last(new if begun else source.head_groups[0].used)
         if layer.window is None and layer.index is None:
-            layer.index = Index.of(keys, query_sq_sum, reserve)
+            whole = keys if not begun else source.last(source.head_groups[0].used)[0]
+            layer.index = Index.of(whole, query_sq_sum, reserve)
         elif layer.window is None and layer.index is not None:
             layer.index = layer.index.extended(start, keys, reserve)
         transfer = self.transfer(keys.device)
@@ -251,6 +252,24 @@ class HostKVStore:
             # The new storage begins with the same entries: the old one is freed.
             self.marked[index].cache, self.marked[index].disk = layer.cache, layer.disk
         self.layers[index] = layer
+
+    def begin(self, cache: KVCache) -> None:
+        """Copy all that a cache holds, which has dropped nothing, without an index: the next
+        reading makes one. After an error it may be called again."""
+        for index, source in enumerate(cache.layers):
+            layer = replace(self.layers[index], read=0)
+            if source.packed:
+                source = source.resized([used for _, used in source.lengths])
+            keys, values, positions = source.last(source.head_groups[0].used)
+            transfer = None if self.disk or self.bits else self.transfer(keys.device)
+            with aside():
+                layer.append(keys, values, positions, 0, self.bits, 0, transfer)
+            if self.disk is not None:
+                self.disk.take(layer.cache)
+                layer.disk = self.disk
+            self.layers[index] = layer
+        self.carry(cache.states)
+        self.read(cache.seen)
 
     def add_scores(self, index: int, found: Tensor, scored_by: str) -> None:
         """Keep a method's scores of all entries of a layer, `(batch, heads, entries)` float32."""
