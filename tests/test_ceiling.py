@@ -8,7 +8,6 @@ import pytest
 
 import kvlite
 from kvlite.cache import KVBits
-from kvlite.conversation.turn import Turn
 from kvlite.planner.ceiling import EIGHT, what_fits
 
 PLENTY, NONE = 1 << 40, -1
@@ -49,7 +48,7 @@ def runner(tiny_folder: Path) -> kvlite.Runner:
 def spare(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     """The bytes that turns may take, which a test changes."""
     room = [PLENTY]
-    monkeypatch.setattr(Turn, "_spare", property(lambda turn: room[0]))
+    monkeypatch.setattr("kvlite.conversation.what_is_kept.spare_for", lambda turn: room[0])
     yield room
 
 

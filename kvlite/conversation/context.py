@@ -20,8 +20,9 @@ from kvlite.conversation.checkpoint import (
     restored,
 )
 from kvlite.conversation.metrics import Piece
-from kvlite.conversation.turn import Turn, TurnPlan
+from kvlite.conversation.turn import Turn
 from kvlite.conversation.turn_config import can_compact
+from kvlite.conversation.what_is_kept import TurnPlan, keep_what_fits
 from kvlite.engine.callbacks import Callbacks
 from kvlite.engine.shift import compacted
 from kvlite.engine.slices import Slices, whole
@@ -155,7 +156,7 @@ class Context:
             gave_up = turn.turn_config != turn.everything
             callbacks.planned(turn.wanted)
             if gave_up:  # there may be room now
-                turn.keep_what_fits()
+                keep_what_fits(turn)
         if turn.begins_to_drop:
             self._move_out(turn)
         gives_back = turn.store is not None and turn.store.bits is None
@@ -187,7 +188,7 @@ class Context:
             self.oom_policy.run(partial(store.begin, self.cache), {})
             self.cache.layers = self.model.empty_cache().layers
             self.store = store
-            turn.keep_what_fits()
+            keep_what_fits(turn)
             phases = turn.run_stats.planned_phases
             if phases:
                 phases["read"] = max(held, phases["read"])

@@ -22,7 +22,8 @@ from kvlite.conversation.exclusive import at_work
 from kvlite.conversation.metrics import Piece
 from kvlite.conversation.sources import with_sources
 from kvlite.conversation.steps_together import StepsTogether
-from kvlite.conversation.turn import Turn, TurnPlan
+from kvlite.conversation.turn import Turn
+from kvlite.conversation.what_is_kept import TurnPlan
 from kvlite.engine.callbacks import Callbacks
 from kvlite.engine.slices import Slices
 from kvlite.errors import KvliteError, OutOfMemory, SettingError, Stopped

@@ -14,13 +14,13 @@ import torch
 from kvlite.cache import KVBits
 from kvlite.cache.hidden_log import HiddenLog
 from kvlite.config.settings import Settings
-from kvlite.config.units import readable
 from kvlite.conversation.endings import FinishReason
 from kvlite.conversation.figures import Account
 from kvlite.conversation.metrics import Piece
 from kvlite.conversation.reasoning import Reasoning, turn_grammar
-from kvlite.conversation.run_stats import RunStats, planned_phases, wanted_bytes
+from kvlite.conversation.run_stats import RunStats, wanted_bytes
 from kvlite.conversation.turn_config import TurnConfig, notes
+from kvlite.conversation.what_is_kept import TurnPlan, keep_what_fits
 from kvlite.engine.callbacks import NO_CALLBACKS, Callbacks
 from kvlite.engine.compiled_rows import are_small
 from kvlite.engine.cuda_graph import GraphDecoder, graph_decoder
@@ -36,7 +36,6 @@ from kvlite.engine.slices import Slices
 from kvlite.engine.speculate import Speculation
 from kvlite.engine.step import StepRows, step
 from kvlite.errors import OutOfMemory, RecallError
-from kvlite.memory.device_budget import ERROR, margin, spare_bytes
 from kvlite.memory.meter import PeakMeter, aside
 from kvlite.memory.nvml import spill_note
 from kvlite.memory.oom import CHUNK
@@ -46,7 +45,6 @@ from kvlite.methods.placement import ON_DEVICE
 from kvlite.offload import HostKVStore, Recall, host_scoring_backend
 from kvlite.offload.kv.recall import begin_compiling
 from kvlite.planner.cards import require_on_cards
-from kvlite.planner.ceiling import what_fits
 
 if TYPE_CHECKING:
     from kvlite.conversation.context import Context
@@ -64,15 +62,6 @@ class PromptState:
     policies: list[LayerPolicy]
     notes: tuple[str, ...]
     fallbacks: int
-
-
-@dataclass(frozen=True)
-class TurnPlan:
-    """What a turn was planned to keep, and the peaks of its phases, in bytes."""
-
-    budget: int
-    bits: KVBits | None
-    phases: dict[str, int]
 
 
 class Turn:
@@ -151,10 +140,10 @@ class Turn:
         work = (len(self.again) + len(ids)) * sum(model.shape.parameters.values())
         self.everything, self.wanted = self.turn_config, 0
         if plan is not None and not meter.of_tensors:
-            self._keep(plan.budget, plan.bits)
+            self.keep(plan.budget, plan.bits)
             self.run_stats.planned_phases = {**plan.phases}
         elif meter.of_tensors or work >= PLANNED_FROM:
-            self.keep_what_fits()
+            keep_what_fits(self)
         self.wanted = self.wanted or wanted_bytes(self)
 
     @property
@@ -187,53 +176,10 @@ class Turn:
     def _placed(self) -> tuple[HostKVStore | None, list[str]]:
         return self.turn_config.placed(self.config, self.model, self._offered, self._told)
 
-    def _keep(self, budget: int, bits: KVBits | None) -> None:
+    def keep(self, budget: int, bits: KVBits | None) -> None:
         """Keep so many entries, in so many bits."""
         self.turn_config = self.everything.keeping(budget, bits, asked=self.config.kv_bits)
         self._decide(*self._placed())
-
-    def keep_what_fits(self) -> None:
-        """Plan the turn. What is auto follows from the memory that there is now: everything is
-        kept if it fits, in 8 bits if it then fits, or else as many entries as do."""
-        everything, stats = self.everything, self.run_stats
-        lacking: dict[tuple[int, KVBits | None], int] = {}
-
-        def missing(budget: int, bits: KVBits | None) -> int:
-            self._keep(budget, everything.bits if bits is None else bits)
-            stats.planned_phases = planned_phases(self)
-            wanted = wanted_bytes(self)
-            self.wanted = max(self.wanted, wanted)
-            lacking[budget, bits] = found = wanted - self._spare
-            return found
-
-        if self.settings.never_lossy:
-            missing(everything.budget, everything.bits)
-            return
-        least = everything.least if everything.method.compresses else everything.budget
-        kept = what_fits(missing, everything.budget, least, may_round=everything.may_round)
-        missing(*kept)
-        if kept != (everything.budget, None):
-            why = self._what_is_kept(lacking[everything.budget, None], *kept)
-            self.notes = (*self.notes, why)
-
-    @property
-    def _spare(self) -> int:
-        """Bytes of the device that this turn may take beside what there is now."""
-        model, capped = self.model, self.run_stats.meter.capped
-        if capped is not None and capped.cap is not None:
-            return capped.free(model.device) - int(ERROR * capped.cap)
-        kept_free = margin() if model.device.type == "cuda" else 0
-        return spare_bytes(model.all_devices) - kept_free * len(model.all_devices)
-
-    def _what_is_kept(self, missing: int, budget: int, bits: KVBits | None) -> str:
-        seen = self.turn_config.seen
-        if bits is not None:
-            what = "the cache has 8 bits a number"
-        elif self.store is None:
-            what = f"{budget:,} of {seen:,} entries a KV head are kept, the rest is forgotten"
-        else:
-            what = f"{budget:,} of {seen:,} entries a KV head are kept, the rest is recalled"
-        return f"{readable(max(missing, 0))} are lacking to keep everything: {what}"
 
     def _decide(self, store: HostKVStore | None, said: list[str]) -> None:
         """Decide what is read, and by which policies; `said` are notes on recall."""
