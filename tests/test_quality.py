@@ -165,4 +165,4 @@ def test_a_run_compares_ways_with_the_full_cache(smollm: Runner, tmp_path: Path)
     assert full.way.is_full and full.kept == full.seen and full.exercise == cut.exercise
     assert cut.kept < 0.08 * cut.seen and cut.kv_bytes < 0.3 * full.kv_bytes
     assert [line["verdict"] for line in task.table(rows)] == ["full", "?"]
-    assert all(len(row.answers) == len(row.scores) == 1 for row in rows)
+    assert all(len(row.answers) == len(row.scores) == 4 for row in rows)
