@@ -38,14 +38,15 @@ PRIORITIES = (
     Priority(
         "Balanced",
         {},
-        "Everything stays while it fits. Of a longer text the passages stay that your question "
-        f"looks at (method {Settings.method}); the rest is offloaded to RAM and fetched back where "
+        f"Method {Settings.method}: everything stays while it fits, and of longer texts the "
+        "passages that your question looks at. The rest is offloaded to RAM and fetched back where "
         "an answer needs it.",
     ),
     Priority(
         "Speed",
         {"recall_entries": 0},
-        "As balanced, but nothing is fetched back while an answer comes, only before the next one.",
+        f"Method {Settings.method}: as balanced, but nothing is fetched back while an answer "
+        "comes, only before the next one.",
     ),
     Priority(
         "Least memory",

@@ -216,7 +216,8 @@ def test_auto_keeps_everything_while_it_fits_then_what_does(
     asked = planner(llama_8b, weights="bf16", stream="off")
     made = asked.best(tokens)
     assert made.fits and made.choice.kv_bits == bits
-    assert made.choice.config.settings.budget == made.choice.config.settings.kv_bits == "auto"
+    decided = made.choice.decided(asked.config).settings
+    assert decided.budget == decided.kv_bits == "auto"
     assert made.to_json()["kept_tokens"] == made.kept
     if kept:
         assert made.kept == kept
@@ -226,6 +227,11 @@ def test_auto_keeps_everything_while_it_fits_then_what_does(
     more = asked.config.changed(asked.settings.replace({"budget": str(made.kept + 2048)}))
     given = replace(made.choice.given, budget=more.budget)
     assert not asked.plan(replace(made.choice, given=given), tokens).fits
+
+
+def test_the_longest_text_drops_nothing_where_that_is_forbidden(llama_8b: str) -> None:
+    asked = planner(llama_8b, weights="bf16", stream="off", never_lossy=True)
+    assert asked.plan(asked.usual(), reach(asked, asked.usual())).fits
 
 
 def test_a_method_that_needs_more_than_the_least_budget_is_planned(llama_8b: str) -> None:

@@ -261,7 +261,8 @@ class Prepared:
     ) -> Runner:
         """Read its weights. Raises ModelError if it cannot be loaded or run, and Stopped if
         `cancel` was set."""
-        config, devices, plan, choice = self.choice.config, self.devices, self.plan, self.choice
+        devices, plan, choice = self.devices, self.plan, self.choice
+        config = choice.decided(self.planner.config)
         settings = config.settings
         shape, forecaster = self.planner.shape, self.planner.forecaster
         for each in devices:

@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Generator, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 from threading import Event
@@ -178,7 +178,7 @@ class Turn:
 
     def keep(self, budget: int, bits: KVBits | None) -> None:
         """Keep so many entries, in so many bits."""
-        self.turn_config = self.everything.keeping(budget, bits, asked=self.config.kv_bits)
+        self.turn_config = replace(self.everything, budget=budget, bits=bits)
         self._decide(*self._placed())
 
     def _decide(self, store: HostKVStore | None, said: list[str]) -> None:

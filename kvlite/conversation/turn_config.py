@@ -1,7 +1,7 @@
 """What the settings of a turn come to, checked before anything is read; and notes on them."""
 
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Literal
 
@@ -21,7 +21,7 @@ from kvlite.model.load import LoadedModel
 from kvlite.offload import HostKVStore
 from kvlite.offload.kv.placement import host_kv_bytes, place
 from kvlite.ops.device import WIDEST
-from kvlite.planner.ceiling import EIGHT
+from kvlite.planner.ceiling import may_round
 
 if TYPE_CHECKING:
     from kvlite.conversation.context import Context
@@ -39,11 +39,9 @@ class TurnConfig:
         limited_by: which are the longest answer allowed, or what the context has left.
         planned: tokens of the answer that memory is planned for, at most as many.
         method: fitted to the model.
-        bits: None if keys and values are not quantized.
+        asked_bits: as the user set them; None if keys and values are not to be quantized.
+        bits: as they are quantized, which may be fewer.
         budget: entries, mean over KV heads and layers.
-        loses: whether the cache drops or rounds anything.
-        drops: whether it drops anything, or is to be rounded by what the user set: what a host
-            store is for.
         least: the budget that `auto` may come down to; `budget` of any other.
         may_round: whether `auto` may round everything to 8 bits.
     """
@@ -53,10 +51,9 @@ class TurnConfig:
     limited_by: Literal["answer", "context"]
     planned: int
     method: Method
+    asked_bits: KVBits | None
     bits: KVBits | None
     budget: int
-    loses: bool
-    drops: bool
     least: int
     may_round: bool
 
@@ -90,20 +87,30 @@ class TurnConfig:
         if budget < seen:
             require_budget(method, budget)
         limited_by: Literal["answer", "context"] = "context" if seen + limit == most else "answer"
-        may_round = settings.kv_bits == AUTO and bits is None and _may_round(model, method)
-        made = cls(
-            *(seen, limit, limited_by, planned, method, bits, budget),
-            *(False, False, least, may_round),
+        left_open = settings.kv_bits == AUTO and bits is None
+        return cls(
+            seen=seen,
+            limit=limit,
+            limited_by=limited_by,
+            planned=planned,
+            method=method,
+            asked_bits=config.kv_bits,
+            bits=bits,
+            budget=budget,
+            least=least,
+            may_round=left_open and may_round(model.shape, method),
         )
-        return made.keeping(budget, bits, asked=config.kv_bits)
 
-    def keeping(
-        self, budget: int, bits: KVBits | None, *, asked: KVBits | None = None
-    ) -> "TurnConfig":
-        """With another budget and other bits, of which the user asked for `asked`."""
-        given = self.method, budget, self.seen, self.limit
-        lost, drops = loses(*given, bits), loses(*given, asked)
-        return replace(self, budget=budget, bits=bits, loses=lost, drops=drops)
+    @property
+    def loses(self) -> bool:
+        """Whether the cache drops or rounds anything."""
+        return loses(self.method, self.budget, self.seen, self.limit, self.bits)
+
+    @property
+    def drops(self) -> bool:
+        """Whether it drops anything, or rounds because the user wants that: what a host store is
+        for."""
+        return loses(self.method, self.budget, self.seen, self.limit, self.asked_bits)
 
     @property
     def unfinished(self) -> str:
@@ -140,12 +147,6 @@ class TurnConfig:
             return store, place(config, store, needed)
         except RecallError as error:
             return None, [str(error)]
-
-
-def _may_round(model: LoadedModel, method: Method) -> bool:
-    shape = model.shape
-    even = all(size.dim % 2 == 0 and EIGHT.saves(size) for size in shape.kv_sizes)
-    return even and method.prefilling.mask is None
 
 
 def _require_known(ids: list[int], vocab: int, called: str, remedy: str) -> None:

@@ -25,7 +25,7 @@ class TurnPlan:
 def keep_what_fits(turn: "Turn") -> None:
     """Plan a turn. What is auto follows from the memory that there is now: everything is kept if it
     fits, in 8 bits if it then fits, or else as many entries as do."""
-    everything, stats = turn.everything, turn.run_stats
+    everything, stats, spare = turn.everything, turn.run_stats, spare_for(turn)
     lacking: dict[tuple[int, KVBits | None], int] = {}
 
     def missing(budget: int, bits: KVBits | None) -> int:
@@ -33,7 +33,7 @@ def keep_what_fits(turn: "Turn") -> None:
         stats.planned_phases = planned_phases(turn)
         wanted = wanted_bytes(turn)
         turn.wanted = max(turn.wanted, wanted)
-        lacking[budget, bits] = found = wanted - spare_for(turn)
+        lacking[budget, bits] = found = wanted - spare
         return found
 
     if turn.settings.never_lossy:

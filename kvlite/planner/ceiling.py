@@ -7,10 +7,18 @@ never chosen, as arithmetic suffers from them before needles do.
 from collections.abc import Callable
 
 from kvlite.cache.bits import KVBits
+from kvlite.methods.base import Method
+from kvlite.model.shape import ModelShape
 
 EIGHT = KVBits(8, 8)
 # Forecasts that look for the largest budget that fits, and what budgets are multiples of.
 _TRIES, _STEP = 4, 64
+
+
+def may_round(shape: ModelShape, method: Method) -> bool:
+    """Whether 8 bits make a model's cache smaller, and a method can do with them."""
+    saves = all(size.dim % 2 == 0 and EIGHT.saves(size) for size in shape.kv_sizes)
+    return saves and method.prefilling.mask is None
 
 
 def what_fits(

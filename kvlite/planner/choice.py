@@ -2,8 +2,6 @@
 
 from dataclasses import dataclass, replace
 
-from kvlite.cache.bits import parse_kv_bits
-from kvlite.methods.budget import parse_budget
 from kvlite.methods.engine_config import EngineConfig
 from kvlite.model.weights import Weights
 
@@ -13,23 +11,25 @@ class Choice:
     """Settings as a plan decided them.
 
     Attributes:
-        budget, kv_bits: as a user writes them; of `auto`, what a first turn comes to.
-        given: with this budget and these bits, parsed; its settings are those of the user.
+        kv_bits: as a user writes them; of `auto`, what a first turn comes to.
+        given: with the budget of a first turn and these bits; its settings are those of the user.
     """
 
     weights: Weights
     stream: str
-    budget: str
     kv_bits: str
     chunk: int
     given: EngineConfig
 
     @property
-    def config(self) -> EngineConfig:
-        """With settings that say what was decided. How much is kept is decided by each turn."""
-        settings = self.given.settings
+    def budget(self) -> str:
+        """The budget as the user wrote it."""
+        return self.given.settings.budget
+
+    def decided(self, config: EngineConfig) -> EngineConfig:
+        """The user's config, with settings that say what was decided. How much is kept is decided
+        by each turn."""
+        settings = config.settings
         weights = settings.weights if self.weights.stored else self.weights.name
         decided = {"weights": weights, "stream": self.stream, "chunk": self.chunk}
-        budget, bits = parse_budget(settings.budget), parse_kv_bits(settings.kv_bits)
-        made = settings.replace(decided)
-        return replace(self.given, settings=made, budget=budget, kv_bits=bits)
+        return replace(config, settings=settings.replace(decided))

@@ -75,8 +75,8 @@ class Forecaster:
         """
         shape, dtype, bits = self.shape, weights.dtype, config.kv_bits
         method = config.method.fitted(shape, self.calibration)
-        limit = config.settings.longest_within(max(longest, shape.max_context - tokens))
-        budget = config.budget.resolve(shape, method, tokens, longest, dtype.itemsize, bits, limit)
+        limit = self._limit(config, tokens, longest)
+        budget = self.budget(config, weights, tokens=tokens, longest=longest)
         store, recalls = None, config.settings.recall != "off" and can_recall(method)
         if recalls and loses(method, budget, tokens, limit, bits):
             store = HostKVStore.empty(shape, dtype, config.recall_bits)
@@ -86,3 +86,19 @@ class Forecaster:
         recalled = 0 if store is None else config.settings.recall_entries
         task = Task(tokens, longest, 0, chunk, recalled)
         return forecast(model, cache, policies, task, store, self._op_cache)
+
+    def budget(self, config: EngineConfig, weights: Weights, *, tokens: int, longest: int) -> int:
+        """The mean entries of a KV head in a conversation's first turn; args and errors are those
+        of `first_turn`."""
+        return config.budget.resolve(
+            self.shape,
+            config.method.fitted(self.shape, self.calibration),
+            tokens,
+            longest,
+            weights.dtype.itemsize,
+            config.kv_bits,
+            self._limit(config, tokens, longest),
+        )
+
+    def _limit(self, config: EngineConfig, tokens: int, longest: int) -> int:
+        return config.settings.longest_within(max(longest, self.shape.max_context - tokens))

@@ -8,7 +8,7 @@ from kvlite.cache.bits import AUTO, saving
 from kvlite.config.settings import Settings
 from kvlite.methods.budget import AUTO_LEAST, AUTO_SHARE
 from kvlite.planner.choice import Choice
-from kvlite.planner.plan import BITS, CHUNKS, Plan, Planner
+from kvlite.planner.plan import CHUNKS, Plan, Planner
 
 FULL = "full"
 
@@ -53,11 +53,11 @@ def reaches(planner: Planner) -> list[MaxContext]:
         )
         bits = {settings.kv_bits: config.kv_bits}
         if settings.kv_bits == AUTO:
-            bits = saving((*BITS, "4"), planner.shape.kv_sizes)
+            bits = saving(("16", "8", "4"), planner.shape.kv_sizes)
         for weights in dict.fromkeys(weights for _, weights in planner.load_options):
             for width, packed in bits.items():
                 given, chunk = replace(config, kv_bits=packed), settings.chunk or CHUNKS[0]
-                choice = Choice(weights, "off", settings.budget, width, chunk, given)
+                choice = Choice(weights, "off", width, chunk, given)
                 tokens = reach(others, choice)
                 whole = tokens >= planner.shape.max_context - settings.planned_tokens
                 name = "the default" if config.method.spec == Settings.method else method
@@ -72,9 +72,7 @@ def reach(planner: Planner, choice: Choice) -> int:
     shorter ones until one fits, determine all others. If windows are chunks, the line is that of
     texts that almost fill their last chunk; others take less.
     """
-    if choice.budget == "auto":  # less is kept of longer texts
-        given = replace(choice.given, budget=planner.config.budget.floor)
-        choice = replace(choice, given=given)
+    choice = replace(choice, given=replace(choice.given, budget=planner.floor))
     held = planner.held.on_device(choice.weights, choice.stream)
     beside = planner.held.passing(choice.weights)
     if sum(held.values()) + beside > planner.room.tensors:
@@ -120,7 +118,7 @@ def _bends(planner: Planner, choice: Choice) -> list[int]:
     """Lengths between which every phase grows in a straight line, ascending; the last is the
     longest there may be."""
     most = planner.shape.max_context - planner.settings.planned_tokens
-    grows = choice.budget == "auto" and planner.method.compresses
+    grows = planner.floor != planner.config.budget and planner.method.compresses
     windows = {window for window in planner.shape.windows if window is not None}
     bends = {1, choice.chunk, choice.given.budget.entries}
     bends = bends.union(*(window.bends(most) for window in windows))

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from threading import Event
 from typing import Any
 
-from kvlite.cache.bits import AUTO, UNCHANGED, KVBits, saving, written
+from kvlite.cache.bits import AUTO, UNCHANGED, KVBits, written
 from kvlite.config.units import readable
 from kvlite.engine.mtp import beside_bytes
 from kvlite.engine.prefill import CHUNK
@@ -18,13 +18,13 @@ from kvlite.model.mtp import empty_mtp, has_mtp, mtp_bytes
 from kvlite.model.weights import Weights, held_tensors
 from kvlite.offload.weights.experts import LEAST, Resident
 from kvlite.planner.cards import CardPlan, over_cards
-from kvlite.planner.ceiling import what_fits
+from kvlite.planner.ceiling import EIGHT, may_round, what_fits
 from kvlite.planner.choice import Choice
 from kvlite.planner.forecaster import Forecaster
 from kvlite.planner.held_weights import HeldWeights
 from kvlite.planner.peaks import Forecast, Moment
 
-CHUNKS, BITS = (CHUNK, 512, 256, 128), ("16", "8")
+CHUNKS = CHUNK, 512, 256, 128
 PCIE = 25e9  # bytes a second
 
 
@@ -297,36 +297,32 @@ class Planner:
 
     def _most_kept(self, least: Plan, usual: Plan) -> Plan:
         """A plan with as many entries as fit, where it keeps the least that `auto` may."""
-        if least.choice.given.budget != self.config.budget.floor or not self.config.budget.auto:
+        choice, tokens = least.choice, least.tokens
+        if choice.given.budget == self.config.budget:
             return least
-        everything = self._entries(usual.choice, least.tokens)
 
-        def plan(entries: int, bits: KVBits | None) -> Plan:
-            given = replace(least.choice.given, budget=Budget(entries=entries), kv_bits=bits)
-            return self.plan(replace(least.choice, given=given), least.tokens)
+        def plan(entries: int) -> Plan:
+            given = replace(choice.given, budget=Budget(entries=entries))
+            return self.plan(replace(choice, given=given), tokens)
 
-        def missing(entries: int, bits: KVBits | None) -> int:
-            return max(need - offered for need, offered in plan(entries, bits).needs)
+        def missing(entries: int, _: KVBits | None) -> int:  # in the bits of the least
+            return max(need - offered for need, offered in plan(entries).needs)
 
-        own = least.choice.given.kv_bits
-        entries, _ = what_fits(
-            lambda entries, _: missing(entries, own),
-            everything,
-            self._entries(least.choice, least.tokens),
-            may_round=False,
-        )
-        return plan(entries, own)
+        most, fewest = (self._entries(each, tokens) for each in (usual.choice, choice))
+        entries, _ = what_fits(missing, most, fewest, may_round=False)
+        return plan(entries)
 
     def _entries(self, choice: Choice, tokens: int) -> int:
         """The mean entries of a KV head that a choice allows."""
-        shape, itemsize = self.shape, choice.weights.dtype.itemsize
-        method = self.method.fitted(shape, self.forecaster.calibration)
-        if not method.compresses:
+        if not self.method.compresses:
             return tokens
-        longest, bits = self._longest(tokens), choice.given.kv_bits
-        limit = self.settings.longest_within(max(longest, shape.max_context - tokens))
-        budget = choice.given.budget
-        return budget.resolve(shape, method, tokens, longest, itemsize, bits, limit)
+        longest, given = self._longest(tokens), choice.given
+        return self.forecaster.budget(given, choice.weights, tokens=tokens, longest=longest)
+
+    @property
+    def floor(self) -> Budget:
+        """The budget that is left where memory is short."""
+        return self.config.budget if self.settings.never_lossy else self.config.budget.floor
 
     def usual(self) -> Choice:
         """The choice if no plan can be made."""
@@ -336,22 +332,18 @@ class Planner:
     def _choices(self, weights: Weights, stream: str) -> Iterator[Choice]:
         """Values of the settings that were left open, the best first."""
         settings, config = self.settings, self.config
-        lossy = not settings.never_lossy
         bits = {UNCHANGED if settings.kv_bits == AUTO else settings.kv_bits: config.kv_bits}
-        quantizable = (
-            all(size.dim % 2 == 0 for size in self.shape.kv_sizes)
-            and self.method.prefilling.mask is None
-        )
-        if settings.kv_bits == AUTO and quantizable and lossy:
-            bits = saving(BITS, self.shape.kv_sizes)
+        open_bits = settings.kv_bits == AUTO and not settings.never_lossy
+        if open_bits and may_round(self.shape, self.method):
+            bits |= {str(EIGHT): EIGHT}
         chunks = CHUNKS if settings.chunk is None else (settings.chunk,)
         kept = [(config.budget, *each) for each in bits.items()]
-        if config.budget.auto and self.method.compresses and lossy:
-            kept.append((config.budget.floor, *next(iter(bits.items()))))
+        if self.floor != config.budget and self.method.compresses:
+            kept.append((self.floor, *next(iter(bits.items()))))
         for budget, width, packed in kept:
             given = replace(config, budget=budget, kv_bits=packed)
             for chunk in chunks:
-                yield Choice(weights, stream, settings.budget, width, chunk, given)
+                yield Choice(weights, stream, width, chunk, given)
 
     def _reasons(self, plan: Plan) -> Iterator[str]:
         yield from self._given_up(plan)

@@ -232,22 +232,13 @@ class HostKVStore:
         layer = replace(self.layers[index])
         layer.head_group.used = layer.read
         begun, start = layer.read > 0, layer.read
-        keys, values, positions = source.last(new if begun else source.head_groups[0].used)
+        held = source.head_groups[0].used
+        added = source.last(new if begun else held)
         if layer.window is None and layer.index is None:
-            whole = keys if not begun else source.last(source.head_groups[0].used)[0]
-            layer.index = Index.of(whole, query_sq_sum, reserve)
+            layer.index = Index.of(source.last(held)[0], query_sq_sum, reserve)
         elif layer.window is None and layer.index is not None:
-            layer.index = layer.index.extended(start, keys, reserve)
-        transfer = self.transfer(keys.device)
-        if self.disk is not None or self.bits is not None:
-            transfer = None  # they are read right after
-        before = layer.read if transfer is None else layer.read + new
-        spare = before // SPARE if self.spare and self.bits is None else 0
-        with aside():
-            layer.append(keys, values, positions, reserve, self.bits, spare, transfer)
-        if self.disk is not None and layer.disk is None:
-            self.disk.take(layer.cache)
-            layer.disk = self.disk
+            layer.index = layer.index.extended(start, added[0], reserve)
+        self._append(layer, *added, reserve)
         if self.marked and self.bits is None and layer.window is None:
             # The new storage begins with the same entries: the old one is freed.
             self.marked[index].cache, self.marked[index].disk = layer.cache, layer.disk
@@ -260,16 +251,25 @@ class HostKVStore:
             layer = replace(self.layers[index], read=0)
             if source.packed:
                 source = source.resized([used for _, used in source.lengths])
-            keys, values, positions = source.last(source.head_groups[0].used)
-            transfer = None if self.disk or self.bits else self.transfer(keys.device)
-            with aside():
-                layer.append(keys, values, positions, 0, self.bits, 0, transfer)
-            if self.disk is not None:
-                self.disk.take(layer.cache)
-                layer.disk = self.disk
+            self._append(layer, *source.last(source.head_groups[0].used), 0)
             self.layers[index] = layer
         self.carry(cache.states)
         self.read(cache.seen)
+
+    def _append(
+        self, layer: HostKVLayer, keys: Tensor, values: Tensor, positions: Tensor, reserve: int
+    ) -> None:
+        """Append entries to a layer where the store keeps them: in memory or on disk."""
+        transfer = self.transfer(keys.device)
+        if self.disk is not None or self.bits is not None:
+            transfer = None  # they are read right after
+        before = layer.read if transfer is None else layer.read + keys.shape[2]
+        spare = before // SPARE if self.spare and self.bits is None else 0
+        with aside():
+            layer.append(keys, values, positions, reserve, self.bits, spare, transfer)
+        if self.disk is not None and layer.disk is None:
+            self.disk.take(layer.cache)
+            layer.disk = self.disk
 
     def add_scores(self, index: int, found: Tensor, scored_by: str) -> None:
         """Keep a method's scores of all entries of a layer, `(batch, heads, entries)` float32."""
