@@ -378,4 +378,5 @@ PLANS: list[list[str]] = [
     ["mixtral", "--device", "cpu", "--vram", "40MiB", "--method", "kvzip", "--budget", "200"],
     ["llama-8b", *CARD, "--context", "60000", "--budget", "2048"],
     ["llama-8b", "--vram", "8GiB", "--context", "30000", "--recall", "off"],
+    ["llama-8b", "--vram", "8GiB", "--context", "30000", "--recall", "off", "--budget", "25%"],
 ]
