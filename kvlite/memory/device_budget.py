@@ -18,8 +18,9 @@ if TYPE_CHECKING:
 
 # Outside torch's allocator: the driver's context, kernels, cuBLAS' workspaces.
 CONTEXT = 600 << 20
-# Left for a display and other programs: more where a driver spills to host memory instead of
-# failing.
+# What a desktop takes of a card that is not here to be asked, of those that people have one on.
+DESKTOP, _HAS_DESKTOP = 614 << 20, r"\bRTX \d{4}\b"
+# Left for other programs, and a desktop that grows: more where a driver spills instead of failing.
 MARGIN, SPILLING_MARGIN = 700 << 20, 3 << 29
 # With "auto", shares of the free host memory for recall and for checkpoints.
 HOST_KV_SHARE, CHECKPOINT_SHARE = 0.5, 0.25
@@ -64,6 +65,7 @@ class DeviceBudget:
         kind: "cpu" or "cuda".
         total: bytes it has, or may use.
         context: bytes of these in use before the first tensor.
+        desktop: bytes of these that a desktop is counted to take.
         margin: bytes of these left free.
         host: free bytes of host memory.
         bandwidth: bytes per second, None if unknown.
@@ -77,12 +79,13 @@ class DeviceBudget:
     margin: int
     host: int
     bandwidth: float | None = None
+    desktop: int = 0
     cards: "tuple[DeviceBudget, ...]" = ()
 
     @property
     def tensors(self) -> int:
         """Bytes that tensors may take."""
-        return max(0, self.total - self.context - self.margin)
+        return max(0, self.total - self.context - self.desktop - self.margin)
 
     @property
     def offered(self) -> str:
@@ -151,8 +154,9 @@ def spare_bytes(devices: "Sequence[torch.device]") -> int:
 
 def card(total: int, name: str) -> DeviceBudget:
     """What a card of this size, not in this machine, offers."""
-    host = psutil.virtual_memory().available
-    return DeviceBudget(name, "cuda", total, CONTEXT, margin(), host, bandwidth(name))
+    host, speed = psutil.virtual_memory().available, bandwidth(name)
+    desktop = DESKTOP if re.search(_HAS_DESKTOP, name) else 0
+    return DeviceBudget(name, "cuda", total, CONTEXT, margin(), host, speed, desktop)
 
 
 def together(cards: Sequence[DeviceBudget]) -> DeviceBudget:
@@ -160,13 +164,14 @@ def together(cards: Sequence[DeviceBudget]) -> DeviceBudget:
     if len(cards) == 1:
         return cards[0]
     name = several(each.name for each in cards)
-    total, context, margin = (
-        sum(getattr(each, part) for each in cards) for part in ("total", "context", "margin")
+    total, context, desktop, margin = (
+        sum(getattr(each, part) for each in cards)
+        for part in ("total", "context", "desktop", "margin")
     )
     speeds = [each.bandwidth for each in cards]
     slowest = None if None in speeds else min(speed for speed in speeds if speed is not None)
     host = cards[0].host
-    return DeviceBudget(name, "cuda", total, context, margin, host, slowest, tuple(cards))
+    return DeviceBudget(name, "cuda", total, context, margin, host, slowest, desktop, tuple(cards))
 
 
 def several(names: Iterable[str]) -> str:

@@ -128,6 +128,7 @@ class Plan:
             "device": self.room.name,
             "device_bytes": self.room.total,
             "context_bytes": self.room.context,
+            "desktop_bytes": self.room.desktop,
             "margin_bytes": self.room.margin,
             "tensor_bytes": self.room.tensors,
             "weights": self.choice.weights.name,

@@ -41,6 +41,9 @@ def test_a_card_that_is_not_here(kvlite: Run, llama: Path) -> None:
     assert found["kept_tokens"] == 65536
     unknown = kvlite("plan", llama, "--vram", "24GiB", "--context", 1000, "--card", "RTX 9999")
     assert "How fast RTX 9999 answers is not known." in unknown.out
+    assert "a desktop (assumed) 614.0 MiB" in unknown.out.replace("\n", " ")
+    server = kvlite("plan", llama, "--vram", "80GiB", "--context", 1000, "--card", "H100")
+    assert "desktop" not in server.out
 
 
 def test_tables_for_people(kvlite: Run, llama: Path) -> None:

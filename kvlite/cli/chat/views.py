@@ -74,9 +74,12 @@ def _plan_parts(made: "Plan", width: int) -> Iterator[RenderableType]:
     yield _all_phases(made) if width >= _ROOMY else _highest_phase(made)
     verdict = "fits" if made.fits else "does not fit"
     offered = readable(room.tensors)
-    beside = f"margin {readable(room.margin)}"
-    if room.context:
-        beside = f"CUDA context and allocator {readable(room.context)}, {beside}"
+    others = {
+        "CUDA context and allocator": room.context,
+        "a desktop (assumed)": room.desktop,
+        "margin": room.margin,
+    }
+    beside = ", ".join(f"{what} {readable(size)}" for what, size in others.items() if size)
     if made.cards:
         yield _by_card(made)
     yield Text(f"Peak {readable(made.peak_bytes)} of tensors, {offered} offered: {verdict}.")
