@@ -46,7 +46,7 @@ class Guard:
             return
         refused = self._refusal(scope, Headers(scope=scope))
         if refused is not None:
-            await refused.response()(scope, receive, send)
+            await refused.response(scope["path"])(scope, receive, send)
             return
         self.arriving += 1
         has_come = is_open = False
@@ -76,7 +76,7 @@ class Guard:
         if not is_own(scope):
             return Refusal("web pages of elsewhere may not use this server", 403)
         if self._keys and not self._has_key(sent):
-            said = "give a key of this server: Authorization: Bearer KEY"
+            said = "give a key of this server: Authorization: Bearer KEY, or x-api-key: KEY"
             return Refusal(said, 401, code="invalid_api_key")
         return self._full(scope)
 
@@ -92,7 +92,8 @@ class Guard:
     def _has_key(self, sent: Headers) -> bool:
         """Whether there is a key, in a time that does not tell how much of it is right."""
         scheme, _, given = sent.get("authorization", "").partition(" ")
-        key = (given.strip() if scheme.lower() == "bearer" else "").encode()
+        bearer = given if scheme.lower() == "bearer" else ""
+        key = (bearer or sent.get("x-api-key", "")).strip().encode()
         return sum(hmac.compare_digest(key, own) for own in self._keys) > 0
 
 

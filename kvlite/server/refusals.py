@@ -1,4 +1,4 @@
-"""Errors as OpenAI's clients expect them."""
+"""Errors as the clients of each API expect them."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -20,6 +20,14 @@ from kvlite.errors import (
 from kvlite.server.config import OWN
 
 _KINDS = {401: "authentication_error", 403: "permission_error", 404: "not_found_error"}
+# As Anthropic's clients know them.
+_ANTHROPIC_KINDS = {
+    **_KINDS,
+    413: "request_too_large",
+    429: "rate_limit_error",
+    500: "api_error",
+    503: "overloaded_error",
+}
 # Errors of kvlite: status, field and code.
 _STATUS: dict[type[KvliteError], tuple[int, str | None, str | None]] = {
     ChatTemplateError: (400, None, None),
@@ -54,10 +62,19 @@ class Refusal(Exception):
         said = {"message": str(self), "type": kind, "param": self.param, "code": self.code}
         return {"error": said}
 
-    def response(self) -> JSONResponse:
+    def body_at(self, path: str) -> dict[str, Any]:
+        """The error in the shape of the API that an address is of."""
+        if path.startswith("/v1/messages"):
+            kind = _ANTHROPIC_KINDS.get(self.status, "invalid_request_error")
+            is_long = self.code == "context_length_exceeded"
+            said = f"prompt is too long: {self}" if is_long else str(self)
+            return {"type": "error", "error": {"type": kind, "message": said}}
+        return {"error": str(self)} if path.startswith("/api/") else self.body
+
+    def response(self, path: str) -> JSONResponse:
         """The whole answer; clients try again later where that may help."""
         headers = {"Retry-After": "2"} if self.status in (429, 503) else {}
-        return JSONResponse(self.body, self.status, headers)
+        return JSONResponse(self.body_at(path), self.status, headers)
 
 
 # What a field has to be, by what pydantic calls the error.

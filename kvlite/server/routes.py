@@ -210,7 +210,7 @@ Handler = Callable[[Request], Awaitable[Response]]
 
 
 def _answering(state: ServerState, handler: Handler) -> Handler:
-    """A handler whose errors are answered in OpenAI's shape, until the server ends."""
+    """A handler whose errors are answered in the shape of its API, until the server ends."""
 
     async def answer(request: Request) -> Response:
         try:
@@ -218,12 +218,12 @@ def _answering(state: ServerState, handler: Handler) -> Handler:
                 return await handler(request)
         except TooSlow:
             said = f"the body comes too slowly: send {LEAST:,} bytes in {PATIENCE:.0f} s"
-            return Refusal(said, 408).response()
+            return Refusal(said, 408).response(request.url.path)
         except ClientDisconnect:
             raise
         except Exception as error:
             _log(error)
-            return refusal_of(error, request.url.path).response()
+            return refusal_of(error, request.url.path).response(request.url.path)
 
     return answer
 
@@ -233,7 +233,7 @@ async def _no_such_address(request: Request, error: Exception) -> Response:
     said = f"{request.method} {request.url.path[:100]} is not here"
     if request.url.path == "/":
         said += ": the API is at /v1, and `kvlite app` serves a page for browsers"
-    return Refusal(said, error.status_code).response()
+    return Refusal(said, error.status_code).response(request.url.path)
 
 
 def _log(error: Exception) -> None:
