@@ -67,6 +67,18 @@ class Models:
         finally:
             model.users -= 1
 
+    async def known(self, name: str | None) -> str | None:
+        """A name that this server has, or None for the loaded model: some programs name those of
+        their maker, for side requests too."""
+        try:
+            await self._named(name)
+        except Refusal as error:
+            if error.code != "model_not_found":
+                raise
+            _LOG.info("%s is answered by %s", str(name)[:100], self.current.names[0])
+            return None
+        return name
+
     async def about(self, name: str | None = None) -> list[dict[str, Any]]:
         """Every model that can be used, or one, as `/v1/models` has it; at once, whatever is being
         done. Raises Refusal if there is none of this name."""

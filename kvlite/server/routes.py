@@ -18,6 +18,7 @@ from starlette.routing import Route
 
 from kvlite.errors import KvliteError, Stopped
 from kvlite.model.chat_template import chat_tokens
+from kvlite.server.anthropic import CreateRequest, MessagesAnswer, MessagesRequest
 from kvlite.server.chat import ChatAnswer
 from kvlite.server.completions import CompletionAnswer
 from kvlite.server.fields import (
@@ -91,6 +92,20 @@ class Api:
         async with self.models.using(fields.model) as model:
             answer = await _unless_gone(ResponseAnswer.of(model, fields, self.said), request)
             return await _answered(answer, request, named=True)
+
+    async def messages(self, request: Request) -> Response:
+        """The next message, in Anthropic's way."""
+        fields = await self._fields(CreateRequest, request)
+        async with self.models.using(await self.models.known(fields.model)) as model:
+            answer = await _unless_gone(MessagesAnswer.of(model, fields), request)
+            return await _answered(answer, request, named=True)
+
+    async def count_tokens(self, request: Request) -> Response:
+        """How many tokens such a request reads."""
+        fields = await self._fields(MessagesRequest, request)
+        async with self.models.using(await self.models.known(fields.model)) as model:
+            answer = await _unless_gone(MessagesAnswer.of(model, fields), request)
+            return JSONResponse({"input_tokens": len(answer.ask.ids)})
 
     async def add_file(self, request: Request) -> Response:
         """A document comes."""
@@ -190,6 +205,8 @@ def make_app(models: Models) -> Starlette:
         Route("/v1/chat/completions", answering(api.chat), methods=["POST"]),
         Route("/v1/completions", answering(api.completions), methods=["POST"]),
         Route("/v1/responses", answering(api.responses), methods=["POST"]),
+        Route("/v1/messages", answering(api.messages), methods=["POST"]),
+        Route("/v1/messages/count_tokens", answering(api.count_tokens), methods=["POST"]),
         Route("/v1/files", answering(api.list_files), methods=["GET"]),
         Route("/v1/files", answering(api.add_file), methods=["POST"]),
         Route("/v1/files/{id}", answering(api.file), methods=["GET"]),
@@ -245,7 +262,10 @@ Chunks = AsyncGenerator[dict[str, Any] | str]
 
 
 async def _answered(
-    answer: ChatAnswer | CompletionAnswer | ResponseAnswer, request: Request, *, named: bool = False
+    answer: ChatAnswer | CompletionAnswer | ResponseAnswer | MessagesAnswer,
+    request: Request,
+    *,
+    named: bool = False,
 ) -> Response:
     """An answer as it was asked for, streamed or whole; `named` as of `_streamed`."""
     if answer.request.stream:
@@ -268,8 +288,8 @@ async def _streamed(chunks: Chunks, request: Request, *, named: bool = False) ->
             return
         except Exception as error:
             _log(error)
-            body = refusal_of(error, request.url.path).body
-            yield _event({**body["error"], "type": "error"} if named else body)
+            body = refusal_of(error, request.url.path).body_at(request.url.path)
+            yield _event(body if "type" in body or not named else body["error"] | {"type": "error"})
         if not named:
             yield "data: [DONE]\n\n"
 
