@@ -70,7 +70,7 @@ def answer_prompt(
         talk.context.release(start)
         raise
     yield from talk.history.read_in_slices(turn, callbacks, start)
-    if _checkpoint_at(talk.context, len(talk.token_ids)) is None:
+    if checkpoint_at(talk.context, len(talk.token_ids)) is None:
         talk.context.checkpoint(chosen)
     yield from talk.context.answer(turn, callbacks.cancel, in_words=False, ignore_eos=ignore_eos)
 
@@ -88,7 +88,7 @@ def _seek_to(
         wanted = min(same, max(0, len(ids) - CHOOSING)) if few else same
     if wanted >= len(context.token_ids):
         return
-    end = _checkpoint_at(context, wanted)
+    end = checkpoint_at(context, wanted)
     if end is None and goes_on:
         return
     context.release(*(each for each in context.checkpoints if each.seen > same))
@@ -96,8 +96,9 @@ def _seek_to(
     context.seek(ids[: end.seen], end, (), (), config, callbacks)
 
 
-def _checkpoint_at(context: Context, most: int) -> Checkpoint | None:
-    # None if host store and cache cannot be cut back to any number of tokens.
+def checkpoint_at(context: Context, most: int) -> Checkpoint | None:
+    """A checkpoint of the first `most` tokens, or of as many as the host store has of them; None if
+    store and cache cannot be cut back to any number of tokens."""
     cache, store = context.cache, context.store
     if store is not None and store.begun:
         if not HostKVCheckpoint(store).plain:

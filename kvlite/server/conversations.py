@@ -16,6 +16,7 @@ from kvlite.config.atomic_file import sweep
 from kvlite.config.settings import Settings
 from kvlite.conversation.conversation import Conversation
 from kvlite.conversation.file_info import about
+from kvlite.conversation.fork import forked
 from kvlite.conversation.library import Library
 from kvlite.conversation.metrics import Piece
 from kvlite.conversation.prefix import answer_prompt, common, hold_in_tokens, known_ids
@@ -170,6 +171,8 @@ class Conversations:
         free = (each for each in self.kept if each.settings == settings and not each.busy)
         alike = [(common(each.ids, ids), each) for each in free]
         for same, each in sorted(alike, key=lambda pair: (-pair[0], -pair[1].used)):
+            if each.is_left_by(same) and (fork := self._forked(each, ids, same)) is not None:
+                return fork
             if each.is_gone_on_with(same):
                 if same < min(len(ids), len(each.ids)):
                     _LOG.info(
@@ -185,6 +188,37 @@ class Conversations:
             "a new conversation of %d tokens; the most that another shares is %d", len(ids), most
         )
         return None
+
+    def _forked(self, kept: Kept, ids: Sequence[int], same: int) -> Kept | None:
+        """A conversation that begins as another one did, which stays as it is; None if there is no
+        room for both, or what was read cannot be copied."""
+        made = Kept(kept.ids[:same], kept.settings, file_bytes=kept.file_bytes)
+        if kept.talk is None:
+            made.ids, made.path = kept.ids, kept.path
+        else:
+            try:
+                made.talk = self._copied(kept, kept.talk, same, len(ids))
+            except (KvliteError, MemoryError) as error:
+                _LOG.info("what another conversation has read is not shared: %s", error)
+        if made.talk is None and made.path is None:
+            return None
+        _LOG.info(
+            "%d of %d tokens are known from a conversation of %d, which stays as it is",
+            *(same, len(ids), len(kept.ids)),
+        )
+        return made
+
+    def _copied(
+        self, kept: Kept, talk: Conversation, same: int, longest: int
+    ) -> Conversation | None:
+        if not self.runner.plans_for_others:
+            return None
+        nbytes = talk.cache.nbytes * same // max(1, len(talk.token_ids))
+        self.have(nbytes, kept)
+        if nbytes > spare_bytes(self.runner.model.all_devices):
+            return None
+        room = max(0, longest - same) + self.runner.settings.planned_tokens
+        return talk.context.oom_policy.run(partial(forked, talk, same, room), {})
 
     def _opened(self, kept: Kept, have: Callable[[int], None]) -> Conversation:
         """A conversation in memory; a new one if its file cannot be opened. Raises as `have`."""

@@ -1,8 +1,10 @@
 """What the server has done, as Prometheus reads it."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvlite.conversation.metrics import GenerationMetrics
+from kvlite.server.kept import Kept
 
 
 @dataclass
@@ -39,9 +41,9 @@ class Counters:
         self.last, speed = metrics, metrics.decode_tokens_per_s
         self.answered_s += (metrics.generated_tokens - 1) / speed if speed else 0.0
 
-    def text(self, processing: int) -> str:
+    def text(self, processing: int, kept: Sequence[Kept] = ()) -> str:
         """Prometheus' text format, by llama.cpp's names where it has one; `processing` requests are
-        answered now."""
+        answered now, and conversations are `kept` that may go on."""
         rows: list[tuple[str, str, str, float]] = [
             ("prompt_tokens_total", "counter", "tokens of prompts", self.prompt),
             ("read_tokens_total", "counter", "tokens of prompts that were read", self.fresh),
@@ -51,6 +53,15 @@ class Counters:
             ("answers_total", "counter", "answers begun", self.answered),
             ("requests_processing", "gauge", "requests that are answered", processing),
             ("requests_deferred", "gauge", "those that wait", max(0, self.waiting - processing)),
+            ("conversations", "gauge", "conversations that may go on", len(kept)),
+            *(
+                (f"conversation_{name}_bytes", "gauge", f"what they take of {where}", size)
+                for name, where, size in (
+                    ("device", "the device", sum(each.device_bytes for each in kept)),
+                    ("host", "host memory", sum(each.host_bytes for each in kept)),
+                    ("disk", "the disk", sum(each.file_bytes for each in kept if each.id)),
+                )
+            ),
         ]
         last = self.last
         if last is not None:

@@ -12,8 +12,8 @@ from kvlite.conversation.record import StoredMessage
 
 # Tokens up to which a conversation is short.
 SHORT = 1024
-# Tokens in common from which a conversation is gone on with.
-_FEW = 8
+# Tokens in common from which a conversation is gone on with, and its beginning shared.
+_FEW, SHARED = 8, 64
 
 Asked = tuple[list[int], dict[str, Any]]
 """A prompt, and the settings that it is answered with."""
@@ -77,7 +77,18 @@ class Kept:
     def is_gone_on_with(self, same: int) -> bool:
         """Whether a prompt with `same` tokens in common goes on there: it loses less than that of
         what was said to the model."""
-        return same >= _FEW and 2 * same >= min(len(self.ids), self.prompt or len(self.ids))
+        return same >= _FEW and 2 * same >= self._said
+
+    @property
+    def _said(self) -> int:
+        """Tokens of what was said to the model that it has read."""
+        return min(len(self.ids), self.prompt or len(self.ids))
+
+    def is_left_by(self, same: int) -> bool:
+        """Whether a prompt with `same` tokens in common shares its beginning, as much else of what
+        was said to the model would be lost."""
+        lost = self._said - same
+        return same >= SHARED and (lost >= SHARED or not self.is_gone_on_with(same))
 
     def is_awaited_by(self, ids: Sequence[int]) -> bool:
         """Whether much of a prompt was read here, and it goes on with that."""

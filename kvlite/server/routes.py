@@ -69,7 +69,9 @@ class Api:
     async def metrics(self, request: Request) -> Response:
         """Prometheus' text."""
         processing = len(self.models.current.answering.going)
-        text = self.models.state.counters.text(processing)
+        conversations = self.models.current.conversations
+        kept = [] if conversations is None else [*conversations.kept]
+        text = self.models.state.counters.text(processing, kept)
         return PlainTextResponse(text, media_type="text/plain; version=0.0.4")
 
     async def chat(self, request: Request) -> Response:

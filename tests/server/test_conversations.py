@@ -257,3 +257,54 @@ def test_what_cannot_be_opened_for_want_of_memory_stays_on_disk(
     device.size = 1 + pool.kept[1].device_bytes // 2
     assert Asked(pool, ids).read <= 81
     assert [each.talk is None for each in pool.kept] == [False, True]
+
+
+@pytest.mark.parametrize("place", ["in memory", "on disk"])
+@pytest.mark.parametrize("budget", ["auto", "60"])
+def test_a_beginning_is_shared_and_each_goes_on(
+    tiny_folder: Path, tmp_path: Path, budget: str, place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A subagent with the same system prompt and tools, an edit far back, and the original again:
+    each reads what is new to it, and answers as if the first conversation had gone on there."""
+    runner = kvlite.load(str(tiny_folder), max_new_tokens=4, budget=budget)
+    pool, common = pool_in(tmp_path, runner), ids_of(200, 0)
+    main = Asked(pool, [*common, *ids_of(300, 1)])
+    prompts = {
+        "subagent": ([*common, *ids_of(80, 2)], 80),
+        "another": ([*common, *ids_of(90, 3)], 90),
+        "edited": ([*main.ids[:350], *ids_of(100, 4)], 100),
+        "main": ([*main.ids, *ids_of(30, 5)], 31),
+    }
+    choosing = 64  # the last of what was read is read again where not all of it is kept
+    for name, (ids, new) in prompts.items():
+        if place == "on disk":
+            pool.set_aside()
+        asked = Asked(pool, ids)
+        most = max(new, choosing) if budget == "60" else new
+        assert asked.read <= most, name
+        alone = Conversations(runner, 0, 0, Library(root=tmp_path / name))
+        Asked(alone, main.ids[:500])
+        with monkeypatch.context() as patch:
+            patch.setattr(kept.Kept, "is_left_by", lambda each, same: False)
+            patch.setattr(kept.Kept, "is_gone_on_with", lambda each, same: True)
+            assert Asked(alone, ids).answer == asked.answer, name
+    assert len(pool.kept) == 4
+
+
+def test_what_one_writes_behind_a_shared_beginning_is_not_the_others(pool: Conversations) -> None:
+    main = Asked(pool, ids_of(400, 0))
+    for turn in range(3):
+        branch = Asked(pool, [*main.ids[:200], *ids_of(150, 1 + turn)])
+        main = Asked(pool, [*main.ids, *ids_of(70, 10 + turn)])
+        assert main.read <= 71 and branch.read <= 150
+    fresh = Conversations(pool.runner, 0, 0, pool.library)
+    assert Asked(fresh, main.ids).answer == Asked(pool, main.ids).answer
+
+
+def test_where_there_is_no_room_for_both_the_original_is_cut_back(
+    pool: Conversations, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    main = Asked(pool, ids_of(400, 0))
+    monkeypatch.setattr(conversations, "spare_bytes", lambda devices: 0)
+    assert Asked(pool, [*main.ids[:300], *ids_of(80, 1)]).read <= 81
+    assert len(pool.kept) == 1
