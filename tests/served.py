@@ -50,7 +50,7 @@ def served(
     said, works = [Served() for _ in asked], []
     for own, (ids, settings) in zip(said, asked, strict=True):
         answers = partial(model._answers, Ask(ids, settings), [0], own.put)
-        works.append(model.answering.submit(answers, lambda: True))
+        works.append(model.answering.submit(answers, lambda: True, lambda: 0))
     for work in engine.works:
         work.do()
     for work in (*engine.works, *works):

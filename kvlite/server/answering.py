@@ -1,5 +1,5 @@
 """Requests that are answered together: one reads at a time, in slices, and between two of them all
-others decode in the same steps.
+others decode in the same steps. One that has little to read need not wait for one that has much.
 
 A request may join, and leave, between any two tokens. Its answer is the one that it would get
 alone, to rounding (`engine.step`).
@@ -8,6 +8,7 @@ alone, to rounding (`engine.step`).
 import threading
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
+from functools import cached_property
 
 from kvlite.conversation.steps_together import StepsTogether
 from kvlite.conversation.turn import Turn
@@ -33,6 +34,8 @@ READING = Pause(reads=True)
 Answer = Callable[[Work], Generator[Pause]]
 """Begins an answer, which sends its own tokens."""
 
+# Tokens up to which a prompt has little to read.
+LITTLE = 1024
 # Answers that come together, at most: beyond it a step takes as long as one more of them saves.
 MOST = 16
 
@@ -43,6 +46,7 @@ class Request:
 
     Attributes:
         may_begin: whether nothing that it needs is in use; asked when that may have changed.
+        to_read: how many tokens it has to read.
         steps: its answer, once it has begun.
         pause: where it waits now.
     """
@@ -50,8 +54,14 @@ class Request:
     work: Work
     answer: Answer
     may_begin: Callable[[], bool]
+    to_read: Callable[[], int]
     steps: Generator[Pause] | None = None
     pause: Pause = READING
+
+    @cached_property
+    def is_little(self) -> bool:
+        """Whether it has little to read, as of when it was first asked."""
+        return self.to_read() <= LITTLE
 
 
 class Answering:
@@ -76,9 +86,11 @@ class Answering:
         self._before = 0  # work of others, while the engine has not come to this
         self._running = self._changed = False
 
-    def submit(self, answer: Answer, may_begin: Callable[[], bool]) -> Work:
+    def submit(
+        self, answer: Answer, may_begin: Callable[[], bool], to_read: Callable[[], int]
+    ) -> Work:
         """Have a request answered; the work ends with it. Args are those of `Request`."""
-        request = Request(Work(lambda work: None, "Reading"), answer, may_begin)
+        request = Request(Work(lambda work: None, "Reading"), answer, may_begin, to_read)
         with self._lock:
             self.waiting.append(request)
             begins, self._running, self._changed = not self._running, True, True
@@ -122,9 +134,9 @@ class Answering:
             if not self.going and self._engine.is_wanted:
                 self._queue()
                 return
-            reading = self._reading
+            readers = self._readers
             for each in [*self.going]:
-                if each is reading or not each.pause.reads or each.work.cancel.is_set():
+                if each in readers or not each.pause.reads or each.work.cancel.is_set():
                     self._go_on(each)
             self.between()
 
@@ -134,21 +146,25 @@ class Answering:
         return [each.pause.turn for each in self.going if each.pause.turn is not None]
 
     @property
-    def _reading(self) -> Request | None:
-        """The one that reads; others that read again wait for it."""
-        return next((each for each in self.going if each.pause.reads), None)
+    def _readers(self) -> list[Request]:
+        """Those that read, in turns: the first, and another that has little to read. Others that
+        read again wait for them."""
+        reading = [each for each in self.going if each.pause.reads]
+        return reading[:1] + [each for each in reading[1:] if each.is_little][:1]
 
     def _next(self) -> Request | None:
         """Take the first request that may begin now, or that nobody waits for any more."""
         cancelled = any(each.work.cancel.is_set() for each in self.waiting)
-        reads = self._reading is not None
-        if not cancelled and (reads or (self.going and not self._changed)):
+        readers = self._readers
+        if not cancelled and self.going and not self._changed:
             return None
-        self._changed = False
-        room = len(self.going) < MOST and not reads and not self._engine.is_wanted
+        room = len(self.going) < MOST and not self._engine.is_wanted
         room = room and (not self.going or self.shares())
+        beside = len(readers) == 1 and not readers[0].is_little
+        self._changed = bool(readers)
         for request in [*self.waiting]:
-            if request.work.cancel.is_set() or (room and _may_begin(request)):
+            may = room and (not readers or (beside and request.is_little)) and _may_begin(request)
+            if request.work.cancel.is_set() or may:
                 with self._lock:
                     self.waiting.remove(request)
                     self._changed = True

@@ -16,7 +16,6 @@ from kvlite.config.atomic_file import sweep
 from kvlite.config.settings import Settings
 from kvlite.conversation.conversation import Conversation
 from kvlite.conversation.file_info import about
-from kvlite.conversation.fork import forked
 from kvlite.conversation.library import Library
 from kvlite.conversation.metrics import Piece
 from kvlite.conversation.prefix import answer_prompt, common, hold_in_tokens, known_ids
@@ -166,6 +165,12 @@ class Conversations:
         busy = (each for each in self.kept if each.busy and each.settings == lasting)
         return any(each.is_awaited_by(ids) for each in busy)
 
+    def unread(self, ids: Sequence[int], settings: Mapping[str, Any]) -> int:
+        """How many tokens of a prompt no conversation has read that is free to go on."""
+        lasting = self._lasting(self.runner.settings.after_load(settings))
+        free = (each for each in self.kept if each.settings == lasting and not each.busy)
+        return len(ids) - max((common(each.ids, ids) for each in free), default=0)
+
     def _found(self, ids: Sequence[int], settings: Settings) -> Kept | None:
         """The conversation to go on with: it has most of the prompt, and loses less than that."""
         free = (each for each in self.kept if each.settings == settings and not each.busy)
@@ -192,33 +197,24 @@ class Conversations:
     def _forked(self, kept: Kept, ids: Sequence[int], same: int) -> Kept | None:
         """A conversation that begins as another one did, which stays as it is; None if there is no
         room for both, or what was read cannot be copied."""
-        made = Kept(kept.ids[:same], kept.settings, file_bytes=kept.file_bytes)
-        if kept.talk is None:
-            made.ids, made.path = kept.ids, kept.path
-        else:
-            try:
-                made.talk = self._copied(kept, kept.talk, same, len(ids))
-            except (KvliteError, MemoryError) as error:
-                _LOG.info("what another conversation has read is not shared: %s", error)
-        if made.talk is None and made.path is None:
+        longest = len(ids) + self.runner.settings.planned_tokens
+        try:
+            made = kept.shared(same, longest, partial(self._has_room_beside, kept))
+        except (KvliteError, MemoryError) as error:
+            _LOG.info("what another conversation has read is not shared: %s", error)
             return None
-        _LOG.info(
-            "%d of %d tokens are known from a conversation of %d, which stays as it is",
-            *(same, len(ids), len(kept.ids)),
-        )
+        if made is not None:
+            _LOG.info(
+                "%d of %d tokens are known from a conversation of %d, which stays as it is",
+                *(same, len(ids), len(kept.ids)),
+            )
         return made
 
-    def _copied(
-        self, kept: Kept, talk: Conversation, same: int, longest: int
-    ) -> Conversation | None:
+    def _has_room_beside(self, kept: Kept, nbytes: int) -> bool:
         if not self.runner.plans_for_others:
-            return None
-        nbytes = talk.cache.nbytes * same // max(1, len(talk.token_ids))
+            return False
         self.have(nbytes, kept)
-        if nbytes > spare_bytes(self.runner.model.all_devices):
-            return None
-        room = max(0, longest - same) + self.runner.settings.planned_tokens
-        return talk.context.oom_policy.run(partial(forked, talk, same, room), {})
+        return nbytes <= spare_bytes(self.runner.model.all_devices)
 
     def _opened(self, kept: Kept, have: Callable[[int], None]) -> Conversation:
         """A conversation in memory; a new one if its file cannot be opened. Raises as `have`."""

@@ -1,12 +1,14 @@
 """A conversation that a server keeps, in memory or on disk."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from kvlite.config.settings import Settings
 from kvlite.conversation.conversation import Conversation
+from kvlite.conversation.fork import forked
 from kvlite.conversation.prefix import common
 from kvlite.conversation.record import StoredMessage
 
@@ -89,6 +91,25 @@ class Kept:
         was said to the model would be lost."""
         lost = self._said - same
         return same >= SHARED and (lost >= SHARED or not self.is_gone_on_with(same))
+
+    def shared(self, same: int, longest: int, has_room: Callable[[int], bool]) -> "Kept | None":
+        """One that begins with its first `same` tokens; None if these cannot be had alone, or there
+        is no room. Raises KvliteError or MemoryError.
+
+        Args:
+            longest: tokens that it may have.
+            has_room: whether so many bytes of the device are free.
+        """
+        if self.talk is None:
+            there = self.path is not None
+            read = Kept(self.ids, self.settings, path=self.path, file_bytes=self.file_bytes)
+            return read if there else None
+        talk = self.talk
+        if not has_room(talk.cache.nbytes * same // max(1, len(talk.token_ids))):
+            return None
+        work = partial(forked, talk, same, max(0, longest - same))
+        made = talk.context.oom_policy.run(work, {})
+        return None if made is None else Kept(self.ids[:same], self.settings, talk=made)
 
     def is_awaited_by(self, ids: Sequence[int]) -> bool:
         """Whether much of a prompt was read here, and it goes on with that."""

@@ -172,7 +172,7 @@ class ServedModel:
         self.state.counters.waiting += 1
         left = [*[_PROMPT] * ask.scored, *range(ask.choices if ask.answers else 0)]
         answers = partial(self._answers, ask, left, put)
-        work = self.answering.submit(answers, partial(self._free, ask))
+        work = self.answering.submit(answers, partial(self._free, ask), partial(self._unread, ask))
         work.on_show = shows
         shows(work.shown)
         try:
@@ -274,6 +274,12 @@ class ServedModel:
     def _free(self, ask: Ask) -> bool:
         """Whether nothing is being used that a request would better go on with."""
         return self.conversations is None or not self.conversations.waits(ask.ids, ask.settings)
+
+    def _unread(self, ask: Ask) -> int:
+        """How many tokens of a prompt have to be read."""
+        if self.conversations is None:
+            return len(ask.ids)
+        return self.conversations.unread(ask.ids, ask.settings)
 
     def _shares(self) -> bool:
         """Whether an answer may begin beside others, if there is memory for it."""

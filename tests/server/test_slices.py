@@ -110,6 +110,29 @@ def test_tokens_come_between_slices_and_are_those_of_each_alone(
     forget(server)
 
 
+def test_a_request_for_a_title_is_answered_while_another_reads(
+    server: Server, alone: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if it comes later, and a third that has much to read waits."""
+    events, drawn = list[str](), RunStats.was_drawn
+
+    def token(self: RunStats) -> None:
+        events.append("token")
+        drawn(self)
+
+    other: dict[str, Any] = {"messages": said(f"Now. {LONG}"), "max_tokens": 8}
+    with chunks(monkeypatch, lambda _: events.append("chunk")):
+        monkeypatch.setattr(RunStats, "was_drawn", token)
+        made = both(server, [READ, other, SHORT])
+    assert [text(each) for each in (made[2], made[0])] == alone
+    # All of the short one's tokens came before the first that read.
+    runs = [(name, len([*same])) for name, same in groupby(events)]
+    assert runs[0][0] == "chunk" and max(size for name, size in runs if name == "chunk") > 3
+    before = events[: [at for at, name in enumerate(events) if name == "chunk"][40]]
+    assert before.count("token") >= 20
+    forget(server)
+
+
 @pytest.mark.parametrize("way", [{}, {"method": "full", "recall": "off"}], ids=["spans", "full"])
 def test_one_that_was_left_goes_on_when_it_is_sent_again(
     server: Server, alone: list[str], monkeypatch: pytest.MonkeyPatch, way: dict[str, str]

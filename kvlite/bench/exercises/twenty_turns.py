@@ -8,11 +8,13 @@ from kvlite.bench.exercises.exercise import Exercise, Material, Turn
 from kvlite.bench.prose import numbers
 
 TURNS = 20
+_NUMBER = '{"type": "integer"}'
 
 
 def make(material: Material) -> Exercise:
-    """Right is an answer whose only number is the one that was told of something in an earlier
-    message; in the first, in this one."""
+    """Right is the number that was told of something in an earlier message; in the first, in this
+    one. An answer is a number and no more, as else its words are those of all that follow, and one
+    bad answer makes many."""
     random = material.random
     things, codes = random.sample(FIELDS, TURNS), numbers(random, TURNS)
     text = material.prose_of(material.tokens - 60 * TURNS)
@@ -22,9 +24,8 @@ def make(material: Material) -> Exercise:
         asked = random.randrange(max(1, number))
         told = f"Note that the {things[number]} is {codes[number]}."
         prose = text[number * size : (number + 1) * size]
-        question = f"What is the {things[asked]}? Answer: The {things[asked]} is ..."
-        message = f"{told}\n\n{prose}\n\n{question}"
-        turns.append(Turn(message, partial(_check, codes[asked]), codes[asked]))
+        message = f"{told}\n\n{prose}\n\nWhat is the {things[asked]}? Answer with its number."
+        turns.append(Turn(message, partial(_check, codes[asked]), codes[asked], _NUMBER))
     return Exercise(turns)
 
 
