@@ -248,6 +248,7 @@ class ResponseRequest(Asked, Reasons):
     text: TextForm | None = None
     metadata: dict[str, Any] | None = None
     include: list[str] | None = None
+    prompt_cache_key: str | None = None
     top_logprobs: Whole | None = None
     continues: ClassVar[bool] = False
 

@@ -1,6 +1,7 @@
 """`/v1/responses`: chat in the newer of OpenAI's two ways; what was said is kept."""
 
 import asyncio
+import json
 import time
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Callable, Sequence
@@ -18,7 +19,7 @@ from kvlite.server.response_items import ItemStream, items_of
 from kvlite.server.served_model import Ask, ServedModel
 from kvlite.server.usage import Usage, gathered, heard_of
 
-# Responses whose messages are remembered, and characters of all of them.
+# Responses that are remembered, and characters of all of them and of what was said up to them.
 _RESPONSES, _CHARACTERS = 1000, 64 << 20
 
 # Fields that a tool has in answers, whether or not the request had them.
@@ -28,10 +29,10 @@ Messages = list[Plain]
 
 
 class SaidBefore:
-    """What was said up to earlier responses, in memory; the oldest go first."""
+    """Earlier responses, as JSON, and what was said up to them, in memory; the oldest go first."""
 
     def __init__(self) -> None:
-        self._said: OrderedDict[str, Messages] = OrderedDict()
+        self._said: OrderedDict[str, tuple[Messages, str]] = OrderedDict()
         self._characters = 0
 
     def of(self, response: str | None) -> Messages:
@@ -43,14 +44,31 @@ class SaidBefore:
             said = f"there is no response {response[:100]!r} here (any more): send all messages"
             raise Refusal(said, 404, "previous_response_id", "previous_response_not_found")
         self._said.move_to_end(response)
-        return self._said[response]
+        return self._said[response][0]
 
-    def add(self, response: str, messages: Messages) -> None:
-        """Remember what was said up to a response."""
-        self._said[response] = messages
-        self._characters += _length(messages)
+    def response(self, response: str) -> dict[str, Any]:
+        """A response as it was answered. Raises Refusal if it is not known."""
+        if response not in self._said:
+            raise Refusal(f"there is no response {response[:100]!r} here (any more)", 404)
+        found: dict[str, Any] = json.loads(self._said[response][1])
+        return found
+
+    def add(self, response: str, messages: Messages, answer: str) -> None:
+        """Remember a response, and what was said up to it."""
+        self._said[response] = (messages, answer)
+        self._characters += _length(messages) + len(answer)
         while len(self._said) > _RESPONSES or self._characters > _CHARACTERS:
-            self._characters -= _length(self._said.popitem(last=False)[1])
+            self._forget(next(iter(self._said)))
+
+    def remove(self, response: str) -> dict[str, Any]:
+        """Forget a response; what says so. Raises Refusal if it is not known."""
+        self.response(response)
+        self._forget(response)
+        return {"id": response, "object": "response", "deleted": True}
+
+    def _forget(self, response: str) -> None:
+        messages, answer = self._said.pop(response)
+        self._characters -= _length(messages) + len(answer)
 
 
 class ResponseAnswer:
@@ -92,8 +110,7 @@ class ResponseAnswer:
         """The response object."""
         (choice,), usage = await gathered(self.model, self.ask, self._new_reader)
         items = items_of(choice.parts, self._logprobs(choice.chances))
-        self._keep(items)
-        return self._response(_ended(choice.reason), items, usage)
+        return self._kept(self._response(_ended(choice.reason), items, usage))
 
     async def stream(self) -> AsyncGenerator[dict[str, Any] | str]:
         """Events, and sentences for those who wait."""
@@ -114,9 +131,9 @@ class ResponseAnswer:
                     yield self._event(kind, **fields)
         for kind, fields in coming.flush():
             yield self._event(kind, **fields)
-        self._keep(coming.items)
         status = _ended(reason or "stop")
-        yield self._event(status, response=self._response(status, coming.items, usage))
+        done = self._kept(self._response(status, coming.items, usage))
+        yield self._event(status, response=done)
 
     def _logprobs(self, found: Sequence[Chances]) -> list[dict[str, Any]]:
         return chat_logprobs(self.model.ready().tokenizer, found)
@@ -125,10 +142,12 @@ class ResponseAnswer:
         self._number += 1
         return {"type": f"response.{kind}", "sequence_number": self._number, **fields}
 
-    def _keep(self, items: Sequence[dict[str, Any]]) -> None:
+    def _kept(self, made: dict[str, Any]) -> dict[str, Any]:
+        """A response, which is remembered unless the request wants it not to be."""
         if self.request.store is not False:
-            said = [Item.model_validate(each).plain(0) for each in items]
-            self._said.add(self._id, joined([*self._messages, *said]))
+            said = [Item.model_validate(each).plain(0) for each in made["output"]]
+            self._said.add(self._id, joined([*self._messages, *said]), json.dumps(made))
+        return made
 
     def _response(
         self, status: str, output: list[dict[str, Any]], usage: Usage | None
@@ -155,8 +174,8 @@ class ResponseAnswer:
             "presence_penalty": 0.0,
             "frequency_penalty": 0.0,
             "previous_response_id": request.previous_response_id,
-            "prompt_cache_key": None,
-            "reasoning": None,
+            "prompt_cache_key": request.prompt_cache_key,
+            "reasoning": request.reasoning,
             "safety_identifier": None,
             "service_tier": "default",
             "store": request.store is not False,

@@ -108,8 +108,31 @@ def test_the_oldest_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kvlite.server.responses._CHARACTERS", 10)
     kept = SaidBefore()
     for number in range(5):
-        kept.add(str(number), [{"role": "user", "content": "x" * 3}])
+        kept.add(str(number), [{"role": "user", "content": "x"}], "{}")
     assert [*kept._said] == ["2", "3", "4"]
     kept.of("2")
-    kept.add("5", [{"role": "user", "content": "x" * 6}])
-    assert [*kept._said] == ["2", "5"] and kept._characters == 9
+    kept.add("5", [{"role": "user", "content": "x" * 5}], "{}")
+    assert [*kept._said] == ["2", "5"] and kept._characters == 10
+    assert kept.remove("5")["deleted"] and kept._characters == 3
+
+
+def test_a_response_is_fetched_and_deleted(server: Server) -> None:
+    client, name = server.client.responses, server.model.names[0]
+    more: dict[str, Any] = {"reasoning": {"effort": "low"}, "prompt_cache_key": "k"}
+    made = client.create(model=name, input="Keep it.", **more)
+    assert made.prompt_cache_key == "k" and made.reasoning and made.reasoning.effort == "low"
+    assert client.retrieve(made.id) == made
+    *_, last = client.create(model=name, input="Keep it.", stream=True)
+    assert last.type == "response.incomplete" and client.retrieve(last.response.id) == last.response
+    address = f"/v1/responses/{made.id}"
+    require_error(server.http.get(f"{address}?stream=true"), 400, "stream is not supported")
+    deleted = {"id": made.id, "object": "response", "deleted": True}
+    assert server.http.delete(address).json() == deleted
+    client.delete(last.response.id)
+    unkept = client.create(model=name, input="Forget it.", store=False)
+    for unknown in (made.id, last.response.id, unkept.id, "resp_0"):
+        for ask in (client.retrieve, client.delete):
+            with pytest.raises(openai.NotFoundError, match="there is no response"):
+                ask(unknown)
+        with pytest.raises(openai.NotFoundError, match="there is no response"):
+            client.create(model=name, input="And?", previous_response_id=unknown)
