@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import logging
 import time
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Callable, Sequence
@@ -9,16 +10,18 @@ from contextlib import aclosing
 from typing import Any
 from uuid import uuid4
 
+from kvlite.errors import KvliteError, Stopped
 from kvlite.model.answers.reader import AnswerReader
 from kvlite.server.chances import Chances, chat_logprobs
 from kvlite.server.chat import asked, top_of
 from kvlite.server.fields import ResponseRequest
 from kvlite.server.messages import Item, Plain, joined
-from kvlite.server.refusals import Refusal
+from kvlite.server.refusals import Refusal, refusal_of
 from kvlite.server.response_items import ItemStream, items_of
 from kvlite.server.served_model import Ask, ServedModel
 from kvlite.server.usage import Usage, gathered, heard_of
 
+_LOG = logging.getLogger("kvlite.server")
 # Responses that are remembered, and characters of all of them and of what was said up to them.
 _RESPONSES, _CHARACTERS = 1000, 64 << 20
 
@@ -85,7 +88,7 @@ class ResponseAnswer:
     ) -> None:
         self.model, self.request, self.ask = model, request, ask
         self._said, self._messages = said, own
-        self._new_reader = new_reader
+        self._new_reader, self._usual = new_reader, model.ready().settings
         self._id = f"resp_{uuid4().hex}"
         self._created, self._number = int(time.time()), -1
 
@@ -113,19 +116,43 @@ class ResponseAnswer:
         return self._kept(self._response(_ended(choice.reason), items, usage))
 
     async def stream(self) -> AsyncGenerator[dict[str, Any] | str]:
-        """Events, and sentences for those who wait."""
+        """Events, and sentences for those who wait. What goes wrong is raised before the first of
+        them, and later is the last event."""
         usage, coming = Usage(self.model.names[0], len(self.ask.ids)), ItemStream()
-        reason, begun = None, False
+        has_begun = False
+        try:
+            async with aclosing(self._events(usage, coming)) as events:
+                async for each in events:
+                    yield each
+                    has_begun = True
+        except Stopped:
+            raise
+        except Exception as error:
+            if not has_begun:
+                raise
+            if not isinstance(error, KvliteError | Refusal):
+                _LOG.error("kvlite went wrong", exc_info=error)
+            if self._number < 0:
+                for event in self._beginning():
+                    yield event
+            failed = {"error": _error(refusal_of(error, "/v1/responses"))}
+            yield self._event(
+                "failed", response=self._response("failed", coming.items, usage) | failed
+            )
+
+    async def _events(
+        self, usage: Usage, coming: ItemStream
+    ) -> AsyncGenerator[dict[str, Any] | str]:
+        reason = None
         answer = heard_of(self.model, self.ask, usage, self._new_reader)
         async with aclosing(answer) as tokens:
             async for heard in tokens:
                 if heard.token.piece is None:
                     yield heard.token.waiting
                     continue
-                if not begun:
-                    begun, empty = True, self._response("in_progress", [], None)
-                    yield self._event("created", response=empty)
-                    yield self._event("in_progress", response=empty)
+                if self._number < 0:
+                    for event in self._beginning():
+                        yield event
                 reason = heard.reason
                 for kind, fields in coming.push(heard.parts, self._logprobs(heard.chances)):
                     yield self._event(kind, **fields)
@@ -134,6 +161,10 @@ class ResponseAnswer:
         status = _ended(reason or "stop")
         done = self._kept(self._response(status, coming.items, usage))
         yield self._event(status, response=done)
+
+    def _beginning(self) -> list[dict[str, Any]]:
+        empty = self._response("in_progress", [], None)
+        return [self._event(kind, response=empty) for kind in ("created", "in_progress")]
 
     def _logprobs(self, found: Sequence[Chances]) -> list[dict[str, Any]]:
         return chat_logprobs(self.model.ready().tokenizer, found)
@@ -152,14 +183,13 @@ class ResponseAnswer:
     def _response(
         self, status: str, output: list[dict[str, Any]], usage: Usage | None
     ) -> dict[str, Any]:
-        request, settings = self.request, self.model.ready().settings
-        chosen = settings.replace(self.ask.settings)
+        request, chosen = self.request, self._usual.replace(self.ask.settings)
         lacking = {"reason": "max_output_tokens"} if status == "incomplete" else None
         return {
             "id": self._id,
             "object": "response",
             "created_at": self._created,
-            "completed_at": None if usage is None else int(time.time()),
+            "completed_at": int(time.time()) if status in ("completed", "incomplete") else None,
             "status": status,
             "background": False,
             "error": None,
@@ -192,6 +222,12 @@ class ResponseAnswer:
 
 def _ended(reason: str) -> str:
     return "incomplete" if reason == "length" else "completed"
+
+
+def _error(refusal: Refusal) -> dict[str, Any]:
+    """As failed responses have it: programs ask again unless the code says what they did wrong."""
+    usual = "server_error" if refusal.status >= 500 else "invalid_prompt"
+    return {"code": refusal.code or usual, "message": str(refusal)}
 
 
 def _counted(usage: Usage) -> dict[str, Any]:

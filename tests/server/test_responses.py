@@ -1,11 +1,17 @@
 """`/v1/responses` as OpenAI's client uses it."""
 
+import json
+from collections.abc import AsyncGenerator
 from typing import Any
 
+import httpx
 import openai
 import pytest
 
+from kvlite.errors import ContextError
 from kvlite.server.responses import SaidBefore
+from kvlite.server.served_model import Token
+from kvlite.server.usage import Heard
 from tests.server.conftest import Server, said
 from tests.server.test_refusing import require_error
 
@@ -15,6 +21,16 @@ def chat(server: Server, messages: list[Any]) -> str:
     body = {"messages": messages}
     made = server.http.post("/v1/chat/completions", json=body).json()
     return str(made["choices"][0]["message"]["content"])
+
+
+def events_of(answer: httpx.Response) -> list[Any]:
+    """The events of a stream, each of which names its type twice."""
+    assert answer.status_code == 200, answer.text
+    found = [each.split("\ndata: ") for each in answer.text.split("\n\n") if each[:1] not in ":"]
+    events = [json.loads(data) for _, data in found]
+    assert [name for name, _ in found] == [f"event: {each['type']}" for each in events]
+    assert [each["sequence_number"] for each in events] == [*range(len(events))]
+    return events
 
 
 def test_a_response_is_the_answer_of_a_chat(server: Server) -> None:
@@ -136,3 +152,32 @@ def test_a_response_is_fetched_and_deleted(server: Server) -> None:
                 ask(unknown)
         with pytest.raises(openai.NotFoundError, match="there is no response"):
             client.create(model=name, input="And?", previous_response_id=unknown)
+
+
+def test_what_goes_wrong_is_an_error_before_the_stream_and_an_event_within_it(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body = {"input": "a b " * 3000, "stream": True}
+    error = require_error(server.http.post("/v1/responses", json=body), 400, "tokens")
+    assert error["code"] == "context_length_exceeded"
+    waits = Heard(Token(waiting="waiting, 1 before this one"))
+    for first in ([waits], []):
+
+        async def failing(*_: Any, heard: list[Heard] = first) -> AsyncGenerator[Heard]:
+            for each in heard:
+                yield each
+            raise ContextError("the prompt has too many tokens")
+
+        monkeypatch.setattr("kvlite.server.responses.heard_of", failing)
+        answer = server.http.post("/v1/responses", json=body | {"input": "Hi"})
+        if not first:
+            require_error(answer, 400, "too many tokens")
+            continue
+        events = events_of(answer)
+        assert [each["type"] for each in events] == [
+            *("response.created", "response.in_progress", "response.failed")
+        ]
+        failed = events[-1]["response"]
+        assert failed["status"] == "failed" and failed["output"] == []
+        assert failed["error"]["code"] == "context_length_exceeded"
+        assert "too many tokens" in failed["error"]["message"]
