@@ -15,9 +15,11 @@ from kvlite.model.answers.reader import AnswerReader
 from kvlite.server.chances import Chances, chat_logprobs
 from kvlite.server.chat import asked, top_of
 from kvlite.server.fields import ResponseRequest
-from kvlite.server.messages import Item, Plain, joined
+from kvlite.server.messages import Plain, joined
 from kvlite.server.refusals import Refusal, refusal_of
+from kvlite.server.response_input import Item
 from kvlite.server.response_items import ItemStream, items_of
+from kvlite.server.response_tools import ResponseTools
 from kvlite.server.served_model import Ask, ServedModel
 from kvlite.server.usage import Usage, gathered, heard_of
 
@@ -84,10 +86,11 @@ class ResponseAnswer:
         ask: Ask,
         said: SaidBefore,
         own: Messages,
+        tools: ResponseTools,
         new_reader: Callable[[], AnswerReader] | None = None,
     ) -> None:
         self.model, self.request, self.ask = model, request, ask
-        self._said, self._messages = said, own
+        self._said, self._messages, self._tools = said, own, tools
         self._new_reader, self._usual = new_reader, model.ready().settings
         self._id = f"resp_{uuid4().hex}"
         self._created, self._number = int(time.time()), -1
@@ -102,23 +105,30 @@ class ResponseAnswer:
         if request.choices > 1:
             raise Refusal("a response is one answer: leave n out", param="n")
         before = said.of(request.previous_response_id)
-        own = await asyncio.to_thread(lambda: joined([*before, *request.messages()]))
+
+        def read() -> tuple[ResponseTools, Messages]:
+            tools = ResponseTools(request.tools, request.tool_choice)
+            return tools, joined([*before, *request.messages(tools.shown)])
+
+        tools, own = await asyncio.to_thread(read)
         told = [{"role": "system", "content": request.instructions}] if request.instructions else []
         needs = 'include: ["message.output_text.logprobs"]'
         top = top_of(request.wants_logprobs, request.top_logprobs, needs)
-        ask, new_reader = await asked(model, request, [*told, *own], top)
-        return cls(model, request, ask, said, own, new_reader)
+        flat = {"tools": tools.functions, "tool_choice": tools.choice}
+        ask, new_reader = await asked(model, request.model_copy(update=flat), [*told, *own], top)
+        return cls(model, request, ask, said, own, tools, new_reader)
 
     async def whole(self) -> dict[str, Any]:
         """The response object."""
         (choice,), usage = await gathered(self.model, self.ask, self._new_reader)
-        items = items_of(choice.parts, self._logprobs(choice.chances))
+        found, is_cut = self._logprobs(choice.chances), choice.reason == "length"
+        items = items_of(choice.parts, self._tools.named, found, is_cut=is_cut)
         return self._kept(self._response(_ended(choice.reason), items, usage))
 
     async def stream(self) -> AsyncGenerator[dict[str, Any] | str]:
         """Events, and sentences for those who wait. What goes wrong is raised before the first of
         them, and later is the last event."""
-        usage, coming = Usage(self.model.names[0], len(self.ask.ids)), ItemStream()
+        usage, coming = Usage(self.model.names[0], len(self.ask.ids)), ItemStream(self._tools.named)
         has_begun = False
         try:
             async with aclosing(self._events(usage, coming)) as events:
@@ -156,7 +166,7 @@ class ResponseAnswer:
                 reason = heard.reason
                 for kind, fields in coming.push(heard.parts, self._logprobs(heard.chances)):
                     yield self._event(kind, **fields)
-        for kind, fields in coming.flush():
+        for kind, fields in coming.flush(is_cut=reason == "length"):
             yield self._event(kind, **fields)
         status = _ended(reason or "stop")
         done = self._kept(self._response(status, coming.items, usage))
@@ -176,7 +186,8 @@ class ResponseAnswer:
     def _kept(self, made: dict[str, Any]) -> dict[str, Any]:
         """A response, which is remembered unless the request wants it not to be."""
         if self.request.store is not False:
-            said = [Item.model_validate(each).plain(0) for each in made["output"]]
+            items, shown = made["output"], self._tools.shown
+            said = [Item.model_validate(each).plain(0, shown) for each in items]
             self._said.add(self._id, joined([*self._messages, *said]), json.dumps(made))
         return made
 
@@ -212,7 +223,7 @@ class ResponseAnswer:
             "temperature": chosen.temperature,
             "text": {"format": request.format or {"type": "text"}},
             "tool_choice": request.tool_choice or "auto",
-            "tools": [{**_TOOL, **each} for each in request.tools or []],
+            "tools": [_told(each) for each in request.tools or []],
             "top_logprobs": self.ask.top or 0,
             "top_p": chosen.top_p,
             "truncation": "disabled",
@@ -222,6 +233,10 @@ class ResponseAnswer:
 
 def _ended(reason: str) -> str:
     return "incomplete" if reason == "length" else "completed"
+
+
+def _told(tool: dict[str, Any]) -> dict[str, Any]:
+    return {**_TOOL, **tool} if tool.get("type", "function") == "function" else tool
 
 
 def _error(refusal: Refusal) -> dict[str, Any]:

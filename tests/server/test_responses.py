@@ -96,7 +96,8 @@ def test_a_response_goes_on_from_another_and_reads_what_is_new(server: Server) -
         ({"input": []}, 400, "input is empty"),
         ({"input": 7}, 400, "input"),
         ({"input": [{"role": "user"}]}, 400, "input[0] has no content"),
-        ({"input": [*said("a"), {"type": "item_reference", "role": "user"}]}, 400, "input[1]"),
+        ({"input": [{"type": "item_reference", "id": "a"}]}, 400, "input has no message"),
+        ({"input": [*said("a"), {"type": "message", "content": "a"}]}, 400, "input[1] has no role"),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, 400, "input[0]"),
         ({"input": "a", "tools": [{"type": "function"}]}, 400, "tools[0].name"),
         (
