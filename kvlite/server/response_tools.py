@@ -94,10 +94,15 @@ class ResponseTools:
         return self._named.get(shown) or ToolName(FUNCTION, shown)
 
     def _chosen(self, choice: Any) -> Any:
+        tools = choice.get("tools") if isinstance(choice, Mapping) else None
+        if isinstance(tools, list):
+            return {**choice, "tools": [self._named_by(each) for each in tools]}
+        return self._named_by(choice)
+
+    def _named_by(self, choice: Any) -> Any:
+        """The choice of one tool, by the name that is shown."""
         if not isinstance(choice, Mapping):
             return choice
-        if isinstance(tools := choice.get("tools"), list):
-            return {**choice, "tools": [self._chosen(each) for each in tools]}
         kind, name = _CALLS.get(str(choice.get("type"))), choice.get("name")
         if kind is None or not isinstance(name, str):
             return choice
