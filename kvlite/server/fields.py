@@ -14,8 +14,9 @@ from kvlite.errors import SettingError
 from kvlite.methods.engine_config import require_meaning
 from kvlite.server.config import OWN
 from kvlite.server.formats import Format, Formatted, format_of
-from kvlite.server.messages import Fields, Item, Message, Plain, joined, text_of
+from kvlite.server.messages import Fields, Message, Plain, text_of
 from kvlite.server.refusals import Refusal, refusal_of_fields
+from kvlite.server.response_input import Item, Shown, item_messages
 from kvlite.server.thinking import Reasons
 from kvlite.server.values import SOMETHING, Biases, Whole
 from kvlite.web.server_api import FIELDS
@@ -248,6 +249,7 @@ class ResponseRequest(Asked, Reasons):
     text: TextForm | None = None
     metadata: dict[str, Any] | None = None
     include: list[str] | None = None
+    prompt_cache_key: str | None = None
     top_logprobs: Whole | None = None
     continues: ClassVar[bool] = False
 
@@ -280,13 +282,13 @@ class ResponseRequest(Asked, Reasons):
             if getattr(self, name) is not None:
                 raise Refusal(f"{name} is not a field of responses: send {here}", param=name)
 
-    def messages(self) -> list[Plain]:
+    def messages(self, shown: Shown) -> list[Plain]:
         """For the chat template; raises Refusal if there is none, or one has more than text."""
         if not self.input:
             raise Refusal("input is empty: say something", param="input")
         if isinstance(self.input, str):
             return [{"role": "user", "content": self.input}]
-        return joined([each.plain(number) for number, each in enumerate(self.input)])
+        return item_messages(self.input, shown)
 
 
 class Completion(Sampled):

@@ -1,8 +1,6 @@
 """Messages of requests, as chat templates take them."""
 
-import base64
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
@@ -135,47 +133,6 @@ class Message(Fields):
         if role == "tool":
             made |= {"tool_call_id": self.tool_call_id or "", "name": self.name or ""}
         return made
-
-
-class Item(Fields):
-    """A message, a call or what it came to, as responses have them."""
-
-    type: str | None = None
-    role: Role | None = None
-    content: Content = None
-    call_id: str | None = None
-    name: str | None = None
-    arguments: str | dict[str, Any] | None = None
-    output: Content = None
-    summary: list[TextPart] | None = None
-    encrypted_content: str | None = None
-
-    def plain(self, number: int) -> Plain:
-        """As of a message; other kinds of items are refused."""
-        if self.type == "function_call":
-            called = Called(name=self.name or "", arguments=self.arguments)
-            call = ToolCall(id=self.call_id, function=called)
-            return {"role": "assistant", "content": "", "tool_calls": [call.plain()]}
-        if self.type == "reasoning":
-            return {"role": "assistant", "content": "", "reasoning_content": self._thought}
-        if self.type == "function_call_output":
-            text = text_of(self.output, f"input[{number}]", "input")
-            return {"role": "tool", "content": text, "tool_call_id": self.call_id or "", "name": ""}
-        is_message = self.type in (None, "message")
-        if not is_message or self.role is None:
-            kind = "has no role" if is_message else f"is of type {str(self.type)[:40]!r}"
-            raise Refusal(f"input[{number}] {kind}: send messages and calls", param="input")
-        return Message(role=self.role, content=self.content).plain(number, "input")
-
-    @property
-    def _thought(self) -> str:
-        """The text of an item of reasoning; "" if it is another program's secret."""
-        parts = self.content if isinstance(self.content, list) else []
-        texts = [each.text for each in parts or self.summary or () if each.text]
-        if not texts and self.encrypted_content:
-            with suppress(ValueError):
-                texts = [base64.b64decode(self.encrypted_content, validate=True).decode()]
-        return "\n".join(texts)
 
 
 def plain_messages(messages: Sequence[Message]) -> list[Plain]:

@@ -109,6 +109,16 @@ class Api:
             answer = await _unless_gone(MessagesAnswer.of(model, fields), request)
             return JSONResponse({"input_tokens": len(answer.ask.ids)})
 
+    async def response(self, request: Request) -> Response:
+        """One response, as it was answered."""
+        if request.query_params.get("stream") == "true":
+            raise Refusal("stream is not supported: a response is here once it has come whole")
+        return JSONResponse(self.said.response(request.path_params["id"]))
+
+    async def remove_response(self, request: Request) -> Response:
+        """One response goes."""
+        return JSONResponse(self.said.remove(request.path_params["id"]))
+
     async def add_file(self, request: Request) -> Response:
         """A document comes."""
         async with self.models.using(None) as model:
@@ -209,6 +219,8 @@ def make_app(models: Models) -> Starlette:
         Route("/v1/responses", answering(api.responses), methods=["POST"]),
         Route("/v1/messages", answering(api.messages), methods=["POST"]),
         Route("/v1/messages/count_tokens", answering(api.count_tokens), methods=["POST"]),
+        Route("/v1/responses/{id}", answering(api.response), methods=["GET"]),
+        Route("/v1/responses/{id}", answering(api.remove_response), methods=["DELETE"]),
         Route("/v1/files", answering(api.list_files), methods=["GET"]),
         Route("/v1/files", answering(api.add_file), methods=["POST"]),
         Route("/v1/files/{id}", answering(api.file), methods=["GET"]),

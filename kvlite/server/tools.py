@@ -4,7 +4,7 @@ import logging
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 from uuid import uuid4
 
 from kvlite.engine.grammar import Grammar
@@ -18,6 +18,7 @@ from kvlite.server.messages import Fields
 from kvlite.server.refusals import Refusal
 
 _LOG = logging.getLogger("kvlite.server")
+_Fields = TypeVar("_Fields", bound=Fields)
 _TOOLS = 256
 _NAME = re.compile(r"[\w./-]{1,128}")
 
@@ -104,11 +105,12 @@ def tool_use(
         if mode not in ("none", "auto") or names is not None:
             raise Refusal("tool_choice wants a tool, and there is none", param="tool_choice")
         return ToolUse()
-    if len(tools) > _TOOLS:
-        raise Refusal(f"there are {len(tools)} tools: {_TOOLS} at most", param="tools")
+    require_few(tools)
     known = {
         tool.name: tool
-        for tool in (_function(each, number).tool() for number, each in enumerate(tools))
+        for tool in (
+            function_at(each, f"tools[{number}]").tool() for number, each in enumerate(tools)
+        )
     }
     for name in names or ():
         if name not in known:
@@ -128,20 +130,34 @@ def tool_use(
     return ToolUse(shown, allowed, mode in ("required", "named"), several and mode != "named")
 
 
-def _function(given: Any, number: int) -> Function:
-    """A tool; chat completions have what it is under `function`."""
+def require_few(tools: Sequence[Any]) -> None:
+    """Raises Refusal for more tools than are taken."""
+    if len(tools) > _TOOLS:
+        raise Refusal(f"there are {len(tools)} tools: {_TOOLS} at most", param="tools")
+
+
+def function_at(given: Any, where: str) -> Function:
+    """A tool that is in a request at this place; chat completions have what it is under `function`.
+    Raises Refusal if it is no function."""
     if not isinstance(given, dict) or given.get("type", "function") != "function":
         kind = given.get("type") if isinstance(given, dict) else given
-        said = f"tools[{number}] is of type {str(kind)[:40]!r}: send functions"
+        said = f"{where} is of type {str(kind)[:40]!r}: send functions"
         raise Refusal(said, param="tools")
-    try:
-        made = parsed(Function, given.get("function", given))
-    except Refusal as error:
-        raise Refusal(f"tools[{number}].{error}", param="tools") from None
+    made = parsed_at(Function, given.get("function", given), where)
     if not _NAME.fullmatch(made.name):
-        said = f"tools[{number}].name {made.name[:40]!r}: send letters, digits and any of _ - . /"
+        said = f"{where}.name {made.name[:40]!r}: send letters, digits and any of _ - . /"
         raise Refusal(said, param="tools")
     return made
+
+
+def parsed_at(kind: type[_Fields], given: Any, where: str) -> _Fields:
+    """The fields of a tool that is in a request at this place; errors are those of `parsed`."""
+    if not isinstance(given, Mapping):
+        raise Refusal(f"{where} is not an object", param="tools")
+    try:
+        return parsed(kind, given)
+    except Refusal as error:
+        raise Refusal(f"{where}.{error}", param="tools") from None
 
 
 def _chosen(choice: Any) -> tuple[str, list[str] | None]:

@@ -115,8 +115,10 @@ def test_the_newer_way_is_told_in_an_event_of_its_own(settings: Settings, tmp_pa
         *_, event, _ = answer.result(60).text.split("\n\n")
     name, _, data = event.partition("\ndata: ")
     told = json.loads(data)
-    assert name == "event: error" and told["type"] == "error" and told["code"] == "server_ends"
-    assert told["message"].startswith("the server ends")
+    assert name == "event: response.failed" and told["type"] == "response.failed"
+    failed = told["response"]
+    assert failed["status"] == "failed" and failed["error"]["code"] == "server_ends"
+    assert failed["error"]["message"].startswith("the server ends")
 
 
 def test_one_request_too_many_must_wait(settings: Settings, tmp_path: Path) -> None:

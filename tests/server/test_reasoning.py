@@ -8,7 +8,8 @@ import pytest
 
 from kvlite.config.settings import Settings
 from kvlite.server.config import ServerConfig
-from kvlite.server.messages import Item, Message
+from kvlite.server.messages import Message
+from kvlite.server.response_input import Item
 from kvlite.server.thinking import Reasons
 from tests.server.conftest import Server, said, serving, with_template
 from tests.server.test_refusing import require_error

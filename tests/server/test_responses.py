@@ -1,11 +1,17 @@
 """`/v1/responses` as OpenAI's client uses it."""
 
+import json
+from collections.abc import AsyncGenerator
 from typing import Any
 
+import httpx
 import openai
 import pytest
 
+from kvlite.errors import ContextError
 from kvlite.server.responses import SaidBefore
+from kvlite.server.served_model import Token
+from kvlite.server.usage import Heard
 from tests.server.conftest import Server, said
 from tests.server.test_refusing import require_error
 
@@ -15,6 +21,16 @@ def chat(server: Server, messages: list[Any]) -> str:
     body = {"messages": messages}
     made = server.http.post("/v1/chat/completions", json=body).json()
     return str(made["choices"][0]["message"]["content"])
+
+
+def events_of(answer: httpx.Response) -> list[Any]:
+    """The events of a stream, each of which names its type twice."""
+    assert answer.status_code == 200, answer.text
+    found = [each.split("\ndata: ") for each in answer.text.split("\n\n") if each[:1] not in ":"]
+    events = [json.loads(data) for _, data in found]
+    assert [name for name, _ in found] == [f"event: {each['type']}" for each in events]
+    assert [each["sequence_number"] for each in events] == [*range(len(events))]
+    return events
 
 
 def test_a_response_is_the_answer_of_a_chat(server: Server) -> None:
@@ -80,7 +96,8 @@ def test_a_response_goes_on_from_another_and_reads_what_is_new(server: Server) -
         ({"input": []}, 400, "input is empty"),
         ({"input": 7}, 400, "input"),
         ({"input": [{"role": "user"}]}, 400, "input[0] has no content"),
-        ({"input": [*said("a"), {"type": "item_reference", "role": "user"}]}, 400, "input[1]"),
+        ({"input": [{"type": "item_reference", "id": "a"}]}, 400, "input has no message"),
+        ({"input": [*said("a"), {"type": "message", "content": "a"}]}, 400, "input[1] has no role"),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, 400, "input[0]"),
         ({"input": "a", "tools": [{"type": "function"}]}, 400, "tools[0].name"),
         (
@@ -108,8 +125,60 @@ def test_the_oldest_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kvlite.server.responses._CHARACTERS", 10)
     kept = SaidBefore()
     for number in range(5):
-        kept.add(str(number), [{"role": "user", "content": "x" * 3}])
+        kept.add(str(number), [{"role": "user", "content": "x"}], "{}")
     assert [*kept._said] == ["2", "3", "4"]
     kept.of("2")
-    kept.add("5", [{"role": "user", "content": "x" * 6}])
-    assert [*kept._said] == ["2", "5"] and kept._characters == 9
+    kept.add("5", [{"role": "user", "content": "x" * 5}], "{}")
+    assert [*kept._said] == ["2", "5"] and kept._characters == 10
+    assert kept.remove("5")["deleted"] and kept._characters == 3
+
+
+def test_a_response_is_fetched_and_deleted(server: Server) -> None:
+    client, name = server.client.responses, server.model.names[0]
+    more: dict[str, Any] = {"reasoning": {"effort": "low"}, "prompt_cache_key": "k"}
+    made = client.create(model=name, input="Keep it.", **more)
+    assert made.prompt_cache_key == "k" and made.reasoning and made.reasoning.effort == "low"
+    assert client.retrieve(made.id) == made
+    *_, last = client.create(model=name, input="Keep it.", stream=True)
+    assert last.type == "response.incomplete" and client.retrieve(last.response.id) == last.response
+    address = f"/v1/responses/{made.id}"
+    require_error(server.http.get(f"{address}?stream=true"), 400, "stream is not supported")
+    deleted = {"id": made.id, "object": "response", "deleted": True}
+    assert server.http.delete(address).json() == deleted
+    client.delete(last.response.id)
+    unkept = client.create(model=name, input="Forget it.", store=False)
+    for unknown in (made.id, last.response.id, unkept.id, "resp_0"):
+        for ask in (client.retrieve, client.delete):
+            with pytest.raises(openai.NotFoundError, match="there is no response"):
+                ask(unknown)
+        with pytest.raises(openai.NotFoundError, match="there is no response"):
+            client.create(model=name, input="And?", previous_response_id=unknown)
+
+
+def test_what_goes_wrong_is_an_error_before_the_stream_and_an_event_within_it(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body = {"input": "a b " * 3000, "stream": True}
+    error = require_error(server.http.post("/v1/responses", json=body), 400, "tokens")
+    assert error["code"] == "context_length_exceeded"
+    waits = Heard(Token(waiting="waiting, 1 before this one"))
+    for first in ([waits], []):
+
+        async def failing(*_: Any, heard: list[Heard] = first) -> AsyncGenerator[Heard]:
+            for each in heard:
+                yield each
+            raise ContextError("the prompt has too many tokens")
+
+        monkeypatch.setattr("kvlite.server.responses.heard_of", failing)
+        answer = server.http.post("/v1/responses", json=body | {"input": "Hi"})
+        if not first:
+            require_error(answer, 400, "too many tokens")
+            continue
+        events = events_of(answer)
+        assert [each["type"] for each in events] == [
+            *("response.created", "response.in_progress", "response.failed")
+        ]
+        failed = events[-1]["response"]
+        assert failed["status"] == "failed" and failed["output"] == []
+        assert failed["error"]["code"] == "context_length_exceeded"
+        assert "too many tokens" in failed["error"]["message"]
