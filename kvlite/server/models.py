@@ -28,6 +28,8 @@ _LOG = logging.getLogger("kvlite.server")
 IDLE = 5.0
 # Seconds that a list of models is true for, and that one who asks for it waits.
 _STALE, _QUICK = 10.0, 2.0
+# Seconds that a request waits while the model it needs is loaded, and between two looks.
+_LOADING, _LOOK = 60.0, 0.05
 # Seconds for work to end with the server, and for what is kept to be written.
 _PATIENCE, _SAVING = 5.0, 60.0
 
@@ -66,6 +68,15 @@ class Models:
             yield model
         finally:
             model.users -= 1
+
+    async def until_loaded(self, name: str | None) -> None:
+        """Wait while a model is being loaded, a minute at most. Raises Refusal if it is not loaded
+        by then, or cannot be. Nothing is lost where nobody waits any more."""
+        model, until = await self._named(name), time.monotonic() + _LOADING
+        while model.is_awaited and time.monotonic() < until:
+            await asyncio.sleep(_LOOK)
+        if model.loading is not None:
+            model.ready()
 
     async def about(self, name: str | None = None) -> list[dict[str, Any]]:
         """Every model that can be used, or one, as `/v1/models` has it; at once, whatever is being

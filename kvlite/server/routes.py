@@ -34,6 +34,7 @@ from kvlite.server.messages import plain_messages
 from kvlite.server.models import Models
 from kvlite.server.refusals import Refusal, refusal_of
 from kvlite.server.responses import ResponseAnswer, SaidBefore
+from kvlite.server.served_model import ServedModel
 from kvlite.server.state import ServerState
 from kvlite.web.sending import LEAST, PATIENCE, Bodies, TooSlow
 
@@ -74,21 +75,21 @@ class Api:
     async def chat(self, request: Request) -> Response:
         """The next message of a chat."""
         fields = await self._fields(Chat, request)
-        async with self.models.using(fields.model) as model:
+        async with self._model(fields.model, request) as model:
             answer = await _unless_gone(ChatAnswer.of(model, fields), request)
             return await _answered(answer, request)
 
     async def completions(self, request: Request) -> Response:
         """How a text goes on."""
         fields = await self._fields(Completion, request)
-        async with self.models.using(fields.model) as model:
+        async with self._model(fields.model, request) as model:
             answer = await _unless_gone(CompletionAnswer.of(model, fields), request)
             return await _answered(answer, request)
 
     async def responses(self, request: Request) -> Response:
         """The next message, in the newer of OpenAI's two ways."""
         fields = await self._fields(ResponseRequest, request)
-        async with self.models.using(fields.model) as model:
+        async with self._model(fields.model, request) as model:
             answer = await _unless_gone(ResponseAnswer.of(model, fields, self.said), request)
             return await _answered(answer, request, named=True)
 
@@ -120,7 +121,7 @@ class Api:
     async def tokenize(self, request: Request) -> Response:
         """The tokens of a text, or of a chat in its template."""
         fields = await self._fields(Tokenizing, request)
-        async with self.models.using(fields.model) as model:
+        async with self._model(fields.model, request) as model:
             runner = model.ready()
             if fields.messages is not None:
                 fields.require_end()
@@ -147,7 +148,7 @@ class Api:
     async def detokenize(self, request: Request) -> Response:
         """The text of tokens."""
         fields = await self._fields(Detokenizing, request)
-        async with self.models.using(fields.model) as model:
+        async with self._model(fields.model, request) as model:
             runner = model.ready()
             vocab = runner.shape.vocab
 
@@ -159,6 +160,13 @@ class Api:
 
             text = await asyncio.to_thread(decoded)
             return JSONResponse({"prompt": text, "content": text})
+
+    @asynccontextmanager
+    async def _model(self, name: str | None, request: Request) -> AsyncIterator[ServedModel]:
+        """As `Models.using`, once it is loaded if that is being done; whoever waits may leave."""
+        await _unless_gone(self.models.until_loaded(name), request)
+        async with self.models.using(name) as model:
+            yield model
 
     async def _fields(self, kind: type[_Fields], request: Request) -> _Fields:
         def made(plain: dict[str, Any]) -> tuple[_Fields, list[str]]:

@@ -135,6 +135,11 @@ class ServedModel:
         return "failed" if self.loading.shown.ended else "loading"
 
     @property
+    def is_awaited(self) -> bool:
+        """Whether it will be there, unless loading it fails; the app's is, once it is lent."""
+        return self.runner is None and self.loading is not None and not self.loading.shown.error
+
+    @property
     def max_context(self) -> int | None:
         """Tokens it was trained to hold, if that is known."""
         runner = self.runner
