@@ -3,6 +3,7 @@
 import asyncio
 import json
 import logging
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, asynccontextmanager, suppress
 from functools import partial
@@ -32,6 +33,16 @@ from kvlite.server.fields import (
 from kvlite.server.guard import Guard, object_of
 from kvlite.server.messages import plain_messages
 from kvlite.server.models import Models
+from kvlite.server.ollama import (
+    OllamaAnswer,
+    OllamaAsked,
+    OllamaChat,
+    OllamaGenerate,
+    OllamaModels,
+    Shown,
+    no_embeddings,
+    version,
+)
 from kvlite.server.refusals import Refusal, refusal_of
 from kvlite.server.responses import ResponseAnswer, SaidBefore
 from kvlite.server.served_model import ServedModel
@@ -42,6 +53,7 @@ _LOG = logging.getLogger("kvlite.server")
 _T = TypeVar("_T")
 _Fields = TypeVar("_Fields", bound=BaseModel)
 _JSON = json.JSONEncoder(ensure_ascii=False, allow_nan=False)
+_EMBEDDINGS = ("/v1/embeddings", "/api/embed", "/api/embeddings")
 _SSE = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
 
@@ -50,7 +62,7 @@ class Api:
 
     def __init__(self, models: Models) -> None:
         self.models, self.bodies, self.said = models, Bodies(), SaidBefore()
-        self.files = models.state.files
+        self.files, self.as_ollama = models.state.files, OllamaModels(models)
 
     async def health(self, request: Request) -> Response:
         """Whether requests can be answered."""
@@ -92,6 +104,27 @@ class Api:
         async with self._model(fields.model, request) as model:
             answer = await _unless_gone(ResponseAnswer.of(model, fields, self.said), request)
             return await _answered(answer, request, named=True)
+
+    async def ollama_chat(self, request: Request) -> Response:
+        """The next message of a chat, in Ollama's way."""
+        return await self._in_lines(OllamaChat, request)
+
+    async def ollama_generate(self, request: Request) -> Response:
+        """The answer to a prompt, in Ollama's way."""
+        return await self._in_lines(OllamaGenerate, request)
+
+    async def ollama_show(self, request: Request) -> Response:
+        """What a model is, in Ollama's way."""
+        fields = await self._fields(Shown, request)
+        return JSONResponse(await _unless_gone(self.as_ollama.shown(fields), request))
+
+    async def _in_lines(self, kind: type[OllamaAsked], request: Request) -> Response:
+        fields, began = await self._fields(kind, request), time.monotonic()
+        async with self._model(fields.model, request) as model:
+            answer = OllamaAnswer(model, fields, began)
+            if fields.stream is False:
+                return JSONResponse(await _unless_gone(answer.whole(), request))
+            return await _streamed_lines(answer.lines(), request)
 
     async def add_file(self, request: Request) -> Response:
         """A document comes."""
@@ -198,6 +231,13 @@ def make_app(models: Models) -> Starlette:
         Route("/v1/chat/completions", answering(api.chat), methods=["POST"]),
         Route("/v1/completions", answering(api.completions), methods=["POST"]),
         Route("/v1/responses", answering(api.responses), methods=["POST"]),
+        Route("/api/chat", answering(api.ollama_chat), methods=["POST"]),
+        Route("/api/generate", answering(api.ollama_generate), methods=["POST"]),
+        Route("/api/show", answering(api.ollama_show), methods=["POST"]),
+        Route("/api/tags", answering(api.as_ollama.tags), methods=["GET"]),
+        Route("/api/ps", answering(api.as_ollama.running), methods=["GET"]),
+        Route("/api/version", answering(version), methods=["GET"]),
+        *(Route(path, answering(no_embeddings), methods=["POST"]) for path in _EMBEDDINGS),
         Route("/v1/files", answering(api.list_files), methods=["GET"]),
         Route("/v1/files", answering(api.add_file), methods=["POST"]),
         Route("/v1/files/{id}", answering(api.file), methods=["GET"]),
@@ -282,6 +322,26 @@ async def _streamed(chunks: Chunks, request: Request, *, named: bool = False) ->
             yield "data: [DONE]\n\n"
 
     return StreamingResponse(events(), media_type="text/event-stream", headers=_SSE)
+
+
+async def _streamed_lines(chunks: AsyncGenerator[dict[str, Any]], request: Request) -> Response:
+    """Lines of JSON. What goes wrong before the first one is an answer of its own."""
+    first = await _unless_gone(anext(chunks), request)
+
+    async def lines() -> AsyncIterator[str]:
+        try:
+            async with aclosing(chunks):
+                yield f"{_JSON.encode(first)}\n"
+                async for each in chunks:
+                    yield f"{_JSON.encode(each)}\n"
+        except Stopped:
+            return
+        except Exception as error:
+            _log(error)
+            path = request.url.path
+            yield f"{_JSON.encode(refusal_of(error, path).body_at(path))}\n"
+
+    return StreamingResponse(lines(), media_type="application/x-ndjson", headers=_SSE)
 
 
 def _event(chunk: dict[str, Any] | str) -> str:
