@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from kvlite.cli.agent_config import AGENTS
 from tests.cli.conftest import Refused, Run
 
+AGENTS = ("opencode", "claude-code", "codex", "qwen-code", "cline", "continue", "aider")
 MODEL, API = "Qwen/Qwen3-8B", "http://127.0.0.1:9000/v1"
 FLAGS = ("--model", MODEL, "--port", 9000, "--api-key", "it's secret")
 
@@ -99,5 +99,5 @@ def test_shells_set_what_agents_look_for(kvlite: Run) -> None:
 
 
 def test_what_is_not_known_is_refused(refused: Refused) -> None:
-    refused(["agent-config", "zed"], "no agent is called 'zed': give opencode, claude-code, codex")
+    refused(["agent-config", "zed"], f"no agent is called 'zed': give {', '.join(AGENTS)}")
     refused(["agent-config", "codex", "--host", "http://a/b"], "'http://a/b' is no host")
