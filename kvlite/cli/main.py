@@ -10,6 +10,7 @@ import typer
 
 from kvlite import __version__
 from kvlite.cli import BAD_INPUT, PIPE_CLOSED
+from kvlite.cli.agent_config import agent_config
 from kvlite.cli.app import app as in_browser
 from kvlite.cli.ask import ask
 from kvlite.cli.batch import batch
@@ -40,7 +41,10 @@ app = typer.Typer(
     epilog='Try: kvlite ask report.pdf "What does it conclude?"',
 )
 app.command("app")(in_browser)
-COMMANDS = (chat, ask, batch, read, serve, plan, pull, methods, calibrate, tune, config, doctor)
+COMMANDS = (
+    *(chat, ask, batch, read, serve, agent_config, plan, pull, methods, calibrate, tune, config),
+    doctor,
+)
 for command in COMMANDS:
     app.command()(command)
 groups = (("models", models), ("profile", profile), ("library", library), ("bench", bench))

@@ -24,6 +24,22 @@ def serve(
     ] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=1, max=65535)] = 8000,
     api_key: ApiKey = None,
+    allow_origin: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="ORIGIN",
+            help="let web pages use it, too: those of https://example.org, or of * for all; may be "
+            "repeated",
+        ),
+    ] = None,
+    allow_host: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="let requests from this machine call it so, too, such as host.docker.internal; "
+            "may be repeated",
+        ),
+    ] = None,
     keep: Annotated[
         str,
         typer.Option(help="host memory for conversations that may go on; the rest go to disk"),
@@ -50,6 +66,9 @@ def serve(
     says less, an answer goes on until the model ends it or its context is full; memory is planned
     for 2,048 tokens of it (--reserve-tokens).
 
+    Pages of localhost, and those of programs (vscode-webview://, app://), may use it; pages of
+    websites only with --allow-origin.
+
     Examples:
 
       kvlite serve
@@ -62,7 +81,7 @@ def serve(
       -d '{"messages": [{"role": "user", "content": "Hello"}]}'
     """
     from kvlite.server.config import ServerConfig
-    from kvlite.web.origins import plain_host
+    from kvlite.web.origins import host_of, origin_of, plain_host
 
     settings = resolved.settings if name is None else resolved.settings.replace({"model": name})
     if resolved.origins["reserve_tokens"].kind == "default":
@@ -71,6 +90,8 @@ def serve(
         plain_host(host),
         port,
         keys_of(api_key),
+        origins=[*map(origin_of, allow_origin or ())],
+        hosts=[*map(host_of, allow_host or ())],
         keep=_size("--keep", keep),
         keep_disk=_size("--keep-disk", keep_disk),
         requests=requests,
@@ -78,6 +99,7 @@ def serve(
         unload_after=60 * unload_after,
     )
     config.require_key()
+    config.require_hosts()
     require_model(settings.model)
     screen = console()
     tell_of_compiling(screen)

@@ -19,6 +19,8 @@ class ServerConfig:
     Attributes:
         host, port: the address.
         keys: a request must have one of them, if there are any.
+        origins: whose pages may use it, as of `origin_of`, beside those that are not of the web.
+        hosts: what requests to a loopback address may call it, beside the names of loopback.
         keep: bytes of host memory for long conversations that may go on.
         keep_disk: bytes of disk for those that memory has no room for.
         requests: how many may be open at once.
@@ -30,6 +32,8 @@ class ServerConfig:
     host: str = "127.0.0.1"
     port: int = 8000
     keys: Sequence[str] = ()
+    origins: Sequence[str] = ()
+    hosts: Sequence[str] = ()
     keep: int = 4 << 30
     keep_disk: int = 16 << 30
     requests: int = 64
@@ -59,4 +63,12 @@ class ServerConfig:
             raise SettingError(
                 f"--host {self.host} lets others in: give --api-key (or KVLITE_API_KEY), or leave "
                 "--host out to be reached from this machine alone"
+            )
+
+    def require_hosts(self) -> None:
+        """Raises SettingError if names are allowed where any name is."""
+        if self.hosts and not self.is_private:
+            raise SettingError(
+                f"--allow-host is for a server that this machine alone reaches, and --host "
+                f"{self.host} is called by any name: leave --allow-host out"
             )

@@ -1,6 +1,7 @@
 """Who may come in, from where, and with how much."""
 
 import hmac
+import re
 from collections.abc import Callable
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
@@ -11,8 +12,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from kvlite.config.plain_json import NotPlain, read_json
 from kvlite.server.config import ServerConfig
+from kvlite.server.cors import is_preflight, preflight, telling
 from kvlite.server.refusals import Refusal
-from kvlite.web.origins import LOOPBACK, is_own
+from kvlite.web.origins import LOOPBACK, is_let_in, is_own
 from kvlite.web.sending import LONGEST, Bodies, TooMuch
 
 _T = TypeVar("_T")
@@ -20,6 +22,8 @@ _T = TypeVar("_T")
 _ARRIVING = 16
 # Fields with lists of tokens.
 _TOKENS = ("prompt", "tokens")
+# What a sentence may quote.
+_PLAIN = re.compile(r"[a-z0-9.:/\[\]_-]{1,200}")
 _TOO_MUCH = {
     413: f"a request has at most {LONGEST:,} bytes",
     503: "too much is sent at once: try again",
@@ -30,13 +34,13 @@ class Guard:
     """Refuses who has no key, what comes from a page of elsewhere, and what is too much at once.
 
     A page of elsewhere could give its own name this machine's address, and read what is here: so
-    requests to a loopback address must call it by a loopback name.
+    requests to a loopback address must call it by a loopback name, or one that was allowed.
     """
 
     def __init__(self, app: ASGIApp, config: ServerConfig) -> None:
         self.app, self.config = app, config
         self._keys = [key.encode() for key in config.keys]
-        self._names = {*LOOPBACK, config.host}
+        self._names = {*LOOPBACK, config.host, *config.hosts}
         self.open = self.arriving = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -44,9 +48,16 @@ class Guard:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        refused = self._refusal(scope, Headers(scope=scope))
+        sent = Headers(scope=scope)
+        origin = sent.get("origin")
+        lets_in = origin is not None and is_let_in(origin, self.config.origins)
+        send = telling(send, origin if lets_in else None)
+        refused = self._refusal(scope, sent, lets_in=lets_in)
         if refused is not None:
             await refused.response(scope["path"])(scope, receive, send)
+            return
+        if is_preflight(scope, sent):
+            await preflight(sent)(scope, receive, send)
             return
         self.arriving += 1
         has_come = is_open = False
@@ -70,12 +81,17 @@ class Guard:
             self.arriving -= not has_come
             self.open -= is_open
 
-    def _refusal(self, scope: Scope, sent: Headers) -> Refusal | None:
-        if self.config.is_private and _host(sent) not in self._names:
-            return Refusal("this server is reached as 127.0.0.1 or localhost alone", 403)
-        if not is_own(scope):
-            return Refusal("web pages of elsewhere may not use this server", 403)
-        if self._keys and not self._has_key(sent):
+    def _refusal(self, scope: Scope, sent: Headers, *, lets_in: bool) -> Refusal | None:
+        """Why a request is not answered; `lets_in` if it is of a page that may use this server."""
+        if self.config.is_private and (host := _host(sent)) not in self._names:
+            said = "this server is reached as 127.0.0.1 or localhost alone"
+            flag = f"--allow-host {_shown(host, 'NAME')}"
+            return Refusal(f"{said}: `kvlite serve {flag}` adds a name", 403)
+        if not lets_in and not is_own(scope) and "*" not in self.config.origins:
+            said = "web pages of elsewhere may not use this server"
+            flag = f"--allow-origin {_shown(sent.get('origin', ''), 'ORIGIN')}"
+            return Refusal(f"{said}: `kvlite serve {flag}` lets them in", 403)
+        if self._keys and not is_preflight(scope, sent) and not self._has_key(sent):
             said = "give a key of this server: Authorization: Bearer KEY, or x-api-key: KEY"
             return Refusal(said, 401, code="invalid_api_key")
         return self._full(scope)
@@ -120,6 +136,11 @@ def _object(body: bytes) -> dict[str, Any]:
     if not isinstance(plain, dict):
         raise Refusal("the body is not a JSON object: send one")
     return plain
+
+
+def _shown(given: str, otherwise: str) -> str:
+    """What a flag would be given, if it can be."""
+    return given if _PLAIN.fullmatch(given) and given != "null" else otherwise
 
 
 def _host(sent: Headers) -> str:

@@ -28,6 +28,8 @@ _LOG = logging.getLogger("kvlite.server")
 IDLE = 5.0
 # Seconds that a list of models is true for, and that one who asks for it waits.
 _STALE, _QUICK = 10.0, 2.0
+# Seconds that a request waits while the model it needs is loaded, and between two looks.
+_LOADING, _LOOK = 60.0, 0.05
 # Seconds for work to end with the server, and for what is kept to be written.
 _PATIENCE, _SAVING = 5.0, 60.0
 
@@ -79,13 +81,27 @@ class Models:
             return None
         return name
 
+    async def until_loaded(self, name: str | None) -> ServedModel:
+        """A model; if it is being loaded, once it is, after a minute at most. Raises Refusal if it
+        is not loaded by then, or cannot be. Nothing is lost where nobody waits any more."""
+        model, until = await self._named(name), time.monotonic() + _LOADING
+        while model.is_awaited and time.monotonic() < until:
+            await asyncio.sleep(_LOOK)
+        if model.loading is not None:
+            model.ready()
+        return model
+
     async def about(self, name: str | None = None) -> list[dict[str, Any]]:
         """Every model that can be used, or one, as `/v1/models` has it; at once, whatever is being
         done. Raises Refusal if there is none of this name."""
         if name is not None:
             return [self._about(await self._named(name))]
+        return [self._about(each) for each in await self.listed()]
+
+    async def listed(self) -> list[ServedModel]:
+        """Every model that can be used; at once, whatever is being done."""
         others = [self._of(each) for each in await self._others() if not each.flaw]
-        return [self._about(each) for each in (self.first, *others)]
+        return [self.first, *others]
 
     def require_healthy(self) -> None:
         """Raises Refusal unless a model is loaded, or was and will be again."""
@@ -163,7 +179,7 @@ class Models:
     def _of(self, found: LocalModel) -> ServedModel:
         if found.name not in self._served:
             settings = self.first.settings.replace({"model": found.name, "chat_template": ""})
-            served = ServedModel([found.name], settings, self.state, found.max_context)
+            served = ServedModel([found.name], settings, self.state, found)
             self._served[found.name] = served
         return self._served[found.name]
 

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import logging
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, asynccontextmanager, suppress
 from functools import partial
@@ -33,8 +34,19 @@ from kvlite.server.fields import (
 from kvlite.server.guard import Guard, object_of
 from kvlite.server.messages import plain_messages
 from kvlite.server.models import Models
+from kvlite.server.ollama import (
+    OllamaAnswer,
+    OllamaAsked,
+    OllamaChat,
+    OllamaGenerate,
+    OllamaModels,
+    Shown,
+    no_embeddings,
+    version,
+)
 from kvlite.server.refusals import Refusal, refusal_of
 from kvlite.server.responses import ResponseAnswer, SaidBefore
+from kvlite.server.served_model import ServedModel
 from kvlite.server.state import ServerState
 from kvlite.web.sending import LEAST, PATIENCE, Bodies, TooSlow
 
@@ -42,6 +54,7 @@ _LOG = logging.getLogger("kvlite.server")
 _T = TypeVar("_T")
 _Fields = TypeVar("_Fields", bound=BaseModel)
 _JSON = json.JSONEncoder(ensure_ascii=False, allow_nan=False)
+_EMBEDDINGS = ("/v1/embeddings", "/api/embed", "/api/embeddings")
 _SSE = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
 
@@ -50,7 +63,7 @@ class Api:
 
     def __init__(self, models: Models) -> None:
         self.models, self.bodies, self.said = models, Bodies(), SaidBefore()
-        self.files = models.state.files
+        self.files, self.as_ollama = models.state.files, OllamaModels(models)
 
     async def health(self, request: Request) -> Response:
         """Whether requests can be answered."""
@@ -77,35 +90,35 @@ class Api:
     async def chat(self, request: Request) -> Response:
         """The next message of a chat."""
         fields = await self._fields(Chat, request)
-        async with self.models.using(fields.model) as model:
+        async with self._model(fields.model, request) as model:
             answer = await _unless_gone(ChatAnswer.of(model, fields), request)
             return await _answered(answer, request)
 
     async def completions(self, request: Request) -> Response:
         """How a text goes on."""
         fields = await self._fields(Completion, request)
-        async with self.models.using(fields.model) as model:
+        async with self._model(fields.model, request) as model:
             answer = await _unless_gone(CompletionAnswer.of(model, fields), request)
             return await _answered(answer, request)
 
     async def responses(self, request: Request) -> Response:
         """The next message, in the newer of OpenAI's two ways."""
         fields = await self._fields(ResponseRequest, request)
-        async with self.models.using(fields.model) as model:
+        async with self._model(fields.model, request) as model:
             answer = await _unless_gone(ResponseAnswer.of(model, fields, self.said), request)
             return await _answered(answer, request, named=True)
 
     async def messages(self, request: Request) -> Response:
         """The next message, in Anthropic's way."""
         fields = await self._fields(CreateRequest, request)
-        async with self.models.using(await self.models.known(fields.model)) as model:
+        async with self._model(await self.models.known(fields.model), request) as model:
             answer = await _unless_gone(MessagesAnswer.of(model, fields), request)
             return await _answered(answer, request, named=True)
 
     async def count_tokens(self, request: Request) -> Response:
         """How many tokens such a request reads."""
         fields = await self._fields(MessagesRequest, request)
-        async with self.models.using(await self.models.known(fields.model)) as model:
+        async with self._model(await self.models.known(fields.model), request) as model:
             answer = await _unless_gone(MessagesAnswer.of(model, fields), request)
             return JSONResponse({"input_tokens": len(answer.ask.ids)})
 
@@ -118,6 +131,27 @@ class Api:
     async def remove_response(self, request: Request) -> Response:
         """One response goes."""
         return JSONResponse(self.said.remove(request.path_params["id"]))
+
+    async def ollama_chat(self, request: Request) -> Response:
+        """The next message of a chat, in Ollama's way."""
+        return await self._in_lines(OllamaChat, request)
+
+    async def ollama_generate(self, request: Request) -> Response:
+        """The answer to a prompt, in Ollama's way."""
+        return await self._in_lines(OllamaGenerate, request)
+
+    async def ollama_show(self, request: Request) -> Response:
+        """What a model is, in Ollama's way."""
+        fields = await self._fields(Shown, request)
+        return JSONResponse(await _unless_gone(self.as_ollama.shown(fields), request))
+
+    async def _in_lines(self, kind: type[OllamaAsked], request: Request) -> Response:
+        fields, began = await self._fields(kind, request), time.monotonic()
+        async with self._model(fields.model, request) as model:
+            answer = OllamaAnswer(model, fields, began)
+            if fields.stream is False:
+                return JSONResponse(await _unless_gone(answer.whole(), request))
+            return await _streamed_lines(answer.lines(), request)
 
     async def add_file(self, request: Request) -> Response:
         """A document comes."""
@@ -147,7 +181,7 @@ class Api:
     async def tokenize(self, request: Request) -> Response:
         """The tokens of a text, or of a chat in its template."""
         fields = await self._fields(Tokenizing, request)
-        async with self.models.using(fields.model) as model:
+        async with self._model(fields.model, request) as model:
             runner = model.ready()
             if fields.messages is not None:
                 fields.require_end()
@@ -174,7 +208,7 @@ class Api:
     async def detokenize(self, request: Request) -> Response:
         """The text of tokens."""
         fields = await self._fields(Detokenizing, request)
-        async with self.models.using(fields.model) as model:
+        async with self._model(fields.model, request) as model:
             runner = model.ready()
             vocab = runner.shape.vocab
 
@@ -186,6 +220,13 @@ class Api:
 
             text = await asyncio.to_thread(decoded)
             return JSONResponse({"prompt": text, "content": text})
+
+    @asynccontextmanager
+    async def _model(self, name: str | None, request: Request) -> AsyncIterator[ServedModel]:
+        """As `Models.using`, once it is loaded if that is being done; whoever waits may leave."""
+        await _unless_gone(self.models.until_loaded(name), request)
+        async with self.models.using(name) as model:
+            yield model
 
     async def _fields(self, kind: type[_Fields], request: Request) -> _Fields:
         def made(plain: dict[str, Any]) -> tuple[_Fields, list[str]]:
@@ -221,6 +262,13 @@ def make_app(models: Models) -> Starlette:
         Route("/v1/messages/count_tokens", answering(api.count_tokens), methods=["POST"]),
         Route("/v1/responses/{id}", answering(api.response), methods=["GET"]),
         Route("/v1/responses/{id}", answering(api.remove_response), methods=["DELETE"]),
+        Route("/api/chat", answering(api.ollama_chat), methods=["POST"]),
+        Route("/api/generate", answering(api.ollama_generate), methods=["POST"]),
+        Route("/api/show", answering(api.ollama_show), methods=["POST"]),
+        Route("/api/tags", answering(api.as_ollama.tags), methods=["GET"]),
+        Route("/api/ps", answering(api.as_ollama.running), methods=["GET"]),
+        Route("/api/version", answering(version), methods=["GET"]),
+        *(Route(path, answering(no_embeddings), methods=["POST"]) for path in _EMBEDDINGS),
         Route("/v1/files", answering(api.list_files), methods=["GET"]),
         Route("/v1/files", answering(api.add_file), methods=["POST"]),
         Route("/v1/files/{id}", answering(api.file), methods=["GET"]),
@@ -308,6 +356,26 @@ async def _streamed(chunks: Chunks, request: Request, *, named: bool = False) ->
             yield "data: [DONE]\n\n"
 
     return StreamingResponse(events(), media_type="text/event-stream", headers=_SSE)
+
+
+async def _streamed_lines(chunks: AsyncGenerator[dict[str, Any]], request: Request) -> Response:
+    """Lines of JSON. What goes wrong before the first one is an answer of its own."""
+    first = await _unless_gone(anext(chunks), request)
+
+    async def lines() -> AsyncIterator[str]:
+        try:
+            async with aclosing(chunks):
+                yield f"{_JSON.encode(first)}\n"
+                async for each in chunks:
+                    yield f"{_JSON.encode(each)}\n"
+        except Stopped:
+            return
+        except Exception as error:
+            _log(error)
+            path = request.url.path
+            yield f"{_JSON.encode(refusal_of(error, path).body_at(path))}\n"
+
+    return StreamingResponse(lines(), media_type="application/x-ndjson", headers=_SSE)
 
 
 def _event(chunk: dict[str, Any] | str) -> str:

@@ -17,6 +17,7 @@ from kvlite.conversation.record import StoredMessage
 from kvlite.conversation.runner import Runner, open_runner
 from kvlite.errors import KvliteError, Stopped
 from kvlite.memory.free import return_memory, settle_heap
+from kvlite.model.local_models import LocalModel
 from kvlite.model.text_limit import too_long
 from kvlite.server.answering import READING, Answering, Pause
 from kvlite.server.chances import Chances, chances, prompt_chances
@@ -81,6 +82,7 @@ class ServedModel:
         loading: the work that loads it; None if nothing has, or it was unloaded.
         conversations: None while it is not loaded.
         users: requests that need it.
+        local: what is known of it before it is loaded.
         planned: bytes that it takes at least, once that is known.
     """
 
@@ -89,11 +91,10 @@ class ServedModel:
         names: list[str],
         settings: Settings,
         state: ServerState,
-        max_context: int | None = None,
+        local: LocalModel | None = None,
     ) -> None:
-        """`max_context` is what is known of it before it is loaded."""
         self.names, self.settings, self.state = names, settings, state
-        self._max_context = max_context
+        self.local, self._max_context = local, local.max_context if local else None
         self.users = self.planned = 0
         self.conversations: Conversations | None = None
         self.answering = Answering(state.engine, self._shares, self._keep_some)
@@ -133,6 +134,11 @@ class ServedModel:
         if self.loading is None:
             return "unloaded"
         return "failed" if self.loading.shown.ended else "loading"
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether it will be there, unless loading it fails; the app's is, once it is lent."""
+        return self.runner is None and self.loading is not None and not self.loading.shown.error
 
     @property
     def max_context(self) -> int | None:

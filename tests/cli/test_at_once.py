@@ -10,7 +10,7 @@ from tests.cli.conftest import Run
 
 # Commands whose help has examples.
 HELP = (
-    *("ask", "methods", "config", "profile save", "library"),
+    *("ask", "methods", "config", "agent-config", "profile save", "library"),
     *(f"bench {each}" for each in ("niah", "ruler", "turns", "fidelity", "memory", "speed")),
     "bench attention",
 )
@@ -57,12 +57,14 @@ def test_what_needs_no_tensor_imports_no_torch(
         ["ask", str(text), "What?", "--budget", "1B"],
         ["ask", str(text), "What?", "--model", "gpt-17"],
         ["app", "--vram", "0B"],
+        ["agent-config", "codex"],
+        ["agent-config", "none"],
     ]
     told = [sys.executable, "-c", _PROBE, json.dumps(commands)]
     folders = {**data, "KVLITE_CONFIG": str(tmp_path), "PATH": "", "COLUMNS": "300"}
     done = subprocess.run(told, capture_output=True, text=True, env=folders, check=False)
     assert done.returncode == 0, done.stderr
-    assert done.stderr.count("kvlite: ") == 12
+    assert done.stderr.count("kvlite: ") == 13
     assert "Traceback" not in done.stderr
     for command in HELP:
         assert done.stdout.count(f"kvlite {command} ") >= 2, command

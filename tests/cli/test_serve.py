@@ -78,6 +78,9 @@ def test_answers_end_where_the_model_ends_them(
         (("--keep", "lots"), "--keep 'lots' is not a size"),
         (("--keep-disk", "auto"), "--keep-disk has no auto"),
         (("--port", "0"), "port"),
+        (("--allow-origin", "example.org/chat"), "--allow-origin 'example.org/chat' is no origin"),
+        (("--allow-host", "http://a"), "--allow-host 'http://a' is no host"),
+        (("--host", "0.0.0.0", "--api-key", "k", "--allow-host", "a"), "called by any name"),
         (("/no/such/folder",), "/no/such/folder"),
     ],
 )

@@ -277,23 +277,6 @@ def test_a_model_that_is_not_there_says_so(settings: Settings, tmp_path: Path) -
         assert server.http.get("/v1/models").status_code == 200
 
 
-def test_while_it_loads_programs_are_asked_to_wait(
-    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import threading
-
-    over = threading.Event()
-    monkeypatch.setattr(
-        "kvlite.server.served_model.open_runner", lambda *args, **given: over.wait(120) and 1 / 0
-    )
-    with serving(settings, ServerConfig(folder=tmp_path), loaded=False) as server:
-        answer = server.http.post(CHAT, json={"messages": HI})
-        assert require_error(answer, 503, "being loaded")["code"] == "loading"
-        assert answer.headers["retry-after"]
-        assert server.http.get("/v1/models").json()["data"][0]["meta"] == {"loading": True}
-        over.set()
-
-
 def test_errors_speak_of_fields(server: Server) -> None:
     said = in_fields("--kv-bits 2 and --max-tokens 5: --top-p, --schema, --stop or --vram")
     assert said == (
