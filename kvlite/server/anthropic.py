@@ -3,7 +3,7 @@
 import logging
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
-from typing import Any
+from typing import Any, ClassVar
 from uuid import uuid4
 
 from kvlite.model.answers.reader import AnswerReader
@@ -101,6 +101,7 @@ class Message(Fields):
 class MessagesRequest(Named):
     """A request for the next message, or for how many tokens it would read."""
 
+    any_model: ClassVar[bool] = True
     messages: list[Message]
     system: str | list[Block] | None = None
     max_tokens: Whole | None = None

@@ -47,8 +47,9 @@ class StreamOptions(Fields):
 
 
 class Named(Fields):
-    """A request that may name a model."""
+    """A request that may name a model; `any_model` answers if it names another maker's."""
 
+    any_model: ClassVar[bool] = False
     model: Annotated[Annotated[str, Field(max_length=_LONGEST_NAME)] | None, SOMETHING] = None
 
 

@@ -7,9 +7,8 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, asynccontextmanager, suppress
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
-from pydantic import BaseModel
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -18,7 +17,6 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response, Strea
 from starlette.routing import Route
 
 from kvlite.errors import KvliteError, Stopped
-from kvlite.model.chat_template import chat_tokens
 from kvlite.server.anthropic import CreateRequest, MessagesAnswer, MessagesRequest
 from kvlite.server.chat import ChatAnswer
 from kvlite.server.completions import CompletionAnswer
@@ -26,13 +24,13 @@ from kvlite.server.fields import (
     Chat,
     Completion,
     Detokenizing,
+    Named,
     ResponseRequest,
     Tokenizing,
     ignored,
     parsed,
 )
 from kvlite.server.guard import Guard, object_of
-from kvlite.server.messages import plain_messages
 from kvlite.server.models import Models
 from kvlite.server.ollama import (
     OllamaAnswer,
@@ -48,14 +46,28 @@ from kvlite.server.refusals import Refusal, refusal_of
 from kvlite.server.responses import ResponseAnswer, SaidBefore
 from kvlite.server.served_model import ServedModel
 from kvlite.server.state import ServerState
+from kvlite.server.tokenizing import detokenized, tokenized
 from kvlite.web.sending import LEAST, PATIENCE, Bodies, TooSlow
 
 _LOG = logging.getLogger("kvlite.server")
 _T = TypeVar("_T")
-_Fields = TypeVar("_Fields", bound=BaseModel)
+_Fields = TypeVar("_Fields", bound=Named)
 _JSON = json.JSONEncoder(ensure_ascii=False, allow_nan=False)
 _EMBEDDINGS = ("/v1/embeddings", "/api/embed", "/api/embeddings")
+Chunks = AsyncGenerator[dict[str, Any] | str]
 _SSE = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+
+
+class Answer(Protocol):
+    """The answer to one request, whole or piece by piece."""
+
+    request: Any
+
+    async def whole(self) -> dict[str, Any]:
+        """All of it."""
+
+    def stream(self) -> Chunks:
+        """What comes of it, and sentences for those who wait."""
 
 
 class Api:
@@ -89,36 +101,41 @@ class Api:
 
     async def chat(self, request: Request) -> Response:
         """The next message of a chat."""
-        fields = await self._fields(Chat, request)
-        async with self._model(fields.model, request) as model:
-            answer = await _unless_gone(ChatAnswer.of(model, fields), request)
-            return await _answered(answer, request)
+        return await self._answer(Chat, ChatAnswer.of, request)
 
     async def completions(self, request: Request) -> Response:
         """How a text goes on."""
-        fields = await self._fields(Completion, request)
-        async with self._model(fields.model, request) as model:
-            answer = await _unless_gone(CompletionAnswer.of(model, fields), request)
-            return await _answered(answer, request)
+        return await self._answer(Completion, CompletionAnswer.of, request)
 
     async def responses(self, request: Request) -> Response:
         """The next message, in the newer of OpenAI's two ways."""
-        fields = await self._fields(ResponseRequest, request)
-        async with self._model(fields.model, request) as model:
-            answer = await _unless_gone(ResponseAnswer.of(model, fields, self.said), request)
-            return await _answered(answer, request, named=True)
+        of = partial(ResponseAnswer.of, said=self.said)
+        return await self._answer(ResponseRequest, of, request, named=True)
 
     async def messages(self, request: Request) -> Response:
         """The next message, in Anthropic's way."""
-        fields = await self._fields(CreateRequest, request)
-        async with self._model(await self.models.known(fields.model), request) as model:
-            answer = await _unless_gone(MessagesAnswer.of(model, fields), request)
-            return await _answered(answer, request, named=True)
+        return await self._answer(CreateRequest, MessagesAnswer.of, request, named=True)
+
+    async def _answer(
+        self,
+        kind: type[_Fields],
+        of: Callable[[ServedModel, _Fields], Awaitable[Answer]],
+        request: Request,
+        *,
+        named: bool = False,
+    ) -> Response:
+        """An answer as it was asked for, streamed or whole; `named` as of `_streamed`."""
+        fields = await self._fields(kind, request)
+        async with self._model(fields, request) as model:
+            answer = await _unless_gone(of(model, fields), request)
+            if answer.request.stream:
+                return await _streamed(answer.stream(), request, named=named)
+            return JSONResponse(await _unless_gone(answer.whole(), request))
 
     async def count_tokens(self, request: Request) -> Response:
         """How many tokens such a request reads."""
         fields = await self._fields(MessagesRequest, request)
-        async with self._model(await self.models.known(fields.model), request) as model:
+        async with self._model(fields, request) as model:
             answer = await _unless_gone(MessagesAnswer.of(model, fields), request)
             return JSONResponse({"input_tokens": len(answer.ask.ids)})
 
@@ -147,7 +164,7 @@ class Api:
 
     async def _in_lines(self, kind: type[OllamaAsked], request: Request) -> Response:
         fields, began = await self._fields(kind, request), time.monotonic()
-        async with self._model(fields.model, request) as model:
+        async with self._model(fields, request) as model:
             answer = OllamaAnswer(model, fields, began)
             if fields.stream is False:
                 return JSONResponse(await _unless_gone(answer.whole(), request))
@@ -181,49 +198,21 @@ class Api:
     async def tokenize(self, request: Request) -> Response:
         """The tokens of a text, or of a chat in its template."""
         fields = await self._fields(Tokenizing, request)
-        async with self._model(fields.model, request) as model:
-            runner = model.ready()
-            if fields.messages is not None:
-                fields.require_end()
-                messages = await asyncio.to_thread(plain_messages, fields.messages)
-                text = "".join(each["content"] for each in messages)
-                given = fields.variables(runner.settings)
-                encode = partial(
-                    chat_tokens,
-                    runner.tokenizer,
-                    messages,
-                    variables=given,
-                    continues=fields.continues,
-                )
-            else:
-                text = (fields.content if fields.prompt is None else fields.prompt) or ""
-                flags = (fields.add_special_tokens, fields.add_special)
-                special = next((each for each in flags if each is not None), True)
-                encode = partial(runner.tokenizer.encode, text, add_special_tokens=special)
-            model.require_short(len(text))
-            ids = await asyncio.to_thread(encode)
-            most = runner.shape.max_context
-            return JSONResponse({"tokens": ids, "count": len(ids), "max_model_len": most})
+        async with self._model(fields, request) as model:
+            return JSONResponse(await tokenized(model, fields))
 
     async def detokenize(self, request: Request) -> Response:
         """The text of tokens."""
         fields = await self._fields(Detokenizing, request)
-        async with self._model(fields.model, request) as model:
-            runner = model.ready()
-            vocab = runner.shape.vocab
-
-            def decoded() -> str:
-                if wrong := [each for each in fields.tokens if not 0 <= each < vocab]:
-                    said = f"token {wrong[0]} is not in this model's vocabulary"
-                    raise Refusal(said, param="tokens")
-                return str(runner.tokenizer.decode(fields.tokens))
-
-            text = await asyncio.to_thread(decoded)
-            return JSONResponse({"prompt": text, "content": text})
+        async with self._model(fields, request) as model:
+            return JSONResponse(await detokenized(model, fields))
 
     @asynccontextmanager
-    async def _model(self, name: str | None, request: Request) -> AsyncIterator[ServedModel]:
+    async def _model(self, fields: Named, request: Request) -> AsyncIterator[ServedModel]:
         """As `Models.using`, once it is loaded if that is being done; whoever waits may leave."""
+        name = fields.model
+        if fields.any_model:
+            name = await self.models.known(name)
         await _unless_gone(self.models.until_loaded(name), request)
         async with self.models.using(name) as model:
             yield model
@@ -318,21 +307,6 @@ async def _no_such_address(request: Request, error: Exception) -> Response:
 def _log(error: Exception) -> None:
     if not isinstance(error, KvliteError | Refusal):
         _LOG.error("kvlite went wrong", exc_info=error)
-
-
-Chunks = AsyncGenerator[dict[str, Any] | str]
-
-
-async def _answered(
-    answer: ChatAnswer | CompletionAnswer | ResponseAnswer | MessagesAnswer,
-    request: Request,
-    *,
-    named: bool = False,
-) -> Response:
-    """An answer as it was asked for, streamed or whole; `named` as of `_streamed`."""
-    if answer.request.stream:
-        return await _streamed(answer.stream(), request, named=named)
-    return JSONResponse(await _unless_gone(answer.whole(), request))
 
 
 async def _streamed(chunks: Chunks, request: Request, *, named: bool = False) -> Response:
