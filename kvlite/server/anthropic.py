@@ -10,7 +10,7 @@ from kvlite.model.answers.reader import AnswerReader
 from kvlite.server.chat import asked
 from kvlite.server.content_blocks import TOOL_ID, Blocks, Event
 from kvlite.server.fields import Chat, Named, parsed
-from kvlite.server.messages import Fields, plain_messages
+from kvlite.server.messages import UNSEEN, Fields, plain_messages
 from kvlite.server.refusals import Refusal
 from kvlite.server.served_model import Ask, ServedModel
 from kvlite.server.usage import Usage, heard_of
@@ -22,7 +22,6 @@ _BILLING = "x-anthropic-billing-header:"
 # How what the client says to the model in the midst of a chat is marked for templates that have one
 # system message, at the beginning.
 _REMINDER = "<system-reminder>\n{}\n</system-reminder>"
-_UNSEEN = "[an image, which this model cannot see]"
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 _THINKING = {"adaptive": "enabled", "between_tools": "enabled"}
 
@@ -79,7 +78,7 @@ class Block(Fields):
     def inner(self, where: str) -> str:
         """What it holds as text; an image among that is named."""
         if isinstance(self.content, list):
-            texts = (_UNSEEN if each.type == "image" else each.said(where) for each in self.content)
+            texts = (UNSEEN if each.type == "image" else each.said(where) for each in self.content)
             return "\n".join(texts)
         return str(self.content or "")
 

@@ -1,7 +1,8 @@
 """The input of a custom tool, read out of the JSON arguments of the function that stands for it."""
 
-import json
 import re
+
+from kvlite.config.checked_file import Damaged, from_json
 
 _OPENING = re.compile(r'\s*\{\s*"input"\s*:\s*"')
 # Pieces of a JSON string that are whole; an escape that JSON does not have is what it looks like.
@@ -42,8 +43,8 @@ class CustomInput:
         if self._is_open:
             return _whole(self._half)
         try:
-            found = json.loads(self._held)
-        except ValueError:
+            found = from_json(self._held)
+        except Damaged:
             begins = '{"input":"'.startswith("".join(self._held.split()))
             return "" if begins else self._held
         given = found.get("input") if isinstance(found, dict) else found

@@ -10,6 +10,9 @@ from kvlite.server.refusals import Refusal
 # Kinds of parts of messages that are text, and those of what was thought before it.
 _TEXTS = ("text", "input_text", "output_text", "refusal")
 _THOUGHTS = ("thinking", "redacted_thinking", "reasoning")
+# In results of tools a picture is named, as an agent sends all of them with each message.
+_IMAGES = ("image", "image_url", "input_image")
+UNSEEN = "[an image, which this model cannot see]"
 # And those that are documents, by their id.
 _FILES = ("file", "input_file")
 
@@ -84,6 +87,14 @@ def text_of(content: Content, where: str, param: str) -> str:
     return "\n".join(filter(None, texts))
 
 
+def result_text(content: Content, where: str, param: str) -> str:
+    """As `text_of`, of a tool's result."""
+    if isinstance(content, list):
+        images = TextPart(type="text", text=UNSEEN)
+        content = [images if each.type in _IMAGES else each for each in content]
+    return text_of(content, where, param)
+
+
 def thought_of(content: Content) -> str:
     """What a message's parts have of reasoning."""
     parts = content if isinstance(content, list) else []
@@ -121,7 +132,8 @@ class Message(Fields):
             said = f'{where} has no content: send its text ("" for none)'
             raise Refusal(said, param=within)
         role = "system" if self.role == "developer" else self.role
-        made: Plain = {"role": role, "content": text_of(self.content, where, within)}
+        text = result_text if role == "tool" else text_of
+        made: Plain = {"role": role, "content": text(self.content, where, within)}
         if isinstance(self.content, list):
             found = (each.document for each in self.content)
             made |= {"documents": named} if (named := [*filter(None, found)]) else {}

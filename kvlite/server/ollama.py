@@ -2,7 +2,6 @@
 
 import asyncio
 import hashlib
-import json
 import logging
 import re
 import time
@@ -16,6 +15,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from kvlite import __version__
+from kvlite.config.checked_file import Damaged, from_json
 from kvlite.model.answers.reader import Part, calls_in
 from kvlite.server.chat import asked
 from kvlite.server.fields import Chat, Named, ignored, parsed
@@ -271,8 +271,8 @@ def _calls(parts: Sequence[Part]) -> list[dict[str, Any]]:
     made = list[dict[str, Any]]()
     for name, arguments in calls_in(parts):
         plain = None
-        with suppress(ValueError):
-            plain = json.loads(arguments or "{}")
+        with suppress(Damaged):
+            plain = from_json(arguments or "{}")
         if isinstance(plain, dict):
             made.append({"id": call_id(), "function": {"name": name, "arguments": plain}})
         else:

@@ -21,7 +21,7 @@ from kvlite.server.messages import (
     TextPart,
     ToolCall,
     joined,
-    text_of,
+    result_text,
 )
 from kvlite.server.refusals import Refusal
 
@@ -102,7 +102,7 @@ class Item(Fields):
         if self.type == "reasoning":
             return {"role": "assistant", "content": "", "reasoning_content": self._thought}
         if self.type in _RESULTS:
-            text = text_of(self.output, f"input[{number}]", "input")
+            text = result_text(self.output, f"input[{number}]", "input")
             return {"role": "tool", "content": text, "tool_call_id": self.call_id or "", "name": ""}
         if self.role is None:
             raise Refusal(f"input[{number}] has no role: send messages and calls", param="input")

@@ -10,6 +10,7 @@ from contextlib import aclosing
 from typing import Any
 from uuid import uuid4
 
+from kvlite.config.checked_file import from_json
 from kvlite.errors import KvliteError, Stopped
 from kvlite.model.answers.reader import AnswerReader
 from kvlite.server.chances import Chances, chat_logprobs
@@ -55,7 +56,7 @@ class SaidBefore:
         """A response as it was answered. Raises Refusal if it is not known."""
         if response not in self._said:
             raise Refusal(f"there is no response {response[:100]!r} here (any more)", 404)
-        found: dict[str, Any] = json.loads(self._said[response][1])
+        found: dict[str, Any] = from_json(self._said[response][1])
         return found
 
     def add(self, response: str, messages: Messages, answer: str) -> None:

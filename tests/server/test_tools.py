@@ -9,6 +9,9 @@ import pytest
 
 from kvlite.config.settings import Settings
 from kvlite.server.config import ServerConfig
+from kvlite.server.messages import Message, TextPart
+from kvlite.server.refusals import Refusal
+from kvlite.server.response_input import Item
 from tests.server.conftest import Server, said, serving, with_template
 from tests.server.test_refusing import require_error
 
@@ -267,3 +270,14 @@ def test_allowed_tools_are_the_only_ones_that_are_called(unflagged: Server) -> N
     ):
         made = answer(unflagged, said("Go."), tools=tools, tool_choice=choice, max_tokens=40, n=2)
         assert made["message"]["tool_calls"][0]["function"]["name"] == "read_all"
+
+
+def test_a_picture_among_a_tools_results_is_named_to_the_model() -> None:
+    """Agents send every result again: a refusal would be the end of the conversation."""
+    told = "a\n[an image, which this model cannot see]"
+    for kind in ("image_url", "input_image"):
+        parts = [TextPart(type="text", text="a"), TextPart(type=kind)]
+        assert Message(role="tool", content=parts).plain(0)["content"] == told
+        assert Item(type="function_call_output", output=parts).plain(0)["content"] == told
+    with pytest.raises(Refusal):
+        Message(role="user", content=[TextPart(type="image_url")]).plain(0)
