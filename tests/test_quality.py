@@ -1,6 +1,7 @@
 """`kvlite bench quality`: exercises are what they say, and their rules are exact."""
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -39,8 +40,8 @@ NEARLY: dict[str, list[tuple[Callable[[str], str], float]]] = {
         (lambda right: f"{right} Or 7.", 0),
     ],
     "twenty-turns": [
-        (lambda right: f"It is {right[:1]},{right[1:4]},{right[4:]}.", 1),
-        (lambda right: right[:-1], 0),
+        (lambda right: re.sub(r"(\d)(\d{3})(\d{3})", r"\1,\2,\3", right), 1),
+        (lambda right: right[:-2], 0),
         (lambda right: f"{right}1", 0),
         (lambda right: f"{right} or 1234567", 0),
     ],

@@ -12,7 +12,7 @@ from kvlite.offload.kv.copies import StoreCopies
 @torch.inference_mode()
 def forked(talk: Conversation, count: int, room: int) -> Conversation | None:
     """A conversation that has read the first `count` tokens of another, which stays as it is; None
-    if what that one holds cannot be cut back there.
+    if what that one holds cannot be cut back there, or its host store is on disk.
 
     Entries are copied. Those in a host store are shared until one of the two writes to their pages.
 
@@ -21,7 +21,8 @@ def forked(talk: Conversation, count: int, room: int) -> Conversation | None:
     """
     model, context = talk.model, talk.context
     end = checkpoint_at(context, count)
-    if end is None or end.seen > len(context.token_ids):
+    on_disk = context.store is not None and context.store.on_disk
+    if end is None or on_disk or end.seen > len(context.token_ids):
         return None
     layers, store = model.empty_cache().layers, None
     if end.store is None:

@@ -308,3 +308,10 @@ def test_where_there_is_no_room_for_both_the_original_is_cut_back(
     monkeypatch.setattr(conversations, "spare_bytes", lambda devices: 0)
     assert Asked(pool, [*main.ids[:300], *ids_of(80, 1)]).read <= 81
     assert len(pool.kept) == 1
+
+
+def test_what_recall_has_on_disk_is_not_copied(tiny_folder: Path, tmp_path: Path) -> None:
+    pool = pool_in(tmp_path, kvlite.load(str(tiny_folder), **GIVEN, recall="disk"))
+    main = Asked(pool, ids_of(400, 0))
+    assert Asked(pool, [*main.ids[:300], *ids_of(80, 1)]).read <= 81
+    assert len(pool.kept) == 1

@@ -8,13 +8,12 @@ from kvlite.bench.exercises.exercise import Exercise, Material, Turn
 from kvlite.bench.prose import numbers
 
 TURNS = 20
-_NUMBER = '{"type": "integer"}'
 
 
 def make(material: Material) -> Exercise:
     """Right is the number that was told of something in an earlier message; in the first, in this
-    one. An answer is a number and no more, as else its words are those of all that follow, and one
-    bad answer makes many."""
+    one. An answer has no other words than those that are given, as else they would be those of all
+    answers that follow, and one bad answer make many."""
     random = material.random
     things, codes = random.sample(FIELDS, TURNS), numbers(random, TURNS)
     text = material.prose_of(material.tokens - 60 * TURNS)
@@ -24,8 +23,10 @@ def make(material: Material) -> Exercise:
         asked = random.randrange(max(1, number))
         told = f"Note that the {things[number]} is {codes[number]}."
         prose = text[number * size : (number + 1) * size]
-        message = f"{told}\n\n{prose}\n\nWhat is the {things[asked]}? Answer with its number."
-        turns.append(Turn(message, partial(_check, codes[asked]), codes[asked], _NUMBER))
+        begun = f"The {things[asked]} is "
+        message = f"{told}\n\n{prose}\n\nWhat is the {things[asked]}? Answer: {begun}..."
+        said = f'start: "{begun}" /[0-9]+/ "."'
+        turns.append(Turn(message, partial(_check, codes[asked]), f"{begun}{codes[asked]}.", said))
     return Exercise(turns)
 
 
