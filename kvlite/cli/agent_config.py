@@ -117,7 +117,12 @@ def _cline(served: Served) -> list[Step]:
         "Model ID": served.model,
     }
     text = "\n".join(f"{name}: {value}" for name, value in fields.items())
-    return [Step("Cline's settings in the editor", text)]
+    flags = {"-p": "openai-compatible", "-b": served.api, "-k": served.any_key, "-m": served.model}
+    auth = shlex.join(["cline", "auth", *(each for pair in flags.items() for each in pair)])
+    return [
+        Step("Cline's settings in the editor", text),
+        Step("the shell, for Cline's own program", _shell({}, f"{auth}\ncline")),
+    ]
 
 
 def _continue(served: Served) -> list[Step]:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import subprocess
 import tomllib
 from pathlib import Path
@@ -94,6 +95,13 @@ def test_shells_set_what_agents_look_for(kvlite: Run) -> None:
     assert variables(text)["OPENAI_API_BASE"] == "http://[::1]:8000/v1"
     assert variables(text)["OPENAI_API_KEY"] == "any"
     assert text.endswith("\naider --model 'openai/a b'")
+    (_, (where, text)) = steps_of(kvlite, "cline", *FLAGS)
+    auth, last = text.splitlines()
+    assert where.startswith("the shell") and last == "cline"
+    assert shlex.split(auth) == [
+        *("cline", "auth", "-p", "openai-compatible", "-b", API),
+        *("-k", "it's secret", "-m", MODEL),
+    ]
     ((_, text),) = steps_of(kvlite, "aider", "--host", "0.0.0.0")
     assert variables(text)["OPENAI_API_BASE"] == "http://127.0.0.1:8000/v1"
 
