@@ -76,6 +76,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.agents")
     known = [each.name for each in AGENTS]
     parser.add_argument("agents", nargs="*", metavar="AGENT", help=", ".join(known))
+    parser.add_argument("--context", type=int, default=CONTEXT, help="the model's, in tokens")
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
     if strange := [each for each in given.agents if each not in known]:
@@ -85,7 +86,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made)
         (folder / "tiny").mkdir()
-        model = model_of(folder / "tiny", CONTEXT)
+        model = model_of(folder / "tiny", given.context)
         (model / "chat_template.jinja").write_text(TEMPLATE)
         settings = Settings(model=str(model), reserve_tokens=2048)
         config = ServerConfig(folder=folder / "data")

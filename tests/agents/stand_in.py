@@ -12,6 +12,7 @@ import torch
 from transformers import AutoTokenizer
 
 from kvlite.engine.sampling import Sampler
+from kvlite.errors import SettingError
 from kvlite.server.served_model import Ask, ServedModel, Token
 
 END, RESULT = "<|im_end|>", "<|im_start|>tool\n"
@@ -83,9 +84,9 @@ def standing_in(model: str) -> Iterator[StandIn]:
             if self.grammar is not None:
                 allowed = self.grammar.masked(torch.zeros_like(logits))[0, token].isfinite()
                 if not allowed:
-                    self.left, text = [], rules.tokenizer.decode([token, *self.left])
+                    text = rules.tokenizer.decode([token, *self.left])
                     rules.forbidden.append(text[:200])
-                    return super().__call__(logits, seen)
+                    raise SettingError(f"the grammar forbids {text[:200]!r}")
             return token
 
     async def answer(self: ServedModel, ask: Ask) -> AsyncGenerator[Token]:

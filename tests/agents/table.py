@@ -52,7 +52,7 @@ def _sdk(name: str, packages: str) -> Agent:
     """A program of `sdk.py`, which `kvlite agent-config` does not know."""
     answers = (
         call("read_file", path="PATH"),
-        call("edit_file", path="PATH", old=OLD, new=NEW),
+        call("edit_file", path="PATH", old=OLD, new=NEW, times=None),
     )
     command = ("python", str(Path(__file__).with_name("sdk.py")), name, TASK)
     mark = _named("edit_file")
