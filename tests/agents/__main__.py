@@ -152,7 +152,7 @@ def _try(
         first, second = ended[:2]
         row.second_s = second.seconds
         row.again = max(0, first.tokens - (second.tokens - (second.fresh or 0)))
-    row.why += recorded.refused
+    row.why += recorded.refused[:5]
     row.why += [f"the grammar forbids {each!r}" for each in rules.forbidden]
     if not row.done:
         row.why += [f"it ended with {code}; note.txt: {note.read_text()!r}", said[-600:]]

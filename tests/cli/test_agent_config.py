@@ -67,6 +67,12 @@ def test_files_are_read_as_agents_read_them(kvlite: Run) -> None:
     assert (provider["base_url"], provider["wire_api"]) == (API, "responses")
     assert shell == "export KVLITE_API_KEY='it'\"'\"'s secret'\ncodex"
     assert provider["env_key"] == "KVLITE_API_KEY"
+    assert "model_context_window" not in made
+    ((_, text), _) = steps_of(kvlite, "codex", *FLAGS, "--context", 40960)
+    assert tomllib.loads(text)["model_context_window"] == 40960
+    ((_, text),) = steps_of(kvlite, "opencode", *FLAGS, "--context", 40960)
+    held = json.loads(text)["provider"]["kvlite"]["models"][MODEL]
+    assert held["limit"] == {"context": 40960, "output": 10240}
     ((_, text),) = steps_of(kvlite, "codex")
     assert "env_key" not in tomllib.loads(text)["model_providers"]["kvlite"]
     ((_, text),) = steps_of(kvlite, "qwen-code", *FLAGS)
