@@ -13,7 +13,7 @@ export HF_HUB_OFFLINE := 1
 # would compile everything anew.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: setup browser demo test long judges documents attack soak kill9 check gpu gpu-report format clean
+.PHONY: setup browser demo test long judges documents agents attack soak kill9 check gpu gpu-report format clean
 
 setup: $(COMPILED)
 
@@ -70,6 +70,11 @@ judges: setup
 documents: setup
 	$(BIN)/python -m tests.judges.fetch_documents tests/.cache/documents
 	$(BIN)/pytest tests/judges/test_documents.py -n 2 --dist worksteal
+
+# Real coding agents, by npm and pip in ~/.cache/kvlite-agents (KVLITE_AGENTS), at a running server
+# whose model is scripted: each reads a file and changes it. AGENTS names some of them.
+agents: setup
+	$(BIN)/python -m tests.agents $(AGENTS)
 
 # Generated bad requests to a running server and damaged files, the same for the same seed, in some
 # minutes; `soak` is six clients for MINUTES, with good requests among bad ones.

@@ -35,11 +35,13 @@ class Served:
     Attributes:
         root: its address, without /v1.
         key: "" if it has none.
+        context: tokens that the model holds; None if that is not told.
     """
 
     root: str
     model: str
     key: str
+    context: int | None = None
 
     @property
     def api(self) -> str:
@@ -53,11 +55,14 @@ class Served:
 
 
 def _opencode(served: Served) -> list[Step]:
+    model: dict[str, Any] = {"name": served.model}
+    if served.context is not None:  # without it, opencode compacts nothing until it is refused
+        model["limit"] = {"context": served.context, "output": served.context // 4}
     provider = {
         "npm": "@ai-sdk/openai-compatible",
         "name": "kvlite",
         "options": {"baseURL": served.api, "apiKey": served.any_key},
-        "models": {served.model: {"name": served.model}},
+        "models": {served.model: model},
     }
     config = {
         "$schema": "https://opencode.ai/config.json",
@@ -88,6 +93,7 @@ def _codex(served: Served) -> list[Step]:
     lines = [
         f"model = {_text(served.model)}",
         'model_provider = "kvlite"',
+        *([] if served.context is None else [f"model_context_window = {served.context}"]),
         "",
         "[model_providers.kvlite]",
         *(f"{name} = {_text(value)}" for name, value in about.items()),
@@ -117,7 +123,12 @@ def _cline(served: Served) -> list[Step]:
         "Model ID": served.model,
     }
     text = "\n".join(f"{name}: {value}" for name, value in fields.items())
-    return [Step("Cline's settings in the editor", text)]
+    flags = {"-p": "openai-compatible", "-b": served.api, "-k": served.any_key, "-m": served.model}
+    auth = shlex.join(["cline", "auth", *(each for pair in flags.items() for each in pair)])
+    return [
+        Step("Cline's settings in the editor", text),
+        Step("the shell, for Cline's own program", _shell({}, f"{auth}\ncline")),
+    ]
 
 
 def _continue(served: Served) -> list[Step]:
@@ -161,6 +172,13 @@ def agent_config(
     api_key: Annotated[
         str, typer.Option(metavar="KEY", help="the server's key, if it has one")
     ] = "",
+    context: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="tokens that the model holds, for agents that compact before (codex, opencode)",
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Print what to put where so that a coding agent uses kvlite serve. No file is touched.
@@ -175,7 +193,8 @@ def agent_config(
     """
     if agent not in AGENTS:
         raise SettingError(f"no agent is called {agent[:40]!r}: give {', '.join(AGENTS)}")
-    served = Served(f"http://{_reached(host)}:{port}", _name(resolved.settings.model), api_key)
+    root, model = f"http://{_reached(host)}:{port}", _name(resolved.settings.model)
+    served = Served(root, model, api_key, context)
     steps = AGENTS[agent](served)
     if as_json:
         plain = [{"where": step.where, "text": step.text} for step in steps]

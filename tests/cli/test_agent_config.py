@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import subprocess
 import tomllib
 from pathlib import Path
@@ -66,6 +67,12 @@ def test_files_are_read_as_agents_read_them(kvlite: Run) -> None:
     assert (provider["base_url"], provider["wire_api"]) == (API, "responses")
     assert shell == "export KVLITE_API_KEY='it'\"'\"'s secret'\ncodex"
     assert provider["env_key"] == "KVLITE_API_KEY"
+    assert "model_context_window" not in made
+    ((_, text), _) = steps_of(kvlite, "codex", *FLAGS, "--context", 40960)
+    assert tomllib.loads(text)["model_context_window"] == 40960
+    ((_, text),) = steps_of(kvlite, "opencode", *FLAGS, "--context", 40960)
+    held = json.loads(text)["provider"]["kvlite"]["models"][MODEL]
+    assert held["limit"] == {"context": 40960, "output": 10240}
     ((_, text),) = steps_of(kvlite, "codex")
     assert "env_key" not in tomllib.loads(text)["model_providers"]["kvlite"]
     ((_, text),) = steps_of(kvlite, "qwen-code", *FLAGS)
@@ -94,6 +101,13 @@ def test_shells_set_what_agents_look_for(kvlite: Run) -> None:
     assert variables(text)["OPENAI_API_BASE"] == "http://[::1]:8000/v1"
     assert variables(text)["OPENAI_API_KEY"] == "any"
     assert text.endswith("\naider --model 'openai/a b'")
+    (_, (where, text)) = steps_of(kvlite, "cline", *FLAGS)
+    auth, last = text.splitlines()
+    assert where.startswith("the shell") and last == "cline"
+    assert shlex.split(auth) == [
+        *("cline", "auth", "-p", "openai-compatible", "-b", API),
+        *("-k", "it's secret", "-m", MODEL),
+    ]
     ((_, text),) = steps_of(kvlite, "aider", "--host", "0.0.0.0")
     assert variables(text)["OPENAI_API_BASE"] == "http://127.0.0.1:8000/v1"
 
