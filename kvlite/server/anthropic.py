@@ -87,7 +87,7 @@ class Message(Fields):
     """A message of a chat."""
 
     role: str
-    content: str | list[Block] = ""
+    content: str | list[Block]
 
     @property
     def blocks(self) -> list[Block]:
