@@ -6,8 +6,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from kvlite.config.settings import Settings
-from kvlite.server.config import ServerConfig
-from kvlite.server.models import Models, names_of
+from kvlite.server.config import ServerConfig, names_of
+from kvlite.server.models import Models
 from kvlite.server.serve import HttpServer, listen
 from kvlite.server.served_model import ServedModel
 from kvlite.server.state import ServerState

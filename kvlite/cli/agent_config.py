@@ -5,7 +5,6 @@ import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -193,8 +192,11 @@ def agent_config(
     """
     if agent not in AGENTS:
         raise SettingError(f"no agent is called {agent[:40]!r}: give {', '.join(AGENTS)}")
-    root, model = f"http://{_reached(host)}:{port}", _name(resolved.settings.model)
-    served = Served(root, model, api_key, context)
+    from kvlite.server.config import ServerConfig, names_of
+
+    address = ServerConfig(host=_reached(host), port=port).address
+    model = names_of(resolved.settings.model)[0]
+    served = Served(address.removesuffix("/v1"), model, api_key, context)
     steps = AGENTS[agent](served)
     if as_json:
         plain = [{"where": step.where, "text": step.text} for step in steps]
@@ -214,18 +216,13 @@ def agent_config(
 
 
 def _reached(host: str) -> str:
-    """A server's host as an address has it."""
-    host = host.strip().lower().removeprefix("[").removesuffix("]")
+    """A server's host as others reach it."""
+    from kvlite.web.origins import plain_host
+
+    host = plain_host(host)
     if not all(each.isalnum() or each in ".:-_" for each in host):
         raise SettingError(f"--host {host[:100]!r} is no host: give a name or an IP address")
-    host = "127.0.0.1" if host in _ANY else host
-    return f"[{host}]" if ":" in host else host
-
-
-def _name(model: str) -> str:
-    """What a server calls a model."""
-    path = Path(model).expanduser()
-    return path.resolve().name if path.exists() else model
+    return "127.0.0.1" if host in _ANY else host
 
 
 def _json(config: Mapping[str, Any]) -> str:

@@ -1,5 +1,6 @@
 """`/v1/messages`: Anthropic's API, translated into a chat and back."""
 
+import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
@@ -10,7 +11,7 @@ from kvlite.model.answers.reader import AnswerReader
 from kvlite.server.chat import asked
 from kvlite.server.content_blocks import TOOL_ID, Blocks, Event
 from kvlite.server.fields import Chat, Named, parsed
-from kvlite.server.messages import UNSEEN, Fields, plain_messages
+from kvlite.server.messages import UNSEEN, Fields, Plain, plain_messages
 from kvlite.server.refusals import Refusal
 from kvlite.server.served_model import Ask, ServedModel
 from kvlite.server.usage import Usage, heard_of
@@ -270,15 +271,20 @@ class MessagesAnswer:
     @classmethod
     async def of(cls, model: ServedModel, request: MessagesRequest) -> "MessagesAnswer":
         """For a request; raises Refusal or KvliteError if it cannot be answered."""
-        chat = request.chat()
-        chat.require_here()
-        ask, new_reader = await asked(model, chat, plain_messages(chat.messages), None)
-        return cls(model, request, ask, new_reader)
+
+        def read() -> tuple[Chat, list[Plain]]:
+            chat = request.chat()
+            chat.require_here()
+            return chat, plain_messages(chat.messages)
+
+        chat, messages = await asyncio.to_thread(read)
+        return cls(model, request, *await asked(model, chat, messages, None))
 
     async def whole(self) -> dict[str, Any]:
         """The message."""
-        async for _ in self.stream():
-            pass
+        async with aclosing(self.stream()) as events:
+            async for _ in events:
+                pass
         return {**self._message, **self._stopped, "usage": self._counted}
 
     async def stream(self) -> AsyncGenerator[Event | str]:
@@ -313,11 +319,10 @@ class MessagesAnswer:
     @property
     def _counted(self) -> dict[str, int]:
         usage = self._usage
-        known = 0 if usage.fresh is None else max(0, usage.prompt - usage.fresh)
         return {
-            "input_tokens": usage.prompt - known,
+            "input_tokens": usage.prompt - usage.known,
             "cache_creation_input_tokens": 0,
-            "cache_read_input_tokens": known,
+            "cache_read_input_tokens": usage.known,
             "output_tokens": usage.generated,
         }
 

@@ -72,3 +72,12 @@ class ServerConfig:
                 f"--allow-host is for a server that this machine alone reaches, and --host "
                 f"{self.host} is called by any name: leave --allow-host out"
             )
+
+
+def names_of(model: str) -> list[str]:
+    """What requests may call a model: the last part of a path, what the setting says, and where it
+    is."""
+    path = Path(model).expanduser()
+    if not path.exists():
+        return [model]
+    return [*dict.fromkeys([path.resolve().name, model, str(path.absolute())])]

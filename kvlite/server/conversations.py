@@ -168,13 +168,17 @@ class Conversations:
     def unread(self, ids: Sequence[int], settings: Mapping[str, Any]) -> int:
         """How many tokens of a prompt no conversation has read that is free to go on."""
         lasting = self._lasting(self.runner.settings.after_load(settings))
-        free = (each for each in self.kept if each.settings == lasting and not each.busy)
-        return len(ids) - max((common(each.ids, ids) for each in free), default=0)
+        return len(ids) - max((same for same, _ in self._alike(ids, lasting)), default=0)
+
+    def _alike(self, ids: Sequence[int], settings: Settings) -> list[tuple[int, Kept]]:
+        """Conversations that are free to go on, and how many tokens each has in common with a
+        prompt."""
+        free = (each for each in self.kept if each.settings == settings and not each.busy)
+        return [(common(each.ids, ids), each) for each in free]
 
     def _found(self, ids: Sequence[int], settings: Settings) -> Kept | None:
         """The conversation to go on with: it has most of the prompt, and loses less than that."""
-        free = (each for each in self.kept if each.settings == settings and not each.busy)
-        alike = [(common(each.ids, ids), each) for each in free]
+        alike = self._alike(ids, settings)
         for same, each in sorted(alike, key=lambda pair: (-pair[0], -pair[1].used)):
             if each.is_left_by(same) and (fork := self._forked(each, ids, same)) is not None:
                 return fork

@@ -100,12 +100,10 @@ class Kept:
             longest: tokens that it may have.
             has_room: whether so many bytes of the device are free.
         """
-        if self.talk is None:
-            there = self.path is not None
-            read = Kept(self.ids, self.settings, path=self.path, file_bytes=self.file_bytes)
-            return read if there else None
         talk = self.talk
-        if not has_room(talk.cache.nbytes * same // max(1, len(talk.token_ids))):
+        if talk is None and self.path is not None:
+            return Kept(self.ids, self.settings, path=self.path, file_bytes=self.file_bytes)
+        if talk is None or not has_room(talk.cache.nbytes * same // max(1, len(talk.token_ids))):
             return None
         work = partial(forked, talk, same, max(0, longest - same))
         made = talk.context.oom_policy.run(work, {})

@@ -6,7 +6,6 @@ import re
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
-from pathlib import Path
 from typing import Any
 
 from kvlite.config.settings import Settings
@@ -18,6 +17,7 @@ from kvlite.model.local_models import LocalModel, models_here
 from kvlite.model.source import lasting_name
 from kvlite.planner.fitting import plan_here
 from kvlite.planner.plan import refusal
+from kvlite.server.config import names_of
 from kvlite.server.refusals import Refusal, in_fields
 from kvlite.server.served_model import ServedModel
 from kvlite.server.state import ServerState
@@ -236,15 +236,6 @@ class Models:
 def _cannot_be_run(name: str, reason: str) -> Refusal:
     said = in_fields(reason if reason.startswith(name) else f"{name}: {reason}")
     return Refusal(f"a model cannot be run: {said}", 400, "model")
-
-
-def names_of(model: str) -> list[str]:
-    """What requests may call a model: the last part of a path, what the setting says, and where it
-    is."""
-    path = Path(model).expanduser()
-    if not path.exists():
-        return [model]
-    return [*dict.fromkeys([path.resolve().name, model, str(path.absolute())])]
 
 
 def is_alike(name: str, model: str) -> bool:

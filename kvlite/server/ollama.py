@@ -5,6 +5,7 @@ import hashlib
 import logging
 import re
 import time
+from abc import abstractmethod
 from collections import defaultdict, deque
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing, suppress
@@ -86,13 +87,13 @@ class OllamaAsked(Named):
         given["tools"] = getattr(self, "tools", None) or None
         return parsed(Chat, {name: each for name, each in given.items() if each is not None})
 
+    @abstractmethod
     def told(self) -> list[dict[str, Any]]:
         """The messages of a chat. Raises Refusal if one has more than text."""
-        raise NotImplementedError
 
+    @abstractmethod
     def said(self, content: str, thinking: str, calls: Any) -> dict[str, Any]:
         """What one line of the answer has of it."""
-        raise NotImplementedError
 
     def _followed(self) -> dict[str, Any] | None:
         if isinstance(self.format, dict) and self.format:
@@ -261,8 +262,7 @@ class OllamaAnswer:
         return last | self._fields.said(content, thinking, calls)
 
     def _line(self, content: str = "", thinking: str = "", calls: Any = ()) -> dict[str, Any]:
-        name = self._fields.model or self._model.names[0]
-        head = {"model": name, "created_at": _now()}
+        head = {"model": self._fields.model or self._model.names[0], "created_at": _now()}
         return {**head, **self._fields.said(content, thinking, calls), "done": False}
 
 
@@ -328,8 +328,8 @@ class OllamaModels:
         family = about["details"]["family"] or "unknown"
         if (runner := model.runner) is not None:
             form = await asyncio.to_thread(lambda: runner.model.answer_form)
-            can += ["tools"] if form.calls is not None else []
-            can += ["thinking"] if form.reasoning is not None else []
+            found = {"tools": form.calls, "thinking": form.reasoning}
+            can += [name for name, there in found.items() if there is not None]
         info = {"general.architecture": family, "general.basename": model.names[0]}
         context = {f"{family}.context_length": model.max_context} if model.max_context else {}
         return {

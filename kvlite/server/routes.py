@@ -51,6 +51,7 @@ from kvlite.web.sending import LEAST, PATIENCE, Bodies, TooSlow
 
 _LOG = logging.getLogger("kvlite.server")
 _T = TypeVar("_T")
+_Chunk = TypeVar("_Chunk")
 _Fields = TypeVar("_Fields", bound=Named)
 _JSON = json.JSONEncoder(ensure_ascii=False, allow_nan=False)
 _EMBEDDINGS = ("/v1/embeddings", "/api/embed", "/api/embeddings")
@@ -124,12 +125,14 @@ class Api:
         *,
         named: bool = False,
     ) -> Response:
-        """An answer as it was asked for, streamed or whole; `named` as of `_streamed`."""
+        """An answer as it was asked for, streamed or whole; events that are `named` by their type
+        need no end besides."""
         fields = await self._fields(kind, request)
         async with self._model(fields, request) as model:
             answer = await _unless_gone(of(model, fields), request)
             if answer.request.stream:
-                return await _streamed(answer.stream(), request, named=named)
+                end = "" if named else "data: [DONE]\n\n"
+                return await _streamed(answer.stream(), request, _event, end=end)
             return JSONResponse(await _unless_gone(answer.whole(), request))
 
     async def count_tokens(self, request: Request) -> Response:
@@ -168,7 +171,7 @@ class Api:
             answer = OllamaAnswer(model, fields, began)
             if fields.stream is False:
                 return JSONResponse(await _unless_gone(answer.whole(), request))
-            return await _streamed_lines(answer.lines(), request)
+            return await _streamed(answer.lines(), request, _line, "application/x-ndjson")
 
     async def add_file(self, request: Request) -> Response:
         """A document comes."""
@@ -309,47 +312,35 @@ def _log(error: Exception) -> None:
         _LOG.error("kvlite went wrong", exc_info=error)
 
 
-async def _streamed(chunks: Chunks, request: Request, *, named: bool = False) -> Response:
-    """Server-sent events, `named` by their type or with an end of their own. What goes wrong before
-    the first one is an answer of its own."""
-    first = await _unless_gone(anext(chunks), request)
+async def _streamed(
+    chunks: AsyncGenerator[_Chunk],
+    request: Request,
+    encode: Callable[[_Chunk | dict[str, Any]], str],
+    media_type: str = "text/event-stream",
+    end: str = "",
+) -> Response:
+    """Chunks as they come. What goes wrong before the first one is an answer of its own."""
+    first, path = await _unless_gone(anext(chunks), request), request.url.path
 
-    async def events() -> AsyncIterator[str]:
+    async def encoded() -> AsyncIterator[str]:
         try:
             async with aclosing(chunks):
-                yield _event(first)
+                yield encode(first)
                 async for each in chunks:
-                    yield _event(each)
+                    yield encode(each)
         except Stopped:
             return
         except Exception as error:
             _log(error)
-            body = refusal_of(error, request.url.path).body_at(request.url.path)
-            yield _event(body if "type" in body or not named else body["error"] | {"type": "error"})
-        if not named:
-            yield "data: [DONE]\n\n"
+            yield encode(refusal_of(error, path).body_at(path))
+        if end:
+            yield end
 
-    return StreamingResponse(events(), media_type="text/event-stream", headers=_SSE)
+    return StreamingResponse(encoded(), media_type=media_type, headers=_SSE)
 
 
-async def _streamed_lines(chunks: AsyncGenerator[dict[str, Any]], request: Request) -> Response:
-    """Lines of JSON. What goes wrong before the first one is an answer of its own."""
-    first = await _unless_gone(anext(chunks), request)
-
-    async def lines() -> AsyncIterator[str]:
-        try:
-            async with aclosing(chunks):
-                yield f"{_JSON.encode(first)}\n"
-                async for each in chunks:
-                    yield f"{_JSON.encode(each)}\n"
-        except Stopped:
-            return
-        except Exception as error:
-            _log(error)
-            path = request.url.path
-            yield f"{_JSON.encode(refusal_of(error, path).body_at(path))}\n"
-
-    return StreamingResponse(lines(), media_type="application/x-ndjson", headers=_SSE)
+def _line(chunk: dict[str, Any]) -> str:
+    return f"{_JSON.encode(chunk)}\n"
 
 
 def _event(chunk: dict[str, Any] | str) -> str:

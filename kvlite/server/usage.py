@@ -100,9 +100,13 @@ class Usage:
             raise Refusal(said, 503, code="out_of_memory")
         return "stop" if reason == "interrupted" else reason
 
+    @property
+    def known(self) -> int:
+        """Tokens of the prompt that had been read before."""
+        return 0 if self.fresh is None else max(0, self.prompt - self.fresh)
+
     def plain(self) -> dict[str, Any]:
         """As in OpenAI's objects; `kvlite` has the metrics, with the model's name here, no path."""
-        known = 0 if self.fresh is None else max(0, self.prompt - self.fresh)
         own = None
         if (metrics := self.metrics) is not None:
             read = {"prompt_tokens": self.fresh, "time_to_first_token_s": self.first_s}
@@ -113,7 +117,7 @@ class Usage:
             "prompt_tokens": self.prompt,
             "completion_tokens": self.generated,
             "total_tokens": self.prompt + self.generated,
-            "prompt_tokens_details": {"cached_tokens": known, "audio_tokens": 0},
+            "prompt_tokens_details": {"cached_tokens": self.known, "audio_tokens": 0},
             "completion_tokens_details": {
                 "reasoning_tokens": self.reasoned,
                 "audio_tokens": 0,

@@ -16,8 +16,8 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from kvlite.config.settings import EMBEDDED_MODEL, Settings
-from kvlite.server.config import ServerConfig
-from kvlite.server.models import is_alike, names_of
+from kvlite.server.config import ServerConfig, names_of
+from kvlite.server.models import is_alike
 from tests.server.conftest import Server, said, serving
 from tests.server.test_chat import expected
 from tests.server.test_refusing import require_error

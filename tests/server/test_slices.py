@@ -87,17 +87,23 @@ def chunks(patch: pytest.MonkeyPatch, seen: Callable[[LayerPrefill], None]) -> I
         yield
 
 
-def test_tokens_come_between_slices_and_are_those_of_each_alone(
-    server: Server, alone: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    events, drawn = list[str](), RunStats.was_drawn
+def tell_tokens(patch: pytest.MonkeyPatch, events: list[str]) -> None:
+    """Add every token that is drawn to the events."""
+    drawn = RunStats.was_drawn
 
     def token(self: RunStats) -> None:
         events.append("token")
         drawn(self)
 
+    patch.setattr(RunStats, "was_drawn", token)
+
+
+def test_tokens_come_between_slices_and_are_those_of_each_alone(
+    server: Server, alone: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events = list[str]()
     with chunks(monkeypatch, lambda _: events.append("chunk")):
-        monkeypatch.setattr(RunStats, "was_drawn", token)
+        tell_tokens(monkeypatch, events)
         made = both(server, [SHORT, READ])
     assert [text(each) for each in made] == alone
     runs = [len([*same]) for name, same in groupby(events) if name == "chunk"]
@@ -114,15 +120,10 @@ def test_a_request_for_a_title_is_answered_while_another_reads(
     server: Server, alone: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also if it comes later, and a third that has much to read waits."""
-    events, drawn = list[str](), RunStats.was_drawn
-
-    def token(self: RunStats) -> None:
-        events.append("token")
-        drawn(self)
-
+    events = list[str]()
     other: dict[str, Any] = {"messages": said(f"Now. {LONG}"), "max_tokens": 8}
     with chunks(monkeypatch, lambda _: events.append("chunk")):
-        monkeypatch.setattr(RunStats, "was_drawn", token)
+        tell_tokens(monkeypatch, events)
         made = both(server, [READ, other, SHORT])
     assert [text(each) for each in (made[2], made[0])] == alone
     # All of the short one's tokens came before the first that read.
