@@ -3,6 +3,7 @@
 import json
 import shlex
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any
@@ -162,6 +163,19 @@ AGENTS: Mapping[str, Callable[[Served], Sequence[Step]]] = {
 }
 
 
+def _context_at(address: str, model: str, key: str) -> int | None:
+    """What a server that runs there says that a model holds; None if none does."""
+    import httpx
+
+    from kvlite.config.checked_file import Damaged, from_json
+
+    with suppress(httpx.HTTPError, Damaged, KeyError, TypeError):
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        found = httpx.get(f"{address}/models/{model}", headers=headers, timeout=2, trust_env=False)
+        return int(from_json(found.raise_for_status().content)["max_model_len"])
+    return None
+
+
 @partial(with_resolved, names=("model",))
 def agent_config(
     resolved: Resolved,
@@ -175,7 +189,8 @@ def agent_config(
         int | None,
         typer.Option(
             min=1,
-            help="tokens that the model holds, for agents that compact before (codex, opencode)",
+            help="tokens that the model holds, for agents that compact before (codex, opencode); "
+            "a server that runs is asked",
         ),
     ] = None,
     as_json: AsJson = False,
@@ -196,6 +211,7 @@ def agent_config(
 
     address = ServerConfig(host=_reached(host), port=port).address
     model = names_of(resolved.settings.model)[0]
+    context = context or _context_at(address, model, api_key)
     served = Served(address.removesuffix("/v1"), model, api_key, context)
     steps = AGENTS[agent](served)
     if as_json:

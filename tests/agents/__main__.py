@@ -3,7 +3,8 @@
 Each is installed into a cache folder (KVLITE_AGENTS, else ~/.cache/kvlite-agents), told of the
 server by `kvlite agent-config`, and given a task in a folder of its own: to read a file and to
 change it. The model is a tiny random one with a long context; a stand-in says what it says. All
-else is as ever. What was sent and answered lies in the cache folder's `requests`.
+else is as ever. With `--model` a model speaks for itself, and need only be heard. What was sent and
+answered lies in the cache folder's `requests`.
 """
 
 import argparse
@@ -24,7 +25,7 @@ from kvlite.server.config import ServerConfig
 from tests.agents.configuring import configure
 from tests.agents.install import cache
 from tests.agents.recording import Recording, recording
-from tests.agents.stand_in import StandIn, standing_in
+from tests.agents.stand_in import StandIn, speaking, standing_in
 from tests.agents.table import AFTER, AGENTS, BEFORE, Agent
 from tests.cli.conftest import model_of
 from tests.server.conftest import Server, serving
@@ -76,6 +77,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.agents")
     known = [each.name for each in AGENTS]
     parser.add_argument("agents", nargs="*", metavar="AGENT", help=", ".join(known))
+    parser.add_argument("--model", help="one that speaks for itself, such as a GGUF file")
     parser.add_argument("--context", type=int, default=CONTEXT, help="the model's, in tokens")
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
@@ -86,19 +88,25 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made)
         (folder / "tiny").mkdir()
-        model = model_of(folder / "tiny", given.context)
-        (model / "chat_template.jinja").write_text(TEMPLATE)
+        if given.model:
+            model, voice = Path(given.model).resolve(), speaking()
+        else:
+            model = model_of(folder / "tiny", given.context)
+            (model / "chat_template.jinja").write_text(TEMPLATE)
+            voice = standing_in(str(model))
         settings = Settings(model=str(model), reserve_tokens=2048)
         config = ServerConfig(folder=folder / "data")
         with (
             recording(folder) as recorded,
-            standing_in(str(model)) as rules,
+            voice as rules,
             serving(settings, config) as server,
         ):
             for agent in AGENTS:
                 if agent.name in (given.agents or known):
                     home = folder / agent.name
-                    rows.append(_try(agent, server, rules, recorded, home, model))
+                    rows.append(
+                        _try(agent, server, rules, recorded, home, model, speaks=bool(given.model))
+                    )
                     print(rows[-1].line(), *rows[-1].why, sep="\n  ", file=sys.stderr, flush=True)
     if given.json:
         print(json.dumps([asdict(row) for row in rows]))
@@ -108,7 +116,14 @@ def main() -> int:
 
 
 def _try(
-    agent: Agent, server: Server, rules: StandIn, recorded: Recording, home: Path, model: Path
+    agent: Agent,
+    server: Server,
+    rules: StandIn,
+    recorded: Recording,
+    home: Path,
+    model: Path,
+    *,
+    speaks: bool,
 ) -> Row:
     row = Row(agent.name)
     try:
@@ -145,7 +160,7 @@ def _try(
     row.answered = bool(ended)
     row.done = code == 0 and note.read_text() == AFTER
     if main_asks:
-        row.prompt = main_asks[0].tokens
+        row.prompt = (max if speaks else min)(each.tokens for each in main_asks)
     if ended:
         row.first_s = ended[0].seconds
     if len(ended) > 1:
@@ -154,7 +169,7 @@ def _try(
         row.again = max(0, first.tokens - (second.tokens - (second.fresh or 0)))
     row.why += recorded.refused[:5]
     row.why += [f"the grammar forbids {each!r}" for each in rules.forbidden]
-    if not row.done:
+    if not (row.done or (speaks and row.answered)):
         row.why += [f"it ended with {code}; note.txt: {note.read_text()!r}", said[-600:]]
     shutil.rmtree(home, ignore_errors=True)
     return row

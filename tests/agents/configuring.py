@@ -16,10 +16,9 @@ def configure(
     """The variables that an agent is told, and the words that start it, if it says which; its files
     go into `home`, and what comes before it in the shell is done."""
     port = str(urlsplit(address).port)
-    context = str(json.loads((model / "config.json").read_text())["max_position_embeddings"])
     command = [sys.executable, "-m", "kvlite", "agent-config", name, "--json"]
     done = subprocess.run(
-        [*command, "--model", str(model), "--port", port, "--context", context],
+        [*command, "--model", str(model), "--port", port],
         capture_output=True,
         text=True,
         check=True,

@@ -70,7 +70,6 @@ class StandIn:
 def standing_in(model: str) -> Iterator[StandIn]:
     """Let rules say what the model in a folder says."""
     rules = StandIn(AutoTokenizer.from_pretrained(model))
-    asks = ServedModel.answer
 
     class Scripted(Sampler):
         left: list[int] | None = None
@@ -89,6 +88,27 @@ def standing_in(model: str) -> Iterator[StandIn]:
                     raise SettingError(f"the grammar forbids {text[:200]!r}")
             return token
 
+    with patch("kvlite.conversation.turn.Sampler", Scripted), _counting(rules):
+        yield rules
+
+
+@contextmanager
+def speaking() -> Iterator[StandIn]:
+    """Let the model say what it will; prompts are counted, all as the task's."""
+    rules = _Counted(None)
+    with _counting(rules):
+        yield rules
+
+
+class _Counted(StandIn):
+    def step(self, ids: Sequence[int]) -> int | None:
+        return 0
+
+
+@contextmanager
+def _counting(rules: StandIn) -> Iterator[None]:
+    asks = ServedModel.answer
+
     async def answer(self: ServedModel, ask: Ask) -> AsyncGenerator[Token]:
         asked, began = Asked(rules.step(ask.ids), len(ask.ids)), time.monotonic()
         rules.asked.append(asked)
@@ -97,8 +117,5 @@ def standing_in(model: str) -> Iterator[StandIn]:
                 asked.seconds, asked.fresh = time.monotonic() - began, piece.metrics.prompt_tokens
             yield token
 
-    with (
-        patch("kvlite.conversation.turn.Sampler", Scripted),
-        patch.object(ServedModel, "answer", answer),
-    ):
-        yield rules
+    with patch.object(ServedModel, "answer", answer):
+        yield

@@ -10,7 +10,10 @@ from typing import Any
 
 import pytest
 
+from kvlite.config.settings import Settings
+from kvlite.server.config import ServerConfig
 from tests.cli.conftest import Refused, Run
+from tests.server.conftest import serving
 
 AGENTS = ("opencode", "claude-code", "codex", "qwen-code", "cline", "continue", "aider")
 MODEL, API = "Qwen/Qwen3-8B", "http://127.0.0.1:9000/v1"
@@ -115,3 +118,16 @@ def test_shells_set_what_agents_look_for(kvlite: Run) -> None:
 def test_what_is_not_known_is_refused(refused: Refused) -> None:
     refused(["agent-config", "zed"], f"no agent is called 'zed': give {', '.join(AGENTS)}")
     refused(["agent-config", "codex", "--host", "http://a/b"], "'http://a/b' is no host")
+
+
+def test_a_server_that_runs_is_asked_how_much_its_model_holds(
+    kvlite: Run, tiny_folder: Path, tmp_path: Path
+) -> None:
+    flags = "--model", tiny_folder, "--port"
+    with serving(Settings(model=str(tiny_folder)), ServerConfig(folder=tmp_path)) as server:
+        port = int(server.address.rpartition(":")[2])
+        ((_, text),) = steps_of(kvlite, "opencode", *flags, port)
+    (model,) = json.loads(text)["provider"]["kvlite"]["models"].values()
+    assert model["limit"] == {"context": 1024, "output": 256}
+    ((_, text),) = steps_of(kvlite, "opencode", *flags, port)  # it has ended
+    assert "limit" not in text
