@@ -11,7 +11,8 @@ from kvlite.model.source import find_config
 from kvlite.model.transformers_lock import load_transformers, making_modules
 from kvlite.planner.candidates import planner_here
 from kvlite.planner.max_context import reach
-from kvlite.planner.plan import Plan, Planner
+from kvlite.planner.plan import Plan
+from kvlite.planner.planner import Planner
 
 from .views.live import bar_html
 

@@ -20,7 +20,8 @@ from kvlite.memory.nvml import CardUse, spill_note
 from kvlite.planner.candidates import open_planner
 from kvlite.planner.cards import split
 from kvlite.planner.max_context import reach, reaches
-from kvlite.planner.plan import Plan, Planner
+from kvlite.planner.plan import Plan
+from kvlite.planner.planner import Planner
 from tests.conftest import ARCHITECTURES, SIZES, Tiny
 from tests.test_packed import random_ids
 

@@ -34,7 +34,8 @@ from kvlite.offload.weights.loader import STREAMED, load_mtp, open_whole
 from kvlite.ops.device import has_triton
 from kvlite.planner.candidates import planner_here
 from kvlite.planner.choice import Choice
-from kvlite.planner.plan import Plan, Planner, refusal
+from kvlite.planner.plan import Plan, refusal
+from kvlite.planner.planner import Planner
 
 # Tokens planned for if nobody says how many will be read; and the fewest that must fit.
 TOKENS, FEW = 4096, 256

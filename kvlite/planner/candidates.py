@@ -21,7 +21,7 @@ from kvlite.model.weights import PLAIN, Weights, choose_weights, stored_name
 from kvlite.offload.weights.loader import require_streamable
 from kvlite.planner.cards import layable, require_cards
 from kvlite.planner.forecaster import Forecaster
-from kvlite.planner.plan import Planner
+from kvlite.planner.planner import Planner
 
 
 def open_planner(

@@ -18,7 +18,8 @@ from kvlite.model.devices import choose_devices
 from kvlite.model.source import find_config
 from kvlite.model.transformers_lock import load_transformers, making_modules
 from kvlite.planner.candidates import open_planner, planner_here
-from kvlite.planner.plan import Plan, Planner
+from kvlite.planner.plan import Plan
+from kvlite.planner.planner import Planner
 
 # Tokens that a model which is proposed has room for.
 ENOUGH = 32_768

@@ -8,7 +8,8 @@ from kvlite.cache.bits import AUTO, saving
 from kvlite.config.settings import Settings
 from kvlite.methods.budget import AUTO_LEAST, AUTO_SHARE
 from kvlite.planner.choice import Choice
-from kvlite.planner.plan import CHUNKS, Plan, Planner
+from kvlite.planner.plan import Plan
+from kvlite.planner.planner import CHUNKS, Planner
 
 FULL = "full"
 

@@ -21,7 +21,8 @@ from kvlite.conversation.metrics import Piece
 from kvlite.conversation.sources import Source
 from kvlite.jobs.output import Writer
 from kvlite.jobs.tasks import Task
-from kvlite.planner.plan import Plan, Planner
+from kvlite.planner.plan import Plan
+from kvlite.planner.planner import Planner
 from tests.cli.conftest import Done, Refused, Run
 
 QUESTIONS = ("Who sat?", "Who lay by the door?", "Where?")
