@@ -32,8 +32,8 @@ from tests.server.conftest import Server, serving
 from tests.server.test_tools import TEMPLATE
 
 CONTEXT = 131_072
-# The longest that an agent may take.
-SECONDS = 300
+# The longest that an agent may take; and with a model that speaks for itself.
+SECONDS, SPEAKING = 300, 900
 
 
 @dataclass
@@ -94,7 +94,7 @@ def main() -> int:
             model = model_of(folder / "tiny", given.context)
             (model / "chat_template.jinja").write_text(TEMPLATE)
             voice = standing_in(str(model))
-        settings = Settings(model=str(model), reserve_tokens=2048)
+        settings = Settings(model=str(model), reserve_tokens=2048, max_new_tokens=256)
         config = ServerConfig(folder=folder / "data")
         with (
             recording(folder) as recorded,
@@ -153,15 +153,18 @@ def _try(
         address = {"OPENAI_BASE_URL": f"{server.address}/v1", "OPENAI_API_KEY": "any"}
         env |= address | {"MODEL": model.name}
     command = [*(words or agent.command[:1]), *agent.command[1:]]
-    code, said = _run(command, work, env)
+    code, said = _run(command, work, env, SPEAKING if speaks else SECONDS)
     (recorded.folder / "said.txt").write_text(said)
     main_asks = [each for each in rules.asked if each.step is not None]
     ended = [each for each in main_asks if each.seconds is not None]
-    row.answered = bool(ended)
+    row.answered = bool(ended) or (speaks and any(each.first_s for each in main_asks))
     row.done = code == 0 and note.read_text() == AFTER
     if main_asks:
         row.prompt = (max if speaks else min)(each.tokens for each in main_asks)
-    if ended:
+    if speaks:  # as long as it likes
+        heard = [each for each in main_asks if each.first_s and 2 * each.tokens > row.prompt]
+        row.first_s = heard[0].first_s if heard else None
+    elif ended:
         row.first_s = ended[0].seconds
     if len(ended) > 1:
         first, second = ended[:2]
@@ -175,7 +178,9 @@ def _try(
     return row
 
 
-def _run(command: list[str], folder: Path, env: dict[str, str]) -> tuple[int | None, str]:
+def _run(
+    command: list[str], folder: Path, env: dict[str, str], most: int
+) -> tuple[int | None, str]:
     """Its exit code, None if it was killed, and what it printed."""
     with tempfile.TemporaryFile() as out:
         child = subprocess.Popen(
@@ -191,7 +196,7 @@ def _run(command: list[str], folder: Path, env: dict[str, str]) -> tuple[int | N
         began = time.monotonic()
         try:
             with suppress(subprocess.TimeoutExpired):
-                code = child.wait(SECONDS)
+                code = child.wait(most)
         finally:
             _end(child, env["HOME"])
         out.seek(0)

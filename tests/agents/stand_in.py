@@ -25,12 +25,14 @@ class Asked:
     Attributes:
         step: how many results of tools it has; None if it is none of the task's.
         tokens, fresh: of the prompt, and those of them that were read.
-        seconds: until its answer had ended; None if it never did.
+        first_s, seconds: until the first token of its answer, and until it had ended; None if it
+            never did.
     """
 
     step: int | None
     tokens: int
     fresh: int | None = None
+    first_s: float | None = None
     seconds: float | None = None
 
 
@@ -113,6 +115,8 @@ def _counting(rules: StandIn) -> Iterator[None]:
         asked, began = Asked(rules.step(ask.ids), len(ask.ids)), time.monotonic()
         rules.asked.append(asked)
         async for token in asks(self, ask):
+            if asked.first_s is None and token.piece is not None:
+                asked.first_s = time.monotonic() - began
             if (piece := token.piece) is not None and piece.finish_reason is not None:
                 asked.seconds, asked.fresh = time.monotonic() - began, piece.metrics.prompt_tokens
             yield token
