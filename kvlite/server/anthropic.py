@@ -18,8 +18,6 @@ from kvlite.server.usage import Usage, heard_of
 from kvlite.server.values import Whole
 
 _LOG = logging.getLogger("kvlite.server")
-# Claude Code's first block of system text, which is another one in each request and no use here.
-_BILLING = "x-anthropic-billing-header:"
 # How what the client says to the model in the midst of a chat is marked for templates that have one
 # system message, at the beginning.
 _REMINDER = "<system-reminder>\n{}\n</system-reminder>"
@@ -140,7 +138,7 @@ class MessagesRequest(Named):
     def _system(self) -> Iterator[dict[str, Any]]:
         blocks = Message(role="system", content=self.system or "").blocks
         texts = [each.said(f"system[{number}]") for number, each in enumerate(blocks)]
-        if text := "\n".join(each for each in texts if each and not each.startswith(_BILLING)):
+        if text := "\n".join(filter(None, texts)):
             yield {"role": "system", "content": text}
 
     def _messages(self) -> list[dict[str, Any]]:
@@ -317,13 +315,14 @@ class MessagesAnswer:
         return {**head, **about, "stop_reason": None, "stop_sequence": None}
 
     @property
-    def _counted(self) -> dict[str, int]:
+    def _counted(self) -> dict[str, Any]:
         usage = self._usage
         return {
             "input_tokens": usage.prompt - usage.known,
             "cache_creation_input_tokens": 0,
             "cache_read_input_tokens": usage.known,
             "output_tokens": usage.generated,
+            **({"kvlite": {"notes": usage.notes}} if usage.notes else {}),
         }
 
     @property

@@ -71,6 +71,7 @@ class OllamaAsked(Named):
     options: dict[str, Any] | None = None
     format: str | dict[str, Any] | None = None
     think: bool | str | None = None
+    kvlite: dict[str, Any] | None = None
 
     def chat(self) -> Chat | None:
         """The request as one for the next message of a chat; None if it asks for nothing. Raises
@@ -84,7 +85,7 @@ class OllamaAsked(Named):
             given |= parsed(Options, self.options).of_chat()
         thinks = "enable_thinking" if isinstance(self.think, bool) else "reasoning_effort"
         given[thinks] = self.think or (False if self.think is False else None)
-        given["tools"] = getattr(self, "tools", None) or None
+        given |= {"tools": getattr(self, "tools", None) or None, "kvlite": self.kvlite}
         return parsed(Chat, {name: each for name, each in given.items() if each is not None})
 
     @abstractmethod
@@ -248,6 +249,7 @@ class OllamaAnswer:
             "prompt_eval_count": usage.prompt,
             "eval_count": usage.generated,
             **{name: max(1, round(1e9 * seconds)) for name, seconds in took.items()},
+            **({"kvlite": {"notes": usage.notes}} if usage.notes else {}),
         }
 
     async def whole(self) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from kvlite.cache.segment import bytes_held
 from kvlite.config.settings import Settings
 from kvlite.conversation.conversation import Conversation
 from kvlite.conversation.metrics import Piece
-from kvlite.conversation.record import StoredMessage
+from kvlite.conversation.record import StoredMessage, ToldTimes
 from kvlite.conversation.runner import Runner, open_runner
 from kvlite.errors import KvliteError, Stopped
 from kvlite.memory.free import return_memory, settle_heap
@@ -49,6 +49,8 @@ class Ask:
         empty: whether nothing is wanted after the prompt.
         lent: files of the library that have read its beginning.
         said: the prompt for people.
+        times: that the prompt tells.
+        notes: sentences that come with the answer.
     """
 
     ids: Sequence[int]
@@ -60,6 +62,8 @@ class Ask:
     empty: bool = False
     lent: Sequence[Path] = ()
     said: Sequence[StoredMessage] = ()
+    times: Sequence[ToldTimes] = ()
+    notes: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -125,6 +129,12 @@ class ServedModel:
             said = in_fields(self.loading.shown.error)
             raise Refusal(f"the model cannot be used: {said}", 500)
         raise Refusal("the model is being loaded: try again", 503, code="loading")
+
+    @property
+    def told_times(self) -> list[ToldTimes]:
+        """Dates and times in prompts that are kept, those of the last one first."""
+        kept = [] if (now := self.conversations) is None else [*now.kept]
+        return [time for each in sorted(kept, key=lambda each: -each.used) for time in each.times]
 
     @property
     def status(self) -> str:
@@ -259,7 +269,9 @@ class ServedModel:
             ids, counted = [*ask.ids], False
             piece: Piece | None = None
             try:
-                pieces = self.conversations.answer(ids, settings, work.callbacks, said=ask.said)
+                pieces = self.conversations.answer(
+                    ids, settings, work.callbacks, said=ask.said, times=ask.times
+                )
                 for piece, talk in pieces:
                     if piece is None:
                         yield READING

@@ -192,14 +192,14 @@ def test_results_and_what_stands_beside_them() -> None:
 
 def test_what_the_system_says_stands_where_templates_take_it() -> None:
     system = [
-        {"type": "text", "text": "x-anthropic-billing-header: cc_version=2.1; cch=ab12f;"},
+        {"type": "text", "text": "You are a clerk."},
         {"type": "text", "text": "Be brief.", "cache_control": {"type": "ephemeral"}},
     ]
     made = plain(
         {"role": "user", "content": "A?"}, {"role": "system", "content": "Late."}, system=system
     )
     assert [each["role"] for each in made] == ["system", "user"]
-    assert made[0]["content"] == "Be brief."
+    assert made[0]["content"] == "You are a clerk.\nBe brief."
     texts = [part["text"] for part in made[1]["content"]]
     assert texts == ["A?", "<system-reminder>\nLate.\n</system-reminder>"]
 
