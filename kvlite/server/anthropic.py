@@ -292,6 +292,7 @@ class MessagesAnswer:
         async with aclosing(answer) as tokens:
             async for heard in tokens:
                 if (piece := heard.token.piece) is None:
+                    yield heard.token.waiting
                     yield {"type": "ping"}
                     continue
                 if not begun:

@@ -37,11 +37,8 @@ from kvlite.server.ollama import (
     OllamaAsked,
     OllamaChat,
     OllamaGenerate,
-    OllamaModels,
-    Shown,
-    no_embeddings,
-    version,
 )
+from kvlite.server.ollama_models import OllamaModels, Shown, no_embeddings, up, version
 from kvlite.server.refusals import Refusal, refusal_of
 from kvlite.server.responses import ResponseAnswer, SaidBefore
 from kvlite.server.served_model import ServedModel
@@ -243,6 +240,7 @@ def make_app(models: Models) -> Starlette:
 
     answering = partial(_answering, models.state)
     routes = [
+        Route("/", answering(up), methods=["GET"]),
         Route("/health", answering(api.health), methods=["GET"]),
         Route("/metrics", answering(api.metrics), methods=["GET"]),
         Route("/v1/models", answering(api.list_models), methods=["GET"]),
@@ -302,8 +300,6 @@ def _answering(state: ServerState, handler: Handler) -> Handler:
 async def _no_such_address(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     said = f"{request.method} {request.url.path[:100]} is not here"
-    if request.url.path == "/":
-        said += ": the API is at /v1, and `kvlite app` serves a page for browsers"
     return Refusal(said, error.status_code).response(request.url.path)
 
 
