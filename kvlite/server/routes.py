@@ -17,7 +17,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response, Strea
 from starlette.routing import Route
 
 from kvlite.errors import KvliteError, Stopped
-from kvlite.server.anthropic import CreateRequest, MessagesAnswer, MessagesRequest
+from kvlite.server.anthropic import CreateRequest, MessagesAnswer, MessagesRequest, counted
 from kvlite.server.chat import ChatAnswer
 from kvlite.server.completions import CompletionAnswer
 from kvlite.server.fields import (
@@ -136,8 +136,8 @@ class Api:
         """How many tokens such a request reads."""
         fields = await self._fields(MessagesRequest, request)
         async with self._model(fields, request) as model:
-            answer = await _unless_gone(MessagesAnswer.of(model, fields), request)
-            return JSONResponse({"input_tokens": len(answer.ask.ids)})
+            found = await _unless_gone(counted(model, fields), request)
+            return JSONResponse({"input_tokens": found})
 
     async def response(self, request: Request) -> Response:
         """One response, as it was answered."""
