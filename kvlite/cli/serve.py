@@ -49,6 +49,14 @@ def serve(
     one_model: Annotated[
         bool, typer.Option("--one-model", help="load no other model that a request names")
     ] = False,
+    stable_prefix: Annotated[
+        bool,
+        typer.Option(
+            "--stable-prefix",
+            help="where only the date or time of now has changed in instructions, tell the model "
+            "the earlier one, for a day at most, so that nothing is read again; answers say so",
+        ),
+    ] = False,
     unload_after: Annotated[
         float,
         typer.Option(
@@ -96,6 +104,7 @@ def serve(
         keep_disk=_size("--keep-disk", keep_disk),
         requests=requests,
         one_model=one_model,
+        stable_prefix=stable_prefix,
         unload_after=60 * unload_after,
     )
     config.require_key()

@@ -8,13 +8,16 @@ from collections.abc import Generator, Sequence
 from typing import Any
 
 from kvlite.cache.layer import Mark
+from kvlite.config.settings import Settings
 from kvlite.conversation.branch import Branch
 from kvlite.conversation.checkpoint import Checkpoint, LayerState, whole
 from kvlite.conversation.context import Context
 from kvlite.conversation.conversation import Conversation
 from kvlite.conversation.metrics import Piece
+from kvlite.conversation.turn_config import TurnConfig
 from kvlite.engine.callbacks import NO_CALLBACKS, Callbacks
 from kvlite.methods.engine_config import EngineConfig
+from kvlite.model.load import LoadedModel
 from kvlite.offload.kv.checkpoint import HostKVCheckpoint
 
 # The last tokens of a prompt choose what the cache keeps: so many are read together with it, even
@@ -40,6 +43,13 @@ def common(one: Sequence[int], two: Sequence[int]) -> int:
     pairs = zip(one, two, strict=False)
     shorter = min(len(one), len(two))
     return next((at for at, (own, other) in enumerate(pairs) if own != other), shorter)
+
+
+def require_answerable(model: LoadedModel, ids: Sequence[int], settings: Settings) -> None:
+    """Raises SettingError or ContextError where no conversation could answer a prompt. That needs
+    no thread of its own, and is known before others have been answered."""
+    talk = Conversation(model, settings)
+    TurnConfig.of(talk.context, [*ids], talk.config, answers=True)
 
 
 def answer_prompt(

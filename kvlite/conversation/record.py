@@ -34,6 +34,21 @@ class StoredMessage:
     reasoning_tokens: int = 0
 
 
+@dataclass(frozen=True)
+class ToldTimes:
+    """Dates and times of now, as a program's prompt told them.
+
+    Attributes:
+        text: which of its texts, by a hash of all else in it.
+        values: as it had them, in order.
+        since: when they were right, in seconds since 1970.
+    """
+
+    text: str
+    values: tuple[str, ...]
+    since: float
+
+
 @dataclass
 class Branch:
     """A branch of a conversation, by a title that tells it from the others."""
@@ -62,6 +77,7 @@ class Record:
         made_by: SERVER for what a server's client said; "" for what was typed here.
         earlier: how many of `said` come before its branches, as they were a program's prompt: none
             of them can be edited.
+        times: that the program's prompt told.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
@@ -81,6 +97,7 @@ class Record:
     is_document: bool = False
     made_by: str = ""
     earlier: int = 0
+    times: list[ToldTimes] = field(default_factory=list)
 
     @property
     def title(self) -> str:

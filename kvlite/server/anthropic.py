@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from uuid import uuid4
 
 from kvlite.model.answers.reader import AnswerReader
-from kvlite.server.chat import asked
+from kvlite.server.chat import asked, prompt_of
 from kvlite.server.content_blocks import TOOL_ID, Blocks, Event
 from kvlite.server.fields import Chat, Named, parsed
 from kvlite.server.messages import UNSEEN, Fields, Plain, plain_messages
@@ -18,8 +18,6 @@ from kvlite.server.usage import Usage, heard_of
 from kvlite.server.values import Whole
 
 _LOG = logging.getLogger("kvlite.server")
-# Claude Code's first block of system text, which is another one in each request and no use here.
-_BILLING = "x-anthropic-billing-header:"
 # How what the client says to the model in the midst of a chat is marked for templates that have one
 # system message, at the beginning.
 _REMINDER = "<system-reminder>\n{}\n</system-reminder>"
@@ -68,8 +66,7 @@ class Block(Fields):
                 inner = Block(type="document", content=self.source.content).inner(where)
                 return "\n".join(filter(None, (self.title, inner)))
         if kind == "server_tool_use" or kind.endswith("_tool_result"):
-            own = self.model_dump(exclude_none=True, exclude={"id", "tool_use_id"})
-            return str(own)
+            return str(self.model_dump(exclude_none=True, exclude={"id", "tool_use_id"}))
         said = (
             f"{where} is of type {kind[:40]!r}: this server reads text, and files by the file_id "
             "of an upload"
@@ -140,7 +137,7 @@ class MessagesRequest(Named):
     def _system(self) -> Iterator[dict[str, Any]]:
         blocks = Message(role="system", content=self.system or "").blocks
         texts = [each.said(f"system[{number}]") for number, each in enumerate(blocks)]
-        if text := "\n".join(each for each in texts if each and not each.startswith(_BILLING)):
+        if text := "\n".join(filter(None, texts)):
             yield {"role": "system", "content": text}
 
     def _messages(self) -> list[dict[str, Any]]:
@@ -246,10 +243,20 @@ def _format(given: Any) -> Any:
     """A schema, as chats have it."""
     if not isinstance(given, Mapping) or given.get("type") != "json_schema":
         return given
-    return {
-        "type": "json_schema",
-        "json_schema": {"name": "answer", "schema": given.get("schema"), "strict": True},
-    }
+    schema = {"name": "answer", "schema": given.get("schema"), "strict": True}
+    return {"type": "json_schema", "json_schema": schema}
+
+
+def _read(request: MessagesRequest) -> tuple[Chat, list[Plain]]:
+    chat = request.chat()
+    chat.require_here()
+    return chat, plain_messages(chat.messages)
+
+
+async def counted(model: ServedModel, request: MessagesRequest) -> int:
+    """How many tokens a request reads. Raises Refusal or KvliteError if it cannot be read."""
+    prompt = await prompt_of(model, *await asyncio.to_thread(_read, request))
+    return len(prompt.ids)
 
 
 class MessagesAnswer:
@@ -271,13 +278,7 @@ class MessagesAnswer:
     @classmethod
     async def of(cls, model: ServedModel, request: MessagesRequest) -> "MessagesAnswer":
         """For a request; raises Refusal or KvliteError if it cannot be answered."""
-
-        def read() -> tuple[Chat, list[Plain]]:
-            chat = request.chat()
-            chat.require_here()
-            return chat, plain_messages(chat.messages)
-
-        chat, messages = await asyncio.to_thread(read)
+        chat, messages = await asyncio.to_thread(_read, request)
         return cls(model, request, *await asked(model, chat, messages, None))
 
     async def whole(self) -> dict[str, Any]:
@@ -294,6 +295,7 @@ class MessagesAnswer:
         async with aclosing(answer) as tokens:
             async for heard in tokens:
                 if (piece := heard.token.piece) is None:
+                    yield heard.token.waiting
                     yield {"type": "ping"}
                     continue
                 if not begun:
@@ -312,18 +314,18 @@ class MessagesAnswer:
     @property
     def _message(self) -> dict[str, Any]:
         head = {"id": self._id, "type": "message", "role": "assistant"}
-        content = self._blocks.content
-        about = {"model": self.model.names[0], "content": content}
+        about = {"model": self.model.names[0], "content": self._blocks.content}
         return {**head, **about, "stop_reason": None, "stop_sequence": None}
 
     @property
-    def _counted(self) -> dict[str, int]:
+    def _counted(self) -> dict[str, Any]:
         usage = self._usage
         return {
             "input_tokens": usage.prompt - usage.known,
             "cache_creation_input_tokens": 0,
             "cache_read_input_tokens": usage.known,
             "output_tokens": usage.generated,
+            **({"kvlite": {"notes": usage.notes}} if usage.notes else {}),
         }
 
     @property

@@ -1,11 +1,14 @@
 """`/v1/chat/completions`."""
 
 import asyncio
+import logging
 import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
+from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
@@ -19,10 +22,51 @@ from kvlite.server.files import with_documents
 from kvlite.server.messages import Plain, plain_messages
 from kvlite.server.refusals import Refusal
 from kvlite.server.served_model import Ask, ServedModel
-from kvlite.server.tools import tool_use
+from kvlite.server.stable_prefix import Stable, is_allowed, stable
+from kvlite.server.tools import ToolUse, tool_use
 from kvlite.server.usage import Call, Choice, Usage, gathered, heard_of, message_ids
 
+_LOG = logging.getLogger("kvlite.server")
 _TOP, _FINGERPRINT = 20, f"kvlite-{__version__}"
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """What a model reads of a request.
+
+    Attributes:
+        told: the messages as the model is told them.
+        lent: as of `Ask`.
+    """
+
+    ids: list[int]
+    use: ToolUse
+    told: Sequence[Plain]
+    lent: Sequence[Path]
+    stable: Stable
+
+
+async def prompt_of(
+    model: ServedModel, request: Chat | ResponseRequest, messages: Sequence[Plain]
+) -> Prompt:
+    """What a model reads of a request. Raises Refusal or KvliteError if it cannot be read.
+
+    Args:
+        messages: with the ids of documents, whose text is put into them.
+    """
+    runner, state = model.ready(), model.state
+    known = model.told_times if is_allowed(request, state.config) else ()
+
+    def made() -> tuple[ToolUse, Stable, Sequence[Plain], Sequence[Path]]:
+        several = request.parallel_tool_calls is not False
+        use = tool_use(runner.model, request.tools, request.tool_choice, several=several)
+        kept = stable(messages, known)
+        return use, kept, *with_documents(kept.messages, request.documents, state.files)
+
+    use, kept, told, lent = await asyncio.to_thread(made)
+    variables = request.variables(runner.settings)
+    ids = await message_ids(model, told, use.shown, variables, continues=request.continues)
+    return Prompt(ids, use, told, lent, kept)
 
 
 async def asked(
@@ -32,23 +76,13 @@ async def asked(
     top: int | None,
 ) -> tuple[Ask, Callable[[], AnswerReader] | None]:
     """What is asked of a model, and what reads an answer. Raises Refusal or KvliteError if it
-    cannot be answered.
-
-    Args:
-        messages: with the ids of documents, whose text is put into them.
-        top: as of `Ask`.
-    """
+    cannot be answered. Args are those of `prompt_of`, and `top` as of `Ask`."""
     runner = model.ready()
     settings = await model.state.waited_for(partial(request.settings, runner.settings))
-    several = request.parallel_tool_calls is not False
-    use = await asyncio.to_thread(
-        partial(tool_use, runner.model, request.tools, request.tool_choice, several=several)
-    )
-    told, lent = await asyncio.to_thread(
-        with_documents, messages, request.documents, model.state.files
-    )
-    variables = request.variables(runner.settings)
-    ids = await message_ids(model, told, use.shown, variables, continues=request.continues)
+    prompt = await prompt_of(model, request, messages)
+    ids, use, told = prompt.ids, prompt.use, prompt.told
+    if changed := prompt.stable.kept:
+        _LOG.info("stable_prefix: %d dates and times are told as earlier", len(changed))
     form, most = runner.model.answer_form, request.most_reasoning
     opened, goes_on = opens_reasoning(form, runner.tokenizer, ids), request.continues
     if request.continues and form.reasoning is not None:
@@ -68,7 +102,17 @@ async def asked(
         for each in messages
         if each["role"] in ("user", "assistant") and each.get("content")
     ]
-    ask = Ask(ids, settings, request.choices, top, empty=empty, lent=lent, said=said)
+    ask = Ask(
+        ids,
+        settings,
+        request.choices,
+        top,
+        empty=empty,
+        lent=prompt.lent,
+        said=said,
+        times=prompt.stable.times,
+        notes=prompt.stable.notes,
+    )
     if not use.tools and form.reasoning is None:
         return ask, None
     return ask, partial(

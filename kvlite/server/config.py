@@ -8,8 +8,9 @@ from kvlite.errors import SettingError
 from kvlite.web.origins import is_loopback
 from kvlite.web.server_api import TAKEN
 
-# Settings that a request may change under `kvlite`.
+# Settings that a request may change under `kvlite`; and what it may say there of its prompt.
 OWN = TAKEN
+OF_PROMPT = ("documents", "stable_prefix")
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,7 @@ class ServerConfig:
         keep_disk: bytes of disk for those that memory has no room for.
         requests: how many may be open at once.
         one_model: whether requests may name no other model of this machine.
+        stable_prefix: whether models may be told earlier dates and times, unless a request says.
         unload_after: seconds without requests after which the model is unloaded; 0 for never.
         folder: the data folder; None for the usual one.
     """
@@ -39,6 +41,7 @@ class ServerConfig:
     requests: int = 64
     one_model: bool = False
     unload_after: float = 3600.0
+    stable_prefix: bool = False
     folder: Path | None = None
 
     @property

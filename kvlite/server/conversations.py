@@ -19,7 +19,7 @@ from kvlite.conversation.file_info import about
 from kvlite.conversation.library import Library
 from kvlite.conversation.metrics import Piece
 from kvlite.conversation.prefix import answer_prompt, common, hold_in_tokens, known_ids
-from kvlite.conversation.record import SERVER, Record, StoredMessage
+from kvlite.conversation.record import SERVER, Record, StoredMessage, ToldTimes
 from kvlite.conversation.runner import Runner
 from kvlite.conversation.snapshot import Snapshot
 from kvlite.engine.callbacks import Callbacks
@@ -29,9 +29,14 @@ from kvlite.memory.device_budget import spare_bytes
 from kvlite.memory.free import release_memory
 from kvlite.memory.oom import alone
 from kvlite.model.identity import Identity
-from kvlite.server.kept import Asked, Kept, held_bytes
+from kvlite.server.kept import SHORT, Asked, Kept, held_bytes
 
 _LOG = logging.getLogger("kvlite.server")
+# What is said of tokens that are read again for a date or time.
+_CHANGED = (
+    "up to %d tokens are read again as a date or time of now has changed: --stable-prefix, or "
+    "kvlite.stable_prefix in requests, keeps the earlier one"
+)
 # How many short conversations are kept.
 SHORT_ONES = 8
 # Errors after which a conversation goes on.
@@ -70,6 +75,7 @@ class Conversations:
         callbacks: Callbacks,
         *,
         said: Sequence[StoredMessage] = (),
+        times: Sequence[ToldTimes] = (),
         ignore_eos: bool = False,
     ) -> Generator[tuple[Piece | None, Conversation]]:
         """Answer a prompt, by the usual settings with these changed, in the conversation that has
@@ -77,16 +83,16 @@ class Conversations:
         while others are answered that will end. A prompt that is left half read goes on where it
         was if it is the next one that is asked, unless memory is limited to one (`--vram`).
         `callbacks.planned` is told what memory lacks once nothing else can go. `said` is the prompt
-        for people."""
+        for people, and `times` what it tells of now."""
         chosen = self.runner.settings.after_load(settings)
         lasting, given = self._lasting(chosen), {**settings, "ignore_eos": ignore_eos}
         asked = [*ids], given
-        now = self._left(asked) or self._found(ids, lasting) or Kept([], lasting)
+        now = self._left(asked) or self._found(ids, lasting, times) or Kept([], lasting)
         if now not in self.kept:
             self.kept.append(now)
         self._used += 1
         before, now.ids, now.used, now.busy, now.changed = now.ids, [*ids], self._used, True, True
-        now.prompt, text, broken = len(ids), "", True
+        now.prompt, now.times, text, broken = len(ids), times, "", True
         now.half_read = None
         try:
             self._make_room(now)
@@ -176,9 +182,16 @@ class Conversations:
         free = (each for each in self.kept if each.settings == settings and not each.busy)
         return [(common(each.ids, ids), each) for each in free]
 
-    def _found(self, ids: Sequence[int], settings: Settings) -> Kept | None:
+    def _found(
+        self, ids: Sequence[int], settings: Settings, times: Sequence[ToldTimes]
+    ) -> Kept | None:
         """The conversation to go on with: it has most of the prompt, and loses less than that."""
         alike = self._alike(ids, settings)
+        most = max((same for same, _ in alike), default=0)
+        if (
+            lost := max((each.would_save(ids, times) for _, each in alike), default=0) - most
+        ) > SHORT:
+            _LOG.info(_CHANGED, lost)
         for same, each in sorted(alike, key=lambda pair: (-pair[0], -pair[1].used)):
             if each.is_left_by(same) and (fork := self._forked(each, ids, same)) is not None:
                 return fork
@@ -192,7 +205,6 @@ class Conversations:
                 else:
                     _LOG.info("%d of %d tokens are known", same, len(ids))
                 return each
-        most = max((same for same, _ in alike), default=0)
         _LOG.info(
             "a new conversation of %d tokens; the most that another shares is %d", len(ids), most
         )
@@ -358,7 +370,7 @@ class Conversations:
             with suppress(SettingError), self.library.hold(kept.id):
                 found = self.library.record(kept.id)
                 record = found if found.made_by == SERVER else record
-        record.made_by, record.earlier = SERVER, 0
+        record.made_by, record.earlier, record.times = SERVER, 0, [*kept.times]
         first = next((each.text for each in kept.said if each.role == "user"), "")
         if all(each.text != first for each in record.said[:2]):
             record.name = ""  # of what was said there before
@@ -408,7 +420,7 @@ class Conversations:
                 _LOG.warning("%s is not gone on with: %s", path, error)
                 continue
             self._used += 1
-            found.used, found.said = self._used, record.said
+            found.used, found.said, found.times = self._used, record.said, record.times
             if record.made_by == SERVER:
                 found.id = record.id
             self.kept.append(found)

@@ -12,7 +12,7 @@ from pydantic import BaseModel, Field, ValidationError
 from kvlite.config.settings import Settings, checked
 from kvlite.errors import SettingError
 from kvlite.methods.engine_config import require_meaning
-from kvlite.server.config import OWN
+from kvlite.server.config import OF_PROMPT, OWN
 from kvlite.server.formats import Format, Formatted, format_of
 from kvlite.server.messages import Fields, Message, Plain, text_of
 from kvlite.server.refusals import Refusal, refusal_of_fields
@@ -123,9 +123,9 @@ class Sampled(Named, Formatted):
             found["top_k"] = 0
         if self.longest is not None:
             found["max_new_tokens"] = self.longest or 1
-        given = {"max_new_tokens": self.length_field}
+        named = {"max_new_tokens": self.length_field}
         values = {
-            name: checked_field(name, each, given.get(name, name)) for name, each in found.items()
+            name: checked_field(name, each, named.get(name, name)) for name, each in found.items()
         }
         if any(stops):
             values["stop"] = tuple(stops)
@@ -135,7 +135,8 @@ class Sampled(Named, Formatted):
         if followed := self.followed:
             self.require_alone(followed)
             values["schema"] = _followed(followed)
-        own = {name: value for name, value in (self.kvlite or {}).items() if name != "documents"}
+        given = (self.kvlite or {}).items()
+        own = {name: value for name, value in given if name not in OF_PROMPT}
         return values | _own(own, usual)
 
     def require_alone(self, followed: Format) -> None:

@@ -10,7 +10,7 @@ from kvlite.config.settings import Settings
 from kvlite.conversation.conversation import Conversation
 from kvlite.conversation.fork import forked
 from kvlite.conversation.prefix import common
-from kvlite.conversation.record import StoredMessage
+from kvlite.conversation.record import StoredMessage, ToldTimes
 
 # Tokens up to which a conversation is short.
 SHORT = 1024
@@ -36,6 +36,7 @@ class Kept:
         used: when, as a number that grows.
         busy: whether an answer is coming in it.
         said: what its last prompt said, for people.
+        times: that its last prompt told.
         half_read: what is, since nobody waits for its answer any more.
         device_bytes, host_bytes: of memory that it takes; 0 while it is on disk alone.
         file_bytes: of its file.
@@ -51,6 +52,7 @@ class Kept:
     used: int = 0
     busy: bool = False
     said: Sequence[StoredMessage] = ()
+    times: Sequence[ToldTimes] = ()
     half_read: Asked | None = None
     device_bytes: int = 0
     host_bytes: int = 0
@@ -109,6 +111,11 @@ class Kept:
         made = talk.context.oom_policy.run(work, {})
         return None if made is None else Kept(self.ids[:same], self.settings, talk=made)
 
+    def would_save(self, ids: Sequence[int], times: Sequence[ToldTimes]) -> int:
+        """How many tokens of a prompt may have been read here, if it differs in its dates and times
+        alone; 0 if it does not differ in these."""
+        return min(self._said, len(ids)) if _have_changed(times, self.times) else 0
+
     def is_awaited_by(self, ids: Sequence[int]) -> bool:
         """Whether much of a prompt was read here, and it goes on with that."""
         same = common(self.ids, ids)
@@ -122,3 +129,9 @@ def held_bytes(talk: Conversation) -> tuple[int, int]:
         device += talk.store.index_bytes
         host += 0 if talk.store.on_disk else talk.store.nbytes
     return device, host
+
+
+def _have_changed(now: Sequence[ToldTimes], before: Sequence[ToldTimes]) -> bool:
+    """Whether a text of two prompts differs in its dates and times alone."""
+    values = {each.text: each.values for each in before}
+    return any(values.get(each.text, each.values) != each.values for each in now)

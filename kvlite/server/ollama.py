@@ -1,7 +1,6 @@
 """Ollama's API: its requests as those of a chat, and answers in its words."""
 
 import asyncio
-import hashlib
 import logging
 import re
 import time
@@ -9,19 +8,14 @@ from abc import abstractmethod
 from collections import defaultdict, deque
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing, suppress
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Any
 
-from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
-
-from kvlite import __version__
 from kvlite.config.checked_file import Damaged, from_json
 from kvlite.model.answers.reader import Part, calls_in
 from kvlite.server.chat import asked
 from kvlite.server.fields import Chat, Named, ignored, parsed
 from kvlite.server.messages import Fields, ToolCall, plain_messages
-from kvlite.server.models import Models
 from kvlite.server.refusals import Refusal
 from kvlite.server.served_model import ServedModel
 from kvlite.server.tools import call_id
@@ -29,8 +23,6 @@ from kvlite.server.usage import Usage, heard_of
 from kvlite.server.values import Whole
 
 _LOG = logging.getLogger("kvlite.server")
-# The version of Ollama whose API this is: Visual Studio Code wants 0.6.4, and numbers alone.
-_VERSION = "0.18.3"
 # Fields of chats, and what they are here.
 _WORDS = {
     "max_tokens": "num_predict",
@@ -39,7 +31,6 @@ _WORDS = {
     "reasoning_effort": "think",
 }
 _WORD = re.compile("|".join(_WORDS))
-_NEVER = timedelta(days=36500)
 
 
 class Options(Fields):
@@ -71,6 +62,7 @@ class OllamaAsked(Named):
     options: dict[str, Any] | None = None
     format: str | dict[str, Any] | None = None
     think: bool | str | None = None
+    kvlite: dict[str, Any] | None = None
 
     def chat(self) -> Chat | None:
         """The request as one for the next message of a chat; None if it asks for nothing. Raises
@@ -84,7 +76,7 @@ class OllamaAsked(Named):
             given |= parsed(Options, self.options).of_chat()
         thinks = "enable_thinking" if isinstance(self.think, bool) else "reasoning_effort"
         given[thinks] = self.think or (False if self.think is False else None)
-        given["tools"] = getattr(self, "tools", None) or None
+        given |= {"tools": getattr(self, "tools", None) or None, "kvlite": self.kvlite}
         return parsed(Chat, {name: each for name, each in given.items() if each is not None})
 
     @abstractmethod
@@ -183,12 +175,6 @@ class OllamaGenerate(OllamaAsked):
         return {"response": content, **({"thinking": thinking} if thinking else {})}
 
 
-class Shown(Named):
-    """A request for what a model is."""
-
-    name: str | None = None
-
-
 def _require_no_images(images: Sequence[Any] | None, where: str) -> None:
     if images:
         raise Refusal(f"{where}: this server reads text alone, leave images out")
@@ -221,7 +207,8 @@ class OllamaAnswer:
         async with aclosing(heard_of(self._model, ask, usage, new_reader)) as answer:
             async for heard in answer:
                 if heard.token.piece is None:
-                    continue  # a sentence on how far it is, which no line has
+                    yield self._line()  # for whoever hangs up on silence
+                    continue
                 first = time.monotonic() if first is None else first
                 reason = heard.reason or reason
                 for part in heard.parts:
@@ -248,6 +235,7 @@ class OllamaAnswer:
             "prompt_eval_count": usage.prompt,
             "eval_count": usage.generated,
             **{name: max(1, round(1e9 * seconds)) for name, seconds in took.items()},
+            **({"kvlite": {"notes": usage.notes}} if usage.notes else {}),
         }
 
     async def whole(self) -> dict[str, Any]:
@@ -262,7 +250,7 @@ class OllamaAnswer:
         return last | self._fields.said(content, thinking, calls)
 
     def _line(self, content: str = "", thinking: str = "", calls: Any = ()) -> dict[str, Any]:
-        head = {"model": self._fields.model or self._model.names[0], "created_at": _now()}
+        head = {"model": self._fields.model or self._model.names[0], "created_at": iso_now()}
         return {**head, **self._fields.said(content, thinking, calls), "done": False}
 
 
@@ -280,71 +268,6 @@ def _calls(parts: Sequence[Part]) -> list[dict[str, Any]]:
     return made
 
 
-def _now() -> str:
+def iso_now() -> str:
+    """The time, as Ollama writes it."""
     return datetime.now(UTC).isoformat()
-
-
-def _about(model: ServedModel, since: str) -> dict[str, Any]:
-    name, local, runner = model.names[0], model.local, model.runner
-    is_gguf = name.lower().endswith(".gguf") or (local is not None and local.path.is_file())
-    kind = runner.shape.model_type if runner else local.architecture if local else ""
-    form = "gguf" if is_gguf else "safetensors" if local else ""
-    sizes = {"parameter_size": "", "quantization_level": ""}  # which nobody knows here
-    return {
-        "name": name,
-        "model": name,
-        "modified_at": since,
-        "size": model.held_bytes or (local.nbytes if local else 0),
-        "digest": hashlib.sha256(name.encode()).hexdigest(),  # of no file: clients tell by it
-        "details": {"format": form, "family": kind, "families": [kind], **sizes},
-    }
-
-
-class OllamaModels:
-    """What Ollama's clients ask of models."""
-
-    def __init__(self, models: Models) -> None:
-        self._models, self._since = models, _now()
-
-    async def tags(self, request: Request) -> Response:
-        """All models; answered at once, whatever is being done."""
-        found = await self._models.listed()
-        return JSONResponse({"models": [_about(each, self._since) for each in found]})
-
-    async def running(self, request: Request) -> Response:
-        """The model that is loaded, if one is."""
-        model, found = self._models.current, list[dict[str, Any]]()
-        if model.runner is not None:
-            seconds = self._models.state.config.unload_after
-            until = datetime.now(UTC) + (timedelta(seconds=seconds) if seconds else _NEVER)
-            context = {"expires_at": until.isoformat(), "context_length": model.max_context}
-            found = [{**_about(model, self._since), "size_vram": model.held_bytes, **context}]
-        return JSONResponse({"models": found})
-
-    async def shown(self, fields: Shown) -> dict[str, Any]:
-        """What a model is, and can do as far as that is known: before it is loaded, it answers."""
-        model = await self._models.until_loaded(fields.model or fields.name)
-        about, can = _about(model, self._since), ["completion"]
-        family = about["details"]["family"] or "unknown"
-        if (runner := model.runner) is not None:
-            form = await asyncio.to_thread(lambda: runner.model.answer_form)
-            found = {"tools": form.calls, "thinking": form.reasoning}
-            can += [name for name, there in found.items() if there is not None]
-        info = {"general.architecture": family, "general.basename": model.names[0]}
-        context = {f"{family}.context_length": model.max_context} if model.max_context else {}
-        return {
-            **{name: about[name] for name in ("modified_at", "details")},
-            "model_info": {**info, **context},
-            "capabilities": can,
-        }
-
-
-async def version(request: Request) -> Response:
-    """Of the API, and of kvlite."""
-    return JSONResponse({"version": _VERSION, "kvlite": __version__})
-
-
-async def no_embeddings(request: Request) -> Response:
-    """Raises Refusal."""
-    said = "kvlite makes no embeddings: use another program, such as Ollama or llama.cpp's"
-    raise Refusal(f"{said} `llama-server --embeddings`", 501, code="not_implemented")

@@ -158,12 +158,14 @@ class ResponseAnswer:
         answer = heard_of(self.model, self.ask, usage, self._new_reader)
         async with aclosing(answer) as tokens:
             async for heard in tokens:
-                if heard.token.piece is None:
-                    yield heard.token.waiting
-                    continue
-                if self._number < 0:
+                waits = heard.token.waiting
+                if waits:  # also by an event, as some clients wait for these alone
+                    yield waits
+                if self._number < 0 or waits:
                     for event in self._beginning():
                         yield event
+                if heard.token.piece is None:
+                    continue
                 reason = heard.reason
                 for kind, fields in coming.push(heard.parts, self._logprobs(heard.chances)):
                     yield self._event(kind, **fields)
@@ -174,8 +176,10 @@ class ResponseAnswer:
         yield self._event(status, response=done)
 
     def _beginning(self) -> list[dict[str, Any]]:
+        """The first two events; after them the second one again, which says nothing new."""
         empty = self._response("in_progress", [], None)
-        return [self._event(kind, response=empty) for kind in ("created", "in_progress")]
+        kinds = ("created", "in_progress") if self._number < 0 else ("in_progress",)
+        return [self._event(kind, response=empty) for kind in kinds]
 
     def _logprobs(self, found: Sequence[Chances]) -> list[dict[str, Any]]:
         return chat_logprobs(self.model.ready().tokenizer, found)

@@ -17,7 +17,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response, Strea
 from starlette.routing import Route
 
 from kvlite.errors import KvliteError, Stopped
-from kvlite.server.anthropic import CreateRequest, MessagesAnswer, MessagesRequest
+from kvlite.server.anthropic import CreateRequest, MessagesAnswer, MessagesRequest, counted
 from kvlite.server.chat import ChatAnswer
 from kvlite.server.completions import CompletionAnswer
 from kvlite.server.fields import (
@@ -37,11 +37,8 @@ from kvlite.server.ollama import (
     OllamaAsked,
     OllamaChat,
     OllamaGenerate,
-    OllamaModels,
-    Shown,
-    no_embeddings,
-    version,
 )
+from kvlite.server.ollama_models import OllamaModels, Shown, no_embeddings, up, version
 from kvlite.server.refusals import Refusal, refusal_of
 from kvlite.server.responses import ResponseAnswer, SaidBefore
 from kvlite.server.served_model import ServedModel
@@ -139,8 +136,8 @@ class Api:
         """How many tokens such a request reads."""
         fields = await self._fields(MessagesRequest, request)
         async with self._model(fields, request) as model:
-            answer = await _unless_gone(MessagesAnswer.of(model, fields), request)
-            return JSONResponse({"input_tokens": len(answer.ask.ids)})
+            found = await _unless_gone(counted(model, fields), request)
+            return JSONResponse({"input_tokens": found})
 
     async def response(self, request: Request) -> Response:
         """One response, as it was answered."""
@@ -243,6 +240,7 @@ def make_app(models: Models) -> Starlette:
 
     answering = partial(_answering, models.state)
     routes = [
+        Route("/", answering(up), methods=["GET"]),
         Route("/health", answering(api.health), methods=["GET"]),
         Route("/metrics", answering(api.metrics), methods=["GET"]),
         Route("/v1/models", answering(api.list_models), methods=["GET"]),
@@ -302,8 +300,6 @@ def _answering(state: ServerState, handler: Handler) -> Handler:
 async def _no_such_address(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     said = f"{request.method} {request.url.path[:100]} is not here"
-    if request.url.path == "/":
-        said += ": the API is at /v1, and `kvlite app` serves a page for browsers"
     return Refusal(said, error.status_code).response(request.url.path)
 
 

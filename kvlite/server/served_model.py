@@ -13,7 +13,8 @@ from kvlite.cache.segment import bytes_held
 from kvlite.config.settings import Settings
 from kvlite.conversation.conversation import Conversation
 from kvlite.conversation.metrics import Piece
-from kvlite.conversation.record import StoredMessage
+from kvlite.conversation.prefix import require_answerable
+from kvlite.conversation.record import StoredMessage, ToldTimes
 from kvlite.conversation.runner import Runner, open_runner
 from kvlite.errors import KvliteError, Stopped
 from kvlite.memory.free import return_memory, settle_heap
@@ -29,8 +30,9 @@ from kvlite.web.work import Shown, Work
 # While others are answered, a conversation is put on disk after so many seconds, and so many times
 # as many as that took.
 _OFTEN, _SHARE = 2.0, 20
-# Seconds of silence after which a waiting client is told how far things are.
-BEAT = 5.0
+# Seconds of silence after which a waiting client is told how far things are; and the first of them,
+# in which what is wrong with a request is still an answer of its own.
+BEAT, FIRST_BEAT = 5.0, 0.25
 # Of a request, what comes before its first answer.
 _PROMPT = -1
 
@@ -49,6 +51,8 @@ class Ask:
         empty: whether nothing is wanted after the prompt.
         lent: files of the library that have read its beginning.
         said: the prompt for people.
+        times: that the prompt tells.
+        notes: sentences that come with the answer.
     """
 
     ids: Sequence[int]
@@ -60,6 +64,8 @@ class Ask:
     empty: bool = False
     lent: Sequence[Path] = ()
     said: Sequence[StoredMessage] = ()
+    times: Sequence[ToldTimes] = ()
+    notes: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -127,6 +133,12 @@ class ServedModel:
         raise Refusal("the model is being loaded: try again", 503, code="loading")
 
     @property
+    def told_times(self) -> list[ToldTimes]:
+        """Dates and times in prompts that are kept, those of the last one first."""
+        kept = [] if (now := self.conversations) is None else [*now.kept]
+        return [time for each in sorted(kept, key=lambda each: -each.used) for time in each.times]
+
+    @property
     def status(self) -> str:
         """loaded, loading, failed or unloaded."""
         if self.runner is not None:
@@ -162,8 +174,11 @@ class ServedModel:
     async def answer(self, ask: Ask) -> AsyncGenerator[Token]:
         """The answers, as they come. Whoever stops listening stops them. Raises KvliteError or
         Refusal as `Conversations.answer`, `ready` and `require_up`."""
-        self.ready()
+        runner = self.ready()
         self.state.require_up()
+        if ask.answers:
+            settings = runner.settings.after_load(ask.settings)
+            await asyncio.to_thread(require_answerable, runner.model, ask.ids, settings)
         loop, queue = asyncio.get_running_loop(), asyncio.Queue[Token | None]()
 
         def put(token: Token | None) -> None:
@@ -183,8 +198,10 @@ class ServedModel:
         shows(work.shown)
         try:
             with self.state.at_end(partial(queue.put_nowait, None)):
-                while (token := await _next(queue, work)) is not None:
+                beat = FIRST_BEAT
+                while (token := await _next(queue, work, beat)) is not None:
                     yield token
+                    beat = BEAT
             self.state.require_up()
             if work.failure is not None and self.conversations is None:
                 raise Refusal("the model was unloaded: send this again", 503, code="unloaded")
@@ -257,9 +274,12 @@ class ServedModel:
             if choice and settings.get("seed") is not None:
                 settings["seed"] += choice
             ids, counted = [*ask.ids], False
+            work.show(title=f" of {self._unread(ask):,} tokens")
             piece: Piece | None = None
             try:
-                pieces = self.conversations.answer(ids, settings, work.callbacks, said=ask.said)
+                pieces = self.conversations.answer(
+                    ids, settings, work.callbacks, said=ask.said, times=ask.times
+                )
                 for piece, talk in pieces:
                     if piece is None:
                         yield READING
@@ -313,10 +333,10 @@ def _chances(talk: Conversation, piece: Piece, top: int | None) -> Chances | Non
     return chances(turn.logits[0], piece.token_id, top)
 
 
-async def _next(queue: asyncio.Queue[Token | None], work: Work) -> Token | None:
-    """What comes next, or how far the work is where nothing comes for a while."""
+async def _next(queue: asyncio.Queue[Token | None], work: Work, beat: float) -> Token | None:
+    """What comes next, or how far the work is where nothing comes for so many seconds."""
     try:
-        async with asyncio.timeout(BEAT):
+        async with asyncio.timeout(beat):
             return await queue.get()
     except TimeoutError:
         return Token(waiting=_waiting(work))
@@ -326,4 +346,4 @@ def _waiting(work: Work) -> str:
     shown = work.shown
     if shown.before:
         return f"waiting, {shown.before} before this one"
-    return f"reading, {shown.done / shown.total:.0%}" if shown.total else "working"
+    return f"reading, {shown.done / shown.total:.0%}{shown.title}" if shown.total else "working"

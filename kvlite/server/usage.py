@@ -58,6 +58,7 @@ class Usage:
         reasoned: those of them that are reasoning.
         first_s: seconds until the first token of the first answer.
         last: what came last.
+        notes: sentences on the prompt.
     """
 
     model: str
@@ -67,6 +68,7 @@ class Usage:
     reasoned: int = 0
     first_s: float = 0.0
     last: Piece | None = None
+    notes: Sequence[str] = ()
 
     @property
     def metrics(self) -> GenerationMetrics | None:
@@ -112,7 +114,7 @@ class Usage:
             read = {"prompt_tokens": self.fresh, "time_to_first_token_s": self.first_s}
             own = {**metrics.to_json(), **read, "model": self.model}
             own |= {name: in_fields(own[name]) for name in ("failure", "no_speculation")}
-            own["notes"] = [*map(in_fields, metrics.notes)]
+            own["notes"] = [*map(in_fields, metrics.notes), *self.notes]
         return {
             "prompt_tokens": self.prompt,
             "completion_tokens": self.generated,
@@ -154,6 +156,7 @@ async def heard_of(
     """
     readers = dict[int, AnswerReader | None]()
     shown = dict[int, ShownChances]()
+    usage.notes = ask.notes
     async with aclosing(model.answer(ask)) as tokens:
         async for token in tokens:
             if (piece := token.piece) is None:

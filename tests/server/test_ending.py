@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from kvlite.config.settings import Settings
-from kvlite.server import answering, conversations, serve
+from kvlite.server import answering, conversations, serve, served_model
 from kvlite.server.config import ServerConfig
 from tests.server.conftest import Server, said, serving
 from tests.server.test_refusing import require_error, tuple_of
@@ -47,8 +47,12 @@ def until(server: Server, waiting: int, generated: int = 1) -> None:
 
 
 def test_open_requests_are_told_that_the_server_ends(
-    settings: Settings, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    settings: Settings,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(served_model, "FIRST_BEAT", 60.0)  # who waits has received nothing
     asked = dict[str, Future[httpx.Response]]()
     with ThreadPoolExecutor() as clients:
         with serving(settings, ServerConfig(folder=tmp_path)) as server:

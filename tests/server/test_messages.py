@@ -192,14 +192,14 @@ def test_results_and_what_stands_beside_them() -> None:
 
 def test_what_the_system_says_stands_where_templates_take_it() -> None:
     system = [
-        {"type": "text", "text": "x-anthropic-billing-header: cc_version=2.1; cch=ab12f;"},
+        {"type": "text", "text": "You are a clerk."},
         {"type": "text", "text": "Be brief.", "cache_control": {"type": "ephemeral"}},
     ]
     made = plain(
         {"role": "user", "content": "A?"}, {"role": "system", "content": "Late."}, system=system
     )
     assert [each["role"] for each in made] == ["system", "user"]
-    assert made[0]["content"] == "Be brief."
+    assert made[0]["content"] == "You are a clerk.\nBe brief."
     texts = [part["text"] for part in made[1]["content"]]
     assert texts == ["A?", "<system-reminder>\nLate.\n</system-reminder>"]
 
@@ -301,3 +301,33 @@ def test_errors_have_the_classes_of_anthropics_client(
         with pytest.raises(anthropic.APIStatusError) as refused:
             right.messages.create(**given_of(found, "A?", max_tokens=-2))
         assert refused.value.status_code != 401
+
+
+def test_counting_prepares_no_grammar_and_counts_what_is_read(
+    served: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = given_of(served, "What is a heron?", tools=[WEATHER], tool_choice={"type": "any"})
+    output = {"format": {"type": "json_schema", "schema": {"enum": ["red", "blue"]}}}
+    made = client(served).messages.create(**given)
+    read = made.usage.input_tokens + (made.usage.cache_read_input_tokens or 0)
+
+    def none(*_: Any, **__: Any) -> Any:
+        raise AssertionError("counting needs no grammar")
+
+    for name in ("kvlite.server.tools.answer_grammar", "kvlite.server.tools.Grammar"):
+        monkeypatch.setattr(name, none)
+    monkeypatch.setattr("kvlite.server.chat.ToolUse.grammar", none)
+    monkeypatch.setattr("kvlite.server.fields.Sampled.settings", none)
+    asked = {name: given[name] for name in ("model", "messages", "tools", "tool_choice")}
+    off: Any = {"type": "disabled"}
+    counted = client(served).messages.count_tokens(**asked, thinking=off)
+    assert counted.input_tokens == read
+    followed = client(served).messages.count_tokens(
+        model=given["model"],
+        messages=given["messages"],
+        thinking=off,
+        extra_body={"output_config": output},
+    )
+    assert 0 < followed.input_tokens < read
+    with pytest.raises(anthropic.BadRequestError, match="tools"):
+        client(served).messages.count_tokens(**{**asked, "tools": [{"name": "a b"}]})

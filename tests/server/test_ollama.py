@@ -197,11 +197,16 @@ def test_models_are_listed_and_shown(server: Server) -> None:
     assert first["name"] == first["model"] == "tiny" and first["size"] > 1000
     assert len(first["digest"]) == 64 and first["details"]["family"]
     (running,) = server.http.get("/api/ps").json()["models"]
-    assert running["context_length"] == 1024 and running["size_vram"] > 1000
+    assert running["context_length"] == 1024 and running["size"] > 1000
+    assert running["size_vram"] == 0, "it is on a CPU"
     assert running["expires_at"] > running["modified_at"]
     shown = server.http.post("/api/show", json={"model": "tiny"}).json()
     kind = shown["model_info"]["general.architecture"]
     assert shown["model_info"][f"{kind}.context_length"] == 1024
+    assert (
+        shown["model_info"][f"{kind}.embedding_length"]
+        and shown["model_info"]["general.parameter_count"]
+    )
     assert "completion" in shown["capabilities"] and shown["details"] == first["details"]
     found = server.http.get("/api/version").json()["version"]
     assert [int(each) for each in found.split(".")] > [0, 6, 4]

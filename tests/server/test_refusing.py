@@ -209,7 +209,9 @@ def test_what_is_longer_is_refused_before_it_is_sent(server: Server) -> None:
 
 def test_addresses_that_are_not_here(server: Server) -> None:
     require_error(server.http.get("/v1/batches"), 404, "GET /v1/batches is not here")
-    require_error(server.http.get("/"), 404, "`kvlite app`")
+    found = server.http.get("/")
+    assert found.status_code == 200 and "`kvlite app`" in found.text
+    assert server.http.head("/").status_code == 200, "as Ollama's own program asks"
     require_error(server.http.get(CHAT), 405, "is not here")
     require_error(server.http.get("/v1/models/gpt-4"), 404, "no model 'gpt-4'")
     require_error(server.http.get("/v1/models/../../etc/passwd"), 404, "")
