@@ -8,7 +8,7 @@ from typing import Any
 
 from kvlite.config.settings import Settings
 from kvlite.conversation.conversation import Conversation
-from kvlite.conversation.fork import forked
+from kvlite.conversation.fork import begun, forked
 from kvlite.conversation.prefix import common
 from kvlite.conversation.record import StoredMessage
 
@@ -34,7 +34,8 @@ class Kept:
         path: the file to open it from: its own as it was last put there, or another's.
         changed: whether it has gone on since.
         used: when, as a number that grows.
-        busy: whether an answer is coming in it.
+        busy: whether an answer is coming in it; `reads` until all of its prompt is read.
+        parting: tokens after which its last prompt, or another, went on otherwise.
         said: what its last prompt said, for people.
         half_read: what is, since nobody waits for its answer any more.
         device_bytes, host_bytes: of memory that it takes; 0 while it is on disk alone.
@@ -50,6 +51,8 @@ class Kept:
     changed: bool = True
     used: int = 0
     busy: bool = False
+    reads: bool = False
+    parting: int = 0
     said: Sequence[StoredMessage] = ()
     half_read: Asked | None = None
     device_bytes: int = 0
@@ -70,6 +73,15 @@ class Kept:
     def is_idle(self) -> bool:
         """Whether it may be written to disk, or leave memory."""
         return not self.busy and self.half_read is None
+
+    @property
+    def lends(self) -> bool:
+        """Whether another can begin as it did: also while it answers from a cache that nothing
+        leaves."""
+        talk = self.talk
+        if not self.busy:
+            return True
+        return talk is not None and not self.reads and not (talk.store and talk.store.begun)
 
     @property
     def is_short(self) -> bool:
@@ -93,8 +105,8 @@ class Kept:
         return same >= SHARED and (lost >= SHARED or not self.is_gone_on_with(same))
 
     def shared(self, same: int, longest: int, has_room: Callable[[int], bool]) -> "Kept | None":
-        """One that begins with its first `same` tokens; None if these cannot be had alone, or there
-        is no room. Raises KvliteError or MemoryError.
+        """One that begins with its first `same` tokens, or as many of them as can be had alone;
+        None if those are few, or there is no room. Raises KvliteError or MemoryError.
 
         Args:
             longest: tokens that it may have.
@@ -106,13 +118,16 @@ class Kept:
         if talk is None or not has_room(talk.cache.nbytes * same // max(1, len(talk.token_ids))):
             return None
         work = partial(forked, talk, same, max(0, longest - same))
+        if begun(talk, same) < SHARED:
+            return None
         made = talk.context.oom_policy.run(work, {})
-        return None if made is None else Kept(self.ids[:same], self.settings, talk=made)
+        return None if made is None else Kept([*made.token_ids], self.settings, talk=made)
 
-    def is_awaited_by(self, ids: Sequence[int]) -> bool:
-        """Whether much of a prompt was read here, and it goes on with that."""
+    def is_awaited_by(self, ids: Sequence[int], known: int) -> bool:
+        """Whether much of a prompt is read here that is not `known` elsewhere, and it goes on with
+        that, or can begin with it once that is read."""
         same = common(self.ids, ids)
-        return same > SHORT and self.is_gone_on_with(same)
+        return same - known > SHORT and (self.reads or self.is_gone_on_with(same))
 
 
 def held_bytes(talk: Conversation) -> tuple[int, int]:

@@ -52,7 +52,8 @@ class Asked:
         heard = pool.answer(ids, given, NO_CALLBACKS, ignore_eos=True)
         pieces = [piece for piece, _ in heard if piece is not None]
         self.ids = [*ids, *(each.token_id for each in pieces if each.token_id is not None)]
-        self.answer, self.read = self.ids[len(ids) :], pieces[-1].metrics.prompt_tokens
+        self.answer, metrics = self.ids[len(ids) :], pieces[-1].metrics
+        self.read = metrics.ahead_tokens + metrics.prompt_tokens
 
 
 def test_two_documents_in_turns_are_read_once_each(pool: Conversations) -> None:
@@ -306,12 +307,5 @@ def test_where_there_is_no_room_for_both_the_original_is_cut_back(
 ) -> None:
     main = Asked(pool, ids_of(400, 0))
     monkeypatch.setattr(conversations, "spare_bytes", lambda devices: 0)
-    assert Asked(pool, [*main.ids[:300], *ids_of(80, 1)]).read <= 81
-    assert len(pool.kept) == 1
-
-
-def test_what_recall_has_on_disk_is_not_copied(tiny_folder: Path, tmp_path: Path) -> None:
-    pool = pool_in(tmp_path, kvlite.load(str(tiny_folder), **GIVEN, recall="disk"))
-    main = Asked(pool, ids_of(400, 0))
     assert Asked(pool, [*main.ids[:300], *ids_of(80, 1)]).read <= 81
     assert len(pool.kept) == 1

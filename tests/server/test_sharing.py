@@ -1,0 +1,126 @@
+"""What agents send whole with every turn is read once, whatever the cache is made of."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvlite.config.settings import Settings
+from kvlite.conversation.library import Library
+from kvlite.conversation.runner import Runner
+from kvlite.engine.callbacks import NO_CALLBACKS
+from kvlite.server.conversations import Conversations
+from tests.conftest import make_tiny
+from tests.server.test_conversations import Asked, ids_of
+
+# The last tokens of a prompt, which are read with it where not all is kept exactly.
+CHOOSING = 64
+# The instructions and 20 tools of an agent.
+TOOLS = ids_of(300, 0)
+EVERYTHING: dict[str, Any] = {"budget": "auto"}
+# A way to keep what was read, and the architectures that are tried with it.
+CUT_ANYWHERE = {
+    "everything": ("llama", EVERYTHING),
+    "8 bits": ("llama", {"kv_bits": "8", "recall": "off"}),
+    "kivi": ("llama", {"kv_bits": "kivi4", "recall": "off"}),
+    "recall": ("llama", {"budget": "60"}),
+    "recall from disk": ("llama", {"budget": "60", "recall": "disk"}),
+    "latents": ("deepseek-v3", EVERYTHING),
+}
+FROM_CHECKPOINTS = {
+    "a window": ("gemma3", EVERYTHING),
+    "windows alone": ("mistral-sliding", EVERYTHING),
+    "windows and recall": ("gemma3", {"budget": "60"}),
+    "delta nets": ("qwen3-next", EVERYTHING),
+    "convolutions": ("lfm2", EVERYTHING),
+    "mamba": ("nemotron-h", EVERYTHING),
+    "recall in 8 bits": ("llama", {"budget": "60", "recall_bits": "8"}),
+    "delta nets and recall": ("qwen3-next", {"budget": "60"}),
+}
+WAYS = CUT_ANYWHERE | FROM_CHECKPOINTS
+
+
+def pool_of(name: str, root: Path) -> Conversations:
+    architecture, given = WAYS[name]
+    settings = Settings().replace({"max_new_tokens": 4, **given})
+    runner = Runner(make_tiny(architecture, max_position_embeddings=4096).model, settings)
+    return Conversations(runner, 1 << 30, 1 << 30, Library(root=root))
+
+
+def most(name: str, new: int) -> int:
+    """Tokens that a prompt with so many new ones may read: the answer's last token is new, too; in
+    groups of KIVI's layout some more."""
+    exact = name in ("everything", "latents")
+    return new + 1 if exact else max(new + 1, CHOOSING) + (64 if name == "kivi" else 4)
+
+
+@pytest.mark.parametrize("name", WAYS)
+def test_an_agent_reads_what_is_new(name: str, tmp_path: Path) -> None:
+    """Ten turns, each sent whole, a title in between, an edited result of a tool, the original
+    again, and subagents."""
+    pool = pool_of(name, tmp_path)
+    main = Asked(pool, [*TOOLS, *ids_of(70, 1)])
+    starts = list[int]()
+    for turn in range(9):
+        starts.append(len(main.ids))
+        if turn == 3:
+            Asked(pool, ids_of(80, 90))
+        main = Asked(pool, [*main.ids, *ids_of(66, 10 + turn)])
+        assert main.read <= most(name, 66), turn
+    edited = Asked(pool, [*main.ids[: starts[5] + 20], *ids_of(100, 30)])
+    lost = 25 if name in FROM_CHECKPOINTS else 0  # back to where the turn began
+    assert edited.read <= most(name, 100) + lost
+    again = Asked(pool, [*main.ids, *ids_of(66, 31)])
+    assert again.read <= most(name, 66)
+    subagents = [Asked(pool, [*TOOLS, *ids_of(70, 40 + each)]) for each in range(3)]
+    for number, each in enumerate(subagents):
+        # Nobody knew at first that others would begin in this way.
+        first = number == 0 and name in FROM_CHECKPOINTS
+        assert first or each.read <= most(name, 70)
+    if WAYS[name][1] == EVERYTHING:
+        for each in (edited, subagents[2]):
+            alone = Asked(pool_of(name, tmp_path / "alone"), each.ids[:-4])
+            assert alone.read == len(each.ids) - 4 and alone.answer == each.answer
+
+
+@pytest.mark.parametrize("name", ["everything", "8 bits", "a window", "delta nets"])
+def test_two_agents_at_once(name: str, tmp_path: Path) -> None:
+    """The second begins with what the first has read, while that one answers; neither changes the
+    other's answer."""
+    pool, common = pool_of(name, tmp_path), [*TOOLS, *ids_of(80, 1)]
+    first = Asked(pool, common)
+    if name in FROM_CHECKPOINTS:
+        Asked(pool, [*TOOLS, *ids_of(80, 7)])  # so that it is known where agents part
+    prompts = [[*first.ids, *ids_of(90, 2)], [*TOOLS, *ids_of(90, 3)]]
+    expected = [Asked(pool_of(name, tmp_path / "alone"), ids).answer for ids in prompts]
+    running = [pool.answer(ids, {}, NO_CALLBACKS, ignore_eos=True) for ids in prompts]
+    said, read = [list[int](), list[int]()], [0, 0]
+    for each in (0, 1, 0, 1, 0, 0, 1, 1):
+        while (piece := next(running[each])[0]) is None:
+            pass
+        if piece.token_id is not None:
+            said[each].append(piece.token_id)
+        read[each] = piece.metrics.ahead_tokens + piece.metrics.prompt_tokens
+    assert read[0] <= most(name, 90) and read[1] <= most(name, 90)
+    if name != "8 bits":
+        assert said == expected
+
+
+@pytest.mark.parametrize("name", ["recall", "recall from disk"])
+def test_what_is_read_anew_behind_a_shared_beginning_is_not_the_others(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A conversation that is cut back, as there is no room for two, writes where it had others."""
+    answers = list[list[int]]()
+    for is_cut in (False, True):
+        pool = pool_of(name, tmp_path)
+        main = Asked(pool, ids_of(400, 0))
+        branch = Asked(pool, [*main.ids[:300], *ids_of(150, 1)])
+        assert len(pool.kept) == 2
+        if is_cut:
+            with monkeypatch.context() as patch:
+                patch.setattr(Conversations, "_has_room_beside", lambda *_: False)
+                Asked(pool, [*main.ids[:202], *ids_of(150, 2)])
+            assert len(pool.kept) == 2
+        answers.append(Asked(pool, [*branch.ids, *ids_of(70, 3)]).answer)
+    assert answers[0] == answers[1]
