@@ -14,7 +14,8 @@ def edge(layer: LayerCache, most: int) -> int | None:
     if held.used < most:
         return None
     positions = held.positions[:, :, :most]
-    if not bool((positions == torch.arange(most, device=positions.device)).all()):
+    order = torch.arange(most, dtype=torch.int32, device=positions.device)
+    if not bool((positions == order).all()):
         return None
     packed = held.packed
     if packed is None or not packed.start < most < packed.start + packed.count:

@@ -69,9 +69,8 @@ def answer_prompt(
     chosen = talk.config.after_load(settings)
     parting = min(parting, len(ids) - CHOOSING) if _pauses(talk, chosen) else 0
     stop = _stop(talk, ids, parting)
-    if not talk.history.goes_on(
-        [*ids[len(talk.token_ids) : stop]], chosen, answers=stop == len(ids)
-    ):
+    new, answers = [*ids[len(talk.token_ids) : stop]], stop == len(ids)
+    if not talk.history.goes_on(new, chosen, answers=answers):
         talk.context.end_step(chosen)
         _seek_to(talk, ids, chosen, callbacks)
     while True:
@@ -102,7 +101,9 @@ def _pauses(talk: Conversation, config: EngineConfig) -> bool:
     """Whether a checkpoint in the middle of a prompt helps, and changes nothing that is kept."""
     recalls = config.settings.recall != "off" and can_recall(config.method)
     rounds = recalls and config.recall_bits is not None
-    return (rounds or not cuts_anywhere(talk.model)) and (recalls or config.budget.auto)
+    if cuts_anywhere(talk.model) and not rounds:
+        return False
+    return (recalls or config.budget.auto) and config.settings.beyond_context != "compact"
 
 
 def _stop(talk: Conversation, ids: Sequence[int], parting: int) -> int:

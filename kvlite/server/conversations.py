@@ -166,8 +166,10 @@ class Conversations:
         """Whether a prompt had better wait for a reading, or an answer, as else much were read
         again."""
         lasting = self._lasting(self.runner.settings.after_load(settings))
+        busy = [each for each in self.kept if each.busy and each.settings == lasting]
+        if not any(each.is_awaited_by(ids, 0) for each in busy):
+            return False
         known = len(ids) - self.unread(ids, settings)
-        busy = (each for each in self.kept if each.busy and each.settings == lasting)
         return any(each.is_awaited_by(ids, known) for each in busy)
 
     def unread(self, ids: Sequence[int], settings: Mapping[str, Any]) -> int:

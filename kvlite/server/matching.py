@@ -48,7 +48,7 @@ def matches(
 
 
 def _known(kept: Kept, same: int, model: LoadedModel) -> int:
-    if same < SHARED or same == len(kept.ids):
+    if same < SHARED or same == len(kept.ids) or kept.half_read is not None:
         return same
     if kept.talk is not None:
         return begun(kept.talk, same)

@@ -40,9 +40,9 @@ FROM_CHECKPOINTS = {
 WAYS = CUT_ANYWHERE | FROM_CHECKPOINTS
 
 
-def pool_of(name: str, root: Path) -> Conversations:
+def pool_of(name: str, root: Path, **more: Any) -> Conversations:
     architecture, given = WAYS[name]
-    settings = Settings().replace({"max_new_tokens": 4, **given})
+    settings = Settings().replace({"max_new_tokens": 4, **given, **more})
     runner = Runner(make_tiny(architecture, max_position_embeddings=4096).model, settings)
     return Conversations(runner, 1 << 30, 1 << 30, Library(root=root))
 
@@ -124,3 +124,28 @@ def test_what_is_read_anew_behind_a_shared_beginning_is_not_the_others(
             assert len(pool.kept) == 2
         answers.append(Asked(pool, [*branch.ids, *ids_of(70, 3)]).answer)
     assert answers[0] == answers[1]
+
+
+@pytest.mark.parametrize("name", ["a window", "delta nets", "windows and recall"])
+def test_what_is_left_half_read_before_or_behind_a_parting_goes_on(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvlite.conversation.run_stats.SLICE_S", 0.0)  # every chunk is a slice
+    prompts = [[*TOOLS, *ids_of(80, each)] for each in (1, 2)]
+
+    def read(left_at: int) -> tuple[list[int | None], int]:
+        pool, slices = pool_of(name, tmp_path, chunk=64), 0
+        Asked(pool, prompts[0])
+        heard = pool.answer(prompts[1], {}, NO_CALLBACKS, ignore_eos=True)
+        while slices < left_at:
+            assert next(heard)[0] is None
+            slices += 1
+        heard.close()
+        pieces = [piece for piece, _ in pool.answer(prompts[1], {}, NO_CALLBACKS, ignore_eos=True)]
+        said = [each.token_id for each in pieces if each is not None]
+        return said, slices + len(pieces) - len(said)
+
+    whole = read(0)
+    assert whole[1] > 20
+    for left_at in range(1, whole[1], 5):
+        assert read(left_at) == whole, left_at
