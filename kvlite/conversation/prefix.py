@@ -51,7 +51,7 @@ def answer_prompt(
     *,
     ignore_eos: bool = False,
     callbacks: Callbacks = NO_CALLBACKS,
-    parting: int = 0,
+    partings: Sequence[int] = (),
     **settings: Any,
 ) -> Generator[Piece | None, float | None]:
     """Answer a whole prompt (at least one token) in a conversation that is held in tokens alone.
@@ -60,21 +60,21 @@ def answer_prompt(
     has read the beginning of the prompt, or what it had read before.
 
     Args:
-        parting: tokens after which other prompts went on otherwise, as more may: if it can only go
-            back to checkpoints, one is made there.
+        partings: tokens after which other prompts may go on otherwise: if it can only go back to
+            checkpoints, one is made there.
 
     Yields:
         None between two slices of the reading, then pieces.
     """
     chosen = talk.config.after_load(settings)
-    parting = min(parting, len(ids) - CHOOSING) if _pauses(talk, chosen) else 0
-    stop = _stop(talk, ids, parting)
+    stops = [*partings] if _pauses(talk.model, chosen) else []
+    stop = _stop(talk, ids, stops)
     new, answers = [*ids[len(talk.token_ids) : stop]], stop == len(ids)
     if not talk.history.goes_on(new, chosen, answers=answers):
         talk.context.end_step(chosen)
         _seek_to(talk, ids, chosen, callbacks)
     while True:
-        stop, start = _stop(talk, ids, parting), None
+        stop, start = _stop(talk, ids, stops), None
         new, answers = [*ids[len(talk.token_ids) : stop]], stop == len(ids)
         if not talk.history.goes_on(new, chosen, answers=answers):
             start = talk.context.checkpoint(chosen)
@@ -97,18 +97,19 @@ def cuts_anywhere(model: LoadedModel) -> bool:
     return not model.shape.recurrent_layers and not any(model.shape.window_sizes)
 
 
-def _pauses(talk: Conversation, config: EngineConfig) -> bool:
+def _pauses(model: LoadedModel, config: EngineConfig) -> bool:
     """Whether a checkpoint in the middle of a prompt helps, and changes nothing that is kept."""
     recalls = config.settings.recall != "off" and can_recall(config.method)
     rounds = recalls and config.recall_bits is not None
-    if cuts_anywhere(talk.model) and not rounds:
+    if cuts_anywhere(model) and not rounds:
         return False
     return (recalls or config.budget.auto) and config.settings.beyond_context != "compact"
 
 
-def _stop(talk: Conversation, ids: Sequence[int], parting: int) -> int:
-    """How far to read next."""
-    return parting if parting - len(talk.token_ids) >= CHOOSING else len(ids)
+def _stop(talk: Conversation, ids: Sequence[int], stops: Sequence[int]) -> int:
+    """How far to read next. Some tokens are read with the last ones, and between two stops."""
+    ends = (min(each, len(ids) - CHOOSING) for each in stops)
+    return min((each for each in ends if each - len(talk.token_ids) >= CHOOSING), default=len(ids))
 
 
 def _seek_to(

@@ -71,6 +71,7 @@ class Conversations:
         callbacks: Callbacks,
         *,
         said: Sequence[StoredMessage] = (),
+        parting: int = 0,
         ignore_eos: bool = False,
     ) -> Generator[tuple[Piece | None, Conversation]]:
         """Answer a prompt, by the usual settings with these changed, in the conversation that has
@@ -78,11 +79,11 @@ class Conversations:
         while others are answered that will end. A prompt that is left half read goes on where it
         was if it is the next one that is asked, unless memory is limited to one (`--vram`).
         `callbacks.planned` is told what memory lacks once nothing else can go. `said` is the prompt
-        for people."""
+        for people; other prompts may go on otherwise after `parting` tokens."""
         chosen = self.runner.settings.after_load(settings)
         lasting, given = self._lasting(chosen), {**settings, "ignore_eos": ignore_eos}
         asked = [*ids], given
-        now = self._left(asked) or self._found(ids, lasting)
+        now = self._left(asked) or self._found(ids, lasting, parting)
         if now not in self.kept:
             self.kept.append(now)
         self._used += 1
@@ -97,7 +98,7 @@ class Conversations:
             policy = talk.context.oom_policy
             policy.waits = partial(self._has_others, now)
             told = replace(callbacks, planned=have)
-            answer = answer_prompt(talk, ids, callbacks=told, parting=now.parting, **given)
+            answer = answer_prompt(talk, ids, callbacks=told, partings=now.partings, **given)
             with closing(answer) as pieces:
                 for piece in pieces:
                     if piece is not None:
@@ -178,7 +179,7 @@ class Conversations:
         found = matches(self.kept, ids, lasting, self.runner.model)
         return len(ids) - max((each.known for each in found), default=0)
 
-    def _found(self, ids: Sequence[int], settings: Settings) -> Kept:
+    def _found(self, ids: Sequence[int], settings: Settings, parting: int) -> Kept:
         """The conversation to go on with, which has most of the prompt and loses less than that; or
         a new one, which begins with what it can."""
         found = matches(self.kept, ids, settings, self.runner.model)
@@ -188,7 +189,7 @@ class Conversations:
             said = "a new conversation of %d tokens; the most that another shares is %d"
             _LOG.info(said, len(ids), most)
             chosen = Kept([], settings)
-        chosen.parting = most
+        chosen.partings = most, parting
         return chosen
 
     def _taken(self, match: Match, ids: Sequence[int]) -> Kept | None:

@@ -35,7 +35,7 @@ class Kept:
         changed: whether it has gone on since.
         used: when, as a number that grows.
         busy: whether an answer is coming in it; `reads` until all of its prompt is read.
-        parting: tokens after which its last prompt, or another, went on otherwise.
+        partings: tokens after which its last prompt, or another, may go on otherwise.
         said: what its last prompt said, for people.
         half_read: what is, since nobody waits for its answer any more.
         device_bytes, host_bytes: of memory that it takes; 0 while it is on disk alone.
@@ -52,7 +52,7 @@ class Kept:
     used: int = 0
     busy: bool = False
     reads: bool = False
-    parting: int = 0
+    partings: Sequence[int] = ()
     said: Sequence[StoredMessage] = ()
     half_read: Asked | None = None
     device_bytes: int = 0

@@ -49,6 +49,7 @@ class Ask:
         empty: whether nothing is wanted after the prompt.
         lent: files of the library that have read its beginning.
         said: the prompt for people.
+        parting: tokens after which other prompts may go on otherwise, where that is looked for.
     """
 
     ids: Sequence[int]
@@ -60,6 +61,7 @@ class Ask:
     empty: bool = False
     lent: Sequence[Path] = ()
     said: Sequence[StoredMessage] = ()
+    parting: int = 0
 
 
 @dataclass(frozen=True)
@@ -259,7 +261,8 @@ class ServedModel:
             ids, counted = [*ask.ids], False
             piece: Piece | None = None
             try:
-                pieces = self.conversations.answer(ids, settings, work.callbacks, said=ask.said)
+                more: dict[str, Any] = {"said": ask.said, "parting": ask.parting}
+                pieces = self.conversations.answer(ids, settings, work.callbacks, **more)
                 for piece, talk in pieces:
                     if piece is None:
                         yield READING

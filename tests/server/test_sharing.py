@@ -9,8 +9,11 @@ from kvlite.config.settings import Settings
 from kvlite.conversation.library import Library
 from kvlite.conversation.runner import Runner
 from kvlite.engine.callbacks import NO_CALLBACKS
+from kvlite.server.config import ServerConfig
 from kvlite.server.conversations import Conversations
+from tests.cli.conftest import model_of
 from tests.conftest import make_tiny
+from tests.server.conftest import serving
 from tests.server.test_conversations import Asked, ids_of
 
 # The last tokens of a prompt, which are read with it where not all is kept exactly.
@@ -149,3 +152,24 @@ def test_what_is_left_half_read_before_or_behind_a_parting_goes_on(
     assert whole[1] > 20
     for left_at in range(1, whole[1], 5):
         assert read(left_at) == whole, left_at
+
+
+@pytest.mark.parametrize("kind", ["gemma3", "qwen3-next"])
+def test_the_first_subagent_begins_with_instructions_and_tools(kind: str, tmp_path: Path) -> None:
+    """Also in a model that can only go back to checkpoints: one is made behind them."""
+    model = model_of(tmp_path, 4096, kind)
+    config = ServerConfig(folder=tmp_path / "server")
+    with serving(Settings(model=str(model)), config) as server:
+
+        def known(text: str) -> tuple[int, int]:
+            system = {"role": "system", "content": "You are a careful agent. " * 60}
+            messages: Any = [system, {"role": "user", "content": text}]
+            ask = server.client.chat.completions.create
+            usage = ask(model=server.model.names[0], messages=messages, max_tokens=4).usage
+            assert usage is not None and usage.prompt_tokens_details is not None
+            return usage.prompt_tokens, usage.prompt_tokens_details.cached_tokens or 0
+
+        assert known("Write a program that counts words. " * 20)[1] == 0
+        for task in ("Find all tests. ", "Where is the parser? "):
+            prompt, before = known(task * 20)
+            assert before > 300 and prompt - before < 130
