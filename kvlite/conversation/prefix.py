@@ -5,6 +5,7 @@ stays, whoever wrote them; the rest is read. Only token ids count, not messages.
 """
 
 from collections.abc import Generator, Sequence
+from itertools import pairwise
 from typing import Any
 
 from kvlite.cache.cut import edge
@@ -23,6 +24,8 @@ from kvlite.offload.kv.checkpoint import HostKVCheckpoint
 # The last tokens of a prompt choose what the cache keeps: so many are read together with it, even
 # if some were read before.
 CHOOSING = 64
+# Checkpoints that are kept: prompts come without end.
+MOST_CHECKPOINTS = 16
 
 
 def known_ids(talk: Conversation) -> list[int]:
@@ -88,6 +91,7 @@ def answer_prompt(
             break
     if checkpoint_at(talk.context, len(talk.token_ids)) is None:
         talk.context.checkpoint(chosen)
+    _thin_out(talk.context)
     yield from talk.context.answer(turn, callbacks.cancel, in_words=False, ignore_eos=ignore_eos)
 
 
@@ -134,6 +138,15 @@ def _seek_to(
     context.release(*(each for each in context.checkpoints if each.seen > same))
     end = end or max(context.checkpoints, key=lambda each: each.seen, default=Checkpoint())
     context.seek(ids[: end.seen], end, (), (), config, callbacks)
+
+
+def _thin_out(context: Context) -> None:
+    """Free the checkpoints that are closest behind others, so that least has to be read without
+    them; never the last."""
+    while len(context.checkpoints) > MOST_CHECKPOINTS:
+        *held, _ = sorted(context.checkpoints, key=lambda each: each.seen)
+        pairs = pairwise([Checkpoint(), *held])
+        context.release(min(pairs, key=lambda pair: pair[1].seen - pair[0].seen)[1])
 
 
 def ways_back(context: Context, most: int) -> list[Checkpoint]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from kvlite.config.settings import Settings
 from kvlite.conversation.conversation import Conversation
-from kvlite.conversation.fork import begun, forked
+from kvlite.conversation.fork import forked
 from kvlite.conversation.prefix import common
 from kvlite.conversation.record import StoredMessage
 
@@ -106,7 +106,7 @@ class Kept:
 
     def shared(self, same: int, longest: int, has_room: Callable[[int], bool]) -> "Kept | None":
         """One that begins with its first `same` tokens, or as many of them as can be had alone;
-        None if those are few, or there is no room. Raises KvliteError or MemoryError.
+        None if there is no room. Raises KvliteError or MemoryError.
 
         Args:
             longest: tokens that it may have.
@@ -118,8 +118,6 @@ class Kept:
         if talk is None or not has_room(talk.cache.nbytes * same // max(1, len(talk.token_ids))):
             return None
         work = partial(forked, talk, same, max(0, longest - same))
-        if begun(talk, same) < SHARED:
-            return None
         made = talk.context.oom_policy.run(work, {})
         return None if made is None else Kept([*made.token_ids], self.settings, talk=made)
 

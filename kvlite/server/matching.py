@@ -27,7 +27,7 @@ class Match:
     def is_left(self) -> bool:
         """Whether the prompt had better begin with a copy of it."""
         kept, same = self.kept, self.same
-        return same >= SHARED and (kept.busy or kept.is_left_by(same))
+        return self.known >= SHARED and (kept.busy or kept.is_left_by(same))
 
     @property
     def is_gone_on_with(self) -> bool:

@@ -50,6 +50,24 @@ def pool_of(name: str, root: Path, **more: Any) -> Conversations:
     return Conversations(runner, 1 << 30, 1 << 30, Library(root=root))
 
 
+def test_a_few_checkpoints_are_kept_and_what_is_behind_instructions_and_tools_stays(
+    tmp_path: Path,
+) -> None:
+    """Those go first that are close behind another."""
+    pool = pool_of("delta nets", tmp_path)
+    Asked(pool, [*TOOLS, *ids_of(70, 1)])
+    main = Asked(pool, [*TOOLS, *ids_of(70, 2)])
+    sizes = list[int]()
+    for turn in range(24):
+        main = Asked(pool, [*main.ids, *ids_of(66, 10 + turn)])
+        sizes.append(max(each.host_bytes for each in pool.kept))
+    assert sizes[-1] == sizes[-2] < 18 * sizes[0]
+    pool.kept = [each for each in pool.kept if len(each.ids) == len(main.ids)]
+    assert Asked(pool, [*TOOLS, *ids_of(70, 3)]).read == 70
+    assert Asked(pool, [*main.ids[:1200], *ids_of(70, 4)]).read < 70 + 300
+    assert Asked(pool, [*main.ids, *ids_of(70, 5)]).read == 71
+
+
 def most(name: str, new: int) -> int:
     """Tokens that a prompt with so many new ones may read: the answer's last token is new, too; in
     groups of KIVI's layout some more."""
