@@ -54,7 +54,7 @@ def test_a_few_checkpoints_are_kept_and_what_is_behind_instructions_and_tools_st
     tmp_path: Path,
 ) -> None:
     """Those go first that are close behind another."""
-    pool = pool_of("delta nets", tmp_path)
+    pool = pool_of("convolutions", tmp_path)
     Asked(pool, [*TOOLS, *ids_of(70, 1)])
     main = Asked(pool, [*TOOLS, *ids_of(70, 2)])
     sizes = list[int]()
@@ -168,7 +168,7 @@ def test_what_is_left_half_read_before_or_behind_a_parting_goes_on(
 
     whole = read(0)
     assert whole[1] > 20
-    for left_at in range(1, whole[1], 5):
+    for left_at in range(1, whole[1], 9):
         assert read(left_at) == whole, left_at
 
 
@@ -191,3 +191,19 @@ def test_the_first_subagent_begins_with_instructions_and_tools(kind: str, tmp_pa
         for task in ("Find all tests. ", "Where is the parser? "):
             prompt, before = known(task * 20)
             assert before > 300 and prompt - before < 130
+
+
+def test_a_disk_without_room_for_a_copy_has_the_prompt_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool, fresh = pool_of("recall from disk", tmp_path), pool_of("recall from disk", tmp_path)
+    main = Asked(pool, [*TOOLS, *ids_of(400, 1)])
+
+    def is_full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("kvlite.offload.kv.copies.mapped_copies", is_full)
+        other = Asked(pool, [*TOOLS, *ids_of(100, 2)])
+    assert other.answer == Asked(fresh, other.ids[:-4]).answer
+    assert Asked(pool, [*main.ids, *ids_of(70, 3)]).read <= 71 and len(pool.kept) == 2
