@@ -14,6 +14,7 @@ import torch
 
 from kvlite.cache import KVCache, LayerCache
 from kvlite.cache.copying import copied
+from kvlite.cache.cut import cut, edge, first
 from kvlite.cache.layer import Mark
 from kvlite.cache.recurrent import States, copies_of, state_tensors
 from kvlite.cache.segment import bytes_held
@@ -141,10 +142,16 @@ def copy_out(checkpoints: Iterable[Checkpoint], cache: KVCache, most: int) -> No
 
 @torch.inference_mode()
 def restored(
-    model: LoadedModel, made: Checkpoint, cache: KVCache, store: HostKVStore | None
+    model: LoadedModel,
+    made: Checkpoint,
+    cache: KVCache,
+    store: HostKVStore | None,
+    *,
+    as_copy: bool = False,
 ) -> KVCache | None:
     """The cache as it was at a checkpoint; None if nothing holds what that takes. `cache` and
-    `store` may be changed, but not if memory runs out."""
+    `store` may be changed, but not if memory runs out, nor `as_copy`, which is of a checkpoint that
+    needs no host store."""
     if made.lost or (made.store is not None and not made.store.fits(store)):
         return None
     before = KVCache(model.empty_cache().layers, made.seen, made.reconstructed)
@@ -160,11 +167,15 @@ def restored(
     before.states = copies_of(made.states, model.device_of)
     homes = zip(model.devices, made.layers, strict=True)
     copies = iter(copied(made.copies, [device for device, each in homes if each.copy is not None]))
+    apart = dict[int, LayerCache]()
     for index, (state, giver) in enumerate(zip(made.layers, givers, strict=True)):
         if state.mark is None or giver == "copy":
             before.layers[index] = next(copies)
         elif giver == "cache":
-            before.layers[index] = cache.layers[index]
+            live = cache.layers[index]
+            if as_copy and id(live) not in apart:
+                apart[id(live)] = first(live, state.mark.used)
+            before.layers[index] = apart.get(id(live), live)
         elif store is not None:
             mark, device = state.mark, model.devices[index]
             before.layers[index] = store.restored(index, 0, device, read=mark.used)
@@ -173,6 +184,7 @@ def restored(
     # All that has to be allocated is.
     for layer, state in zip(before.layers, made.layers, strict=True):
         if state.mark is not None:
+            cut(layer, state.mark.used)
             layer.rewind([state.mark])
     return before
 
@@ -195,7 +207,7 @@ def _giver(
     mark, live = state.mark, cache.layers[index]
     if state.copy is not None or mark is None:
         return "copy"
-    if whole(live, mark.used) and (live.rows > 0) == (mark.rows is not None):
+    if edge(live, mark.used) == mark.used and (live.rows > 0) == (mark.rows is not None):
         return "cache"
     source = None if store is None else store.layers[index]
     if source is None or source.read < mark.used or source.head_group.segment is not None:
@@ -205,10 +217,4 @@ def _giver(
 
 def whole(layer: LayerCache, count: int) -> bool:
     """Whether a layer holds at least the first `count` entries, in order and unquantized."""
-    if not layer.uniform or layer.head_groups[0].segment is not None:
-        return False
-    (head_group,) = layer.head_groups
-    if head_group.used < count:
-        return False
-    first = torch.arange(count, dtype=torch.int32, device=head_group.residual_positions.device)
-    return bool((head_group.residual_positions[:, :, :count] == first).all())
+    return not layer.packed and edge(layer, count) == count

@@ -2,17 +2,23 @@
 
 import torch
 
-from kvlite.cache import KVCache, LayerCache
+from kvlite.cache import KVCache
+from kvlite.conversation.checkpoint import restored
 from kvlite.conversation.conversation import Conversation
-from kvlite.conversation.prefix import checkpoint_at
-from kvlite.offload.kv.checkpoint import HostKVCheckpoint
+from kvlite.conversation.prefix import ways_back
+from kvlite.offload import HostKVStore
 from kvlite.offload.kv.copies import StoreCopies
 
 
+def begun(talk: Conversation, most: int) -> int:
+    """How many of the first `most` tokens of a conversation another can begin with."""
+    return next((end.seen for end in ways_back(talk.context, most)), 0)
+
+
 @torch.inference_mode()
-def forked(talk: Conversation, count: int, room: int) -> Conversation | None:
-    """A conversation that has read the first `count` tokens of another, which stays as it is; None
-    if what that one holds cannot be cut back there, or its host store is on disk.
+def forked(talk: Conversation, most: int, room: int) -> Conversation | None:
+    """A conversation that has read the first `most` tokens of another, which stays as it is; or as
+    many of them as what that one holds can be cut back to. None if those are none.
 
     Entries are copied. Those in a host store are shared until one of the two writes to their pages.
 
@@ -20,27 +26,19 @@ def forked(talk: Conversation, count: int, room: int) -> Conversation | None:
         room: entries that the store's copy may add before it grows.
     """
     model, context = talk.model, talk.context
-    end = checkpoint_at(context, count)
-    on_disk = context.store is not None and context.store.on_disk
-    if end is None or on_disk or end.seen > len(context.token_ids):
-        return None
-    layers, store = model.empty_cache().layers, None
-    if end.store is None:
-        made = {id(each): _first(each, end.seen) for each in context.cache.layers}
-        layers = [made[id(each)] for each in context.cache.layers]
-    elif context.store is not None:
-        store = StoreCopies(context.store, room).copy()
-        HostKVCheckpoint(store, end.seen).put_back(store)
-    cache = KVCache(layers, end.seen, context.cache.reconstructed)
-    fork = Conversation(model, talk.settings)
-    given_up = [*context.oom_policy.taken]
-    fork.context.resume(cache, store, context.token_ids[: end.seen], [], end.notes, given_up)
-    return fork
-
-
-def _first(layer: LayerCache, count: int) -> LayerCache:
-    made = layer.empty_like([count])
-    (own,), (held,) = made.head_groups, layer.head_groups
-    own.copy_first(held, count)
-    own.used = count
-    return made
+    store: HostKVStore | None = None
+    cache: KVCache | None = None
+    for end in filter(lambda each: each.seen, ways_back(context, most)):
+        if end.store is None:
+            cache = restored(model, end, context.cache, context.store, as_copy=True)
+        elif context.store is not None and end.store.fits(context.store):
+            store = StoreCopies(context.store, room).copy()
+            end.store.put_back(store)
+            cache = KVCache(model.empty_cache().layers, end.seen, end.reconstructed)
+        if cache is not None:
+            fork = Conversation(model, talk.settings)
+            given_up = [*context.oom_policy.taken]
+            ids = context.token_ids[: end.seen]
+            fork.context.resume(cache, store, ids, [], end.notes, given_up)
+            return fork
+    return None

@@ -5,24 +5,29 @@ stays, whoever wrote them; the rest is read. Only token ids count, not messages.
 """
 
 from collections.abc import Generator, Sequence
+from itertools import pairwise
 from typing import Any
 
+from kvlite.cache.cut import edge
 from kvlite.cache.layer import Mark
 from kvlite.config.settings import Settings
 from kvlite.conversation.branch import Branch
-from kvlite.conversation.checkpoint import Checkpoint, LayerState, whole
+from kvlite.conversation.checkpoint import Checkpoint, LayerState
 from kvlite.conversation.context import Context
 from kvlite.conversation.conversation import Conversation
 from kvlite.conversation.metrics import Piece
 from kvlite.conversation.turn_config import TurnConfig
 from kvlite.engine.callbacks import NO_CALLBACKS, Callbacks
 from kvlite.methods.engine_config import EngineConfig
+from kvlite.methods.layer_policy import can_recall
 from kvlite.model.load import LoadedModel
 from kvlite.offload.kv.checkpoint import HostKVCheckpoint
 
 # The last tokens of a prompt choose what the cache keeps: so many are read together with it, even
 # if some were read before.
 CHOOSING = 64
+# Checkpoints that are kept: prompts come without end.
+MOST_CHECKPOINTS = 16
 
 
 def known_ids(talk: Conversation) -> list[int]:
@@ -54,35 +59,70 @@ def require_answerable(model: LoadedModel, ids: Sequence[int], settings: Setting
 
 def answer_prompt(
     talk: Conversation,
-    token_ids: Sequence[int],
+    ids: Sequence[int],
     *,
     ignore_eos: bool = False,
     callbacks: Callbacks = NO_CALLBACKS,
+    partings: Sequence[int] = (),
     **settings: Any,
 ) -> Generator[Piece | None, float | None]:
     """Answer a whole prompt (at least one token) in a conversation that is held in tokens alone.
 
-    Args and errors are those of `Conversation.stream_tokens`. After an error the conversation has
-    read the beginning of the prompt, or what it had read before.
+    Other args and errors are those of `Conversation.stream_tokens`. After an error the conversation
+    has read the beginning of the prompt, or what it had read before.
+
+    Args:
+        partings: tokens after which other prompts may go on otherwise: if it can only go back to
+            checkpoints, one is made there.
 
     Yields:
         None between two slices of the reading, then pieces.
     """
     chosen = talk.config.after_load(settings)
-    new, start = [*token_ids[len(talk.token_ids) :]], None
-    if not talk.history.goes_on(new, chosen):
+    stops = [*partings] if _pauses(talk.model, chosen) else []
+    stop = _stop(talk, ids, stops)
+    new, answers = [*ids[len(talk.token_ids) : stop]], stop == len(ids)
+    if not talk.history.goes_on(new, chosen, answers=answers):
         talk.context.end_step(chosen)
-        _seek_to(talk, token_ids, chosen, callbacks)
-        start, new = talk.context.checkpoint(chosen), [*token_ids[len(talk.token_ids) :]]
-    try:
-        turn = talk.history.next_turn(new, chosen)
-    except BaseException:
-        talk.context.release(start)
-        raise
-    yield from talk.history.read_in_slices(turn, callbacks, start)
+        _seek_to(talk, ids, chosen, callbacks)
+    while True:
+        stop, start = _stop(talk, ids, stops), None
+        new, answers = [*ids[len(talk.token_ids) : stop]], stop == len(ids)
+        if not talk.history.goes_on(new, chosen, answers=answers):
+            start = talk.context.checkpoint(chosen)
+        try:
+            turn = talk.history.next_turn(new, chosen, answers=answers)
+        except BaseException:
+            talk.context.release(start)
+            raise
+        yield from talk.history.read_in_slices(turn, callbacks, start)
+        if answers:
+            break
     if checkpoint_at(talk.context, len(talk.token_ids)) is None:
         talk.context.checkpoint(chosen)
+    _thin_out(talk.context)
     yield from talk.context.answer(turn, callbacks.cancel, in_words=False, ignore_eos=ignore_eos)
+
+
+def cuts_anywhere(model: LoadedModel) -> bool:
+    """Whether all layers keep what they read, so that a whole cache can be cut back to any number
+    of tokens."""
+    return not model.shape.recurrent_layers and not any(model.shape.window_sizes)
+
+
+def _pauses(model: LoadedModel, config: EngineConfig) -> bool:
+    """Whether a checkpoint in the middle of a prompt helps, and changes nothing that is kept."""
+    recalls = config.settings.recall != "off" and can_recall(config.method)
+    rounds = recalls and config.recall_bits is not None
+    if cuts_anywhere(model) and not rounds:
+        return False
+    return (recalls or config.budget.auto) and config.settings.beyond_context != "compact"
+
+
+def _stop(talk: Conversation, ids: Sequence[int], stops: Sequence[int]) -> int:
+    """How far to read next. Some tokens are read with the last ones, and between two stops."""
+    ends = (min(each, len(ids) - CHOOSING) for each in stops)
+    return min((each for each in ends if each - len(talk.token_ids) >= CHOOSING), default=len(ids))
 
 
 def _seek_to(
@@ -92,10 +132,13 @@ def _seek_to(
     context, known = talk.context, known_ids(talk)
     same = min(common(known, ids), len(ids) - 1)
     goes_on, wanted = same == len(known), same
-    store = context.store
+    store, read = context.store, len(context.token_ids)
     if store is not None and store.begun:  # which reads the last answer again anyway
-        few = len(ids) - min(same, store.seen) < CHOOSING
-        wanted = min(same, max(0, len(ids) - CHOOSING)) if few else same
+        chooses, read = True, store.seen
+    else:
+        chooses = same < read and any(each.packed for each in context.cache.layers)
+    if chooses and len(ids) - min(same, read) < CHOOSING:
+        wanted = min(same, max(0, len(ids) - CHOOSING))
     if wanted >= len(context.token_ids):
         return
     end = checkpoint_at(context, wanted)
@@ -106,9 +149,26 @@ def _seek_to(
     context.seek(ids[: end.seen], end, (), (), config, callbacks)
 
 
+def _thin_out(context: Context) -> None:
+    """Free the checkpoints that are closest behind others, so that least has to be read without
+    them; never the last."""
+    while len(context.checkpoints) > MOST_CHECKPOINTS:
+        *held, _ = sorted(context.checkpoints, key=lambda each: each.seen)
+        pairs = pairwise([Checkpoint(), *held])
+        context.release(min(pairs, key=lambda pair: pair[1].seen - pair[0].seen)[1])
+
+
+def ways_back(context: Context, most: int) -> list[Checkpoint]:
+    """Checkpoints of the first `most` tokens, or of fewer, the last first."""
+    cut = checkpoint_at(context, most)
+    held = [each for each in context.checkpoints if each.seen <= most]
+    return sorted([*([] if cut is None else [cut]), *held], key=lambda each: -each.seen)
+
+
 def checkpoint_at(context: Context, most: int) -> Checkpoint | None:
-    """A checkpoint of the first `most` tokens, or of as many as the host store has of them; None if
-    store and cache cannot be cut back to any number of tokens."""
+    """A checkpoint of the first `most` tokens, or of as many as the host store has of them, or end
+    where what is quantized can be cut; None if store and cache cannot be cut back to any number of
+    tokens."""
     cache, store = context.cache, context.store
     if store is not None and store.begun:
         if not HostKVCheckpoint(store).plain:
@@ -117,7 +177,10 @@ def checkpoint_at(context: Context, most: int) -> Checkpoint | None:
         return Checkpoint(held.seen, [], context.notes, cache.reconstructed, store=held)
     if cache.writing or cache.states:  # which are of later tokens
         return None
-    if not all(whole(layer, most) and not layer.rows for layer in cache.layers):
+    most = min(most, cache.seen)
+    edges = [None if layer.rows else edge(layer, most) for layer in cache.layers]
+    if None in edges:
         return None
+    most = min((each for each in edges if each is not None), default=0)
     layers = [LayerState(Mark(most, None, 0)) for _ in cache.layers]
     return Checkpoint(most, [], context.notes, cache.reconstructed, layers=layers)

@@ -8,11 +8,13 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 from kvlite import __version__
+from kvlite.conversation.prefix import common, cuts_anywhere
 from kvlite.conversation.record import StoredMessage
 from kvlite.model.answers.reader import AnswerReader, Part, calls_in, text_in
 from kvlite.model.answers.thinking import opens_reasoning
@@ -28,6 +30,7 @@ from kvlite.server.usage import Call, Choice, Usage, gathered, heard_of, message
 
 _LOG = logging.getLogger("kvlite.server")
 _TOP, _FINGERPRINT = 20, f"kvlite-{__version__}"
+_ANOTHER = {"role": "user", "content": "?"}
 
 
 @dataclass(frozen=True)
@@ -102,17 +105,15 @@ async def asked(
         for each in messages
         if each["role"] in ("user", "assistant") and each.get("content")
     ]
-    ask = Ask(
-        ids,
-        settings,
-        request.choices,
-        top,
-        empty=empty,
-        lent=prompt.lent,
-        said=said,
-        times=prompt.stable.times,
-        notes=prompt.stable.notes,
-    )
+    parting = 0
+    if not cuts_anywhere(runner.model) and all(each["role"] != "assistant" for each in told):
+        # A subagent has the same instructions and tools, and another task.
+        task = [*takewhile(lambda each: each["role"] == "system", told), _ANOTHER]
+        variables = request.variables(runner.settings)
+        parting = common(ids, await message_ids(model, task, use.shown, variables))
+    more: dict[str, Any] = {"times": prompt.stable.times, "notes": prompt.stable.notes}
+    more |= {"lent": prompt.lent, "said": said, "parting": parting}
+    ask = Ask(ids, settings, request.choices, top, empty=empty, **more)
     if not use.tools and form.reasoning is None:
         return ask, None
     return ask, partial(

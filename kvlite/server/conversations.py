@@ -30,6 +30,7 @@ from kvlite.memory.free import release_memory
 from kvlite.memory.oom import alone
 from kvlite.model.identity import Identity
 from kvlite.server.kept import SHORT, Asked, Kept, held_bytes
+from kvlite.server.matching import Match, matches
 
 _LOG = logging.getLogger("kvlite.server")
 # What is said of tokens that are read again for a date or time.
@@ -76,6 +77,7 @@ class Conversations:
         *,
         said: Sequence[StoredMessage] = (),
         times: Sequence[ToldTimes] = (),
+        parting: int = 0,
         ignore_eos: bool = False,
     ) -> Generator[tuple[Piece | None, Conversation]]:
         """Answer a prompt, by the usual settings with these changed, in the conversation that has
@@ -83,17 +85,18 @@ class Conversations:
         while others are answered that will end. A prompt that is left half read goes on where it
         was if it is the next one that is asked, unless memory is limited to one (`--vram`).
         `callbacks.planned` is told what memory lacks once nothing else can go. `said` is the prompt
-        for people, and `times` what it tells of now."""
+        for people, and `times` what it tells of now; other prompts may go on otherwise after
+        `parting` tokens."""
         chosen = self.runner.settings.after_load(settings)
         lasting, given = self._lasting(chosen), {**settings, "ignore_eos": ignore_eos}
         asked = [*ids], given
-        now = self._left(asked) or self._found(ids, lasting, times) or Kept([], lasting)
+        now = self._left(asked) or self._found(ids, lasting, times, parting)
         if now not in self.kept:
             self.kept.append(now)
         self._used += 1
         before, now.ids, now.used, now.busy, now.changed = now.ids, [*ids], self._used, True, True
         now.prompt, now.times, text, broken = len(ids), times, "", True
-        now.half_read = None
+        now.half_read, now.reads = None, True
         try:
             self._make_room(now)
             have = partial(self.have, now=now, more=callbacks.planned)
@@ -102,17 +105,19 @@ class Conversations:
             policy = talk.context.oom_policy
             policy.waits = partial(self._has_others, now)
             told = replace(callbacks, planned=have)
-            with closing(answer_prompt(talk, ids, callbacks=told, **given)) as pieces:
+            answer = answer_prompt(talk, ids, callbacks=told, partings=now.partings, **given)
+            with closing(answer) as pieces:
                 for piece in pieces:
                     if piece is not None:
                         policy.waits, text = alone, text + piece.text
+                        now.reads = False
                     yield piece, talk
             broken = False
         except (*_HARMLESS, GeneratorExit):
             broken = False
             raise
         finally:
-            now.busy = False
+            now.busy = now.reads = False
             now.said = [*said, StoredMessage("assistant", text)] if text else said
             if now.talk is not None and now.talk.history.half_read is not None:
                 now.half_read = asked
@@ -166,49 +171,52 @@ class Conversations:
             self._settle(kept)
 
     def waits(self, ids: Sequence[int], settings: Mapping[str, Any]) -> bool:
-        """Whether a prompt had better wait for an answer, as else much were read again."""
+        """Whether a prompt had better wait for a reading, or an answer, as else much were read
+        again."""
         lasting = self._lasting(self.runner.settings.after_load(settings))
-        busy = (each for each in self.kept if each.busy and each.settings == lasting)
-        return any(each.is_awaited_by(ids) for each in busy)
+        busy = [each for each in self.kept if each.busy and each.settings == lasting]
+        if not any(each.is_awaited_by(ids, 0) for each in busy):
+            return False
+        known = len(ids) - self.unread(ids, settings)
+        return any(each.is_awaited_by(ids, known) for each in busy)
 
     def unread(self, ids: Sequence[int], settings: Mapping[str, Any]) -> int:
-        """How many tokens of a prompt no conversation has read that is free to go on."""
+        """How many tokens of a prompt nothing has read that it may begin with."""
         lasting = self._lasting(self.runner.settings.after_load(settings))
-        return len(ids) - max((same for same, _ in self._alike(ids, lasting)), default=0)
-
-    def _alike(self, ids: Sequence[int], settings: Settings) -> list[tuple[int, Kept]]:
-        """Conversations that are free to go on, and how many tokens each has in common with a
-        prompt."""
-        free = (each for each in self.kept if each.settings == settings and not each.busy)
-        return [(common(each.ids, ids), each) for each in free]
+        found = matches(self.kept, ids, lasting, self.runner.model)
+        return len(ids) - max((each.known for each in found), default=0)
 
     def _found(
-        self, ids: Sequence[int], settings: Settings, times: Sequence[ToldTimes]
-    ) -> Kept | None:
-        """The conversation to go on with: it has most of the prompt, and loses less than that."""
-        alike = self._alike(ids, settings)
-        most = max((same for same, _ in alike), default=0)
-        if (
-            lost := max((each.would_save(ids, times) for _, each in alike), default=0) - most
-        ) > SHORT:
+        self, ids: Sequence[int], settings: Settings, times: Sequence[ToldTimes], parting: int
+    ) -> Kept:
+        """The conversation to go on with, which has most of the prompt and loses less than that; or
+        a new one, which begins with what it can."""
+        found = matches(self.kept, ids, settings, self.runner.model)
+        most = max((each.same for each in found), default=0)
+        lost = max((each.kept.would_save(ids, times) for each in found), default=0) - most
+        if lost > SHORT:
             _LOG.info(_CHANGED, lost)
-        for same, each in sorted(alike, key=lambda pair: (-pair[0], -pair[1].used)):
-            if each.is_left_by(same) and (fork := self._forked(each, ids, same)) is not None:
-                return fork
-            if each.is_gone_on_with(same):
-                if same < min(len(ids), len(each.ids)):
-                    _LOG.info(
-                        "%d of %d tokens are known; the first different token is %d of the %d of "
-                        "that conversation",
-                        *(same, len(ids), same + 1, len(each.ids)),
-                    )
-                else:
-                    _LOG.info("%d of %d tokens are known", same, len(ids))
-                return each
-        _LOG.info(
-            "a new conversation of %d tokens; the most that another shares is %d", len(ids), most
-        )
-        return None
+        chosen = next(filter(None, (self._taken(each, ids) for each in found)), None)
+        if chosen is None:
+            said = "a new conversation of %d tokens; the most that another shares is %d"
+            _LOG.info(said, len(ids), most)
+            chosen = Kept([], settings)
+        chosen.partings = most, parting
+        return chosen
+
+    def _taken(self, match: Match, ids: Sequence[int]) -> Kept | None:
+        """What goes on with a conversation, or begins as it did; None if neither is better than
+        nothing."""
+        kept, same = match.kept, match.same
+        if match.is_left and (made := self._forked(kept, ids, same)) is not None:
+            return made
+        if not match.is_gone_on_with:
+            return None
+        _LOG.info("%d of %d tokens are known", match.known, len(ids))
+        if same < min(len(ids), len(kept.ids)):
+            said = "the first different token is %d of the %d of that conversation"
+            _LOG.info(said, same + 1, len(kept.ids))
+        return kept
 
     def _forked(self, kept: Kept, ids: Sequence[int], same: int) -> Kept | None:
         """A conversation that begins as another one did, which stays as it is; None if there is no
@@ -222,7 +230,7 @@ class Conversations:
         if made is not None:
             _LOG.info(
                 "%d of %d tokens are known from a conversation of %d, which stays as it is",
-                *(same, len(ids), len(kept.ids)),
+                *(min(same, len(made.ids)), len(ids), len(kept.ids)),
             )
         return made
 

@@ -33,8 +33,8 @@ class Counters:
         """A prompt of so many tokens was read."""
         self.answered += 1
         self.prompt += tokens
-        self.fresh += metrics.prompt_tokens
-        self.read_s += metrics.time_to_first_token_s
+        self.fresh += metrics.ahead_tokens + metrics.prompt_tokens
+        self.read_s += metrics.ahead_s + metrics.time_to_first_token_s
 
     def end(self, metrics: GenerationMetrics) -> None:
         """An answer ended."""

@@ -34,7 +34,8 @@ class Kept:
         path: the file to open it from: its own as it was last put there, or another's.
         changed: whether it has gone on since.
         used: when, as a number that grows.
-        busy: whether an answer is coming in it.
+        busy: whether an answer is coming in it; `reads` until all of its prompt is read.
+        partings: tokens after which its last prompt, or another, may go on otherwise.
         said: what its last prompt said, for people.
         times: that its last prompt told.
         half_read: what is, since nobody waits for its answer any more.
@@ -51,6 +52,8 @@ class Kept:
     changed: bool = True
     used: int = 0
     busy: bool = False
+    reads: bool = False
+    partings: Sequence[int] = ()
     said: Sequence[StoredMessage] = ()
     times: Sequence[ToldTimes] = ()
     half_read: Asked | None = None
@@ -74,6 +77,15 @@ class Kept:
         return not self.busy and self.half_read is None
 
     @property
+    def lends(self) -> bool:
+        """Whether another can begin as it did: also while it answers from a cache that nothing
+        leaves."""
+        talk = self.talk
+        if not self.busy:
+            return True
+        return talk is not None and not self.reads and not (talk.store and talk.store.begun)
+
+    @property
     def is_short(self) -> bool:
         """Whether there is little to read again."""
         return len(self.ids) <= SHORT
@@ -95,8 +107,8 @@ class Kept:
         return same >= SHARED and (lost >= SHARED or not self.is_gone_on_with(same))
 
     def shared(self, same: int, longest: int, has_room: Callable[[int], bool]) -> "Kept | None":
-        """One that begins with its first `same` tokens; None if these cannot be had alone, or there
-        is no room. Raises KvliteError or MemoryError.
+        """One that begins with its first `same` tokens, or as many of them as can be had alone;
+        None if there is no room. Raises KvliteError or MemoryError.
 
         Args:
             longest: tokens that it may have.
@@ -109,17 +121,18 @@ class Kept:
             return None
         work = partial(forked, talk, same, max(0, longest - same))
         made = talk.context.oom_policy.run(work, {})
-        return None if made is None else Kept(self.ids[:same], self.settings, talk=made)
+        return None if made is None else Kept([*made.token_ids], self.settings, talk=made)
 
     def would_save(self, ids: Sequence[int], times: Sequence[ToldTimes]) -> int:
         """How many tokens of a prompt may have been read here, if it differs in its dates and times
         alone; 0 if it does not differ in these."""
         return min(self._said, len(ids)) if _have_changed(times, self.times) else 0
 
-    def is_awaited_by(self, ids: Sequence[int]) -> bool:
-        """Whether much of a prompt was read here, and it goes on with that."""
+    def is_awaited_by(self, ids: Sequence[int], known: int) -> bool:
+        """Whether much of a prompt is read here that is not `known` elsewhere, and it goes on with
+        that, or can begin with it once that is read."""
         same = common(self.ids, ids)
-        return same > SHORT and self.is_gone_on_with(same)
+        return same - known > SHORT and (self.reads or self.is_gone_on_with(same))
 
 
 def held_bytes(talk: Conversation) -> tuple[int, int]:

@@ -53,6 +53,7 @@ class Ask:
         said: the prompt for people.
         times: that the prompt tells.
         notes: sentences that come with the answer.
+        parting: tokens after which other prompts may go on otherwise, where that is looked for.
     """
 
     ids: Sequence[int]
@@ -66,6 +67,7 @@ class Ask:
     said: Sequence[StoredMessage] = ()
     times: Sequence[ToldTimes] = ()
     notes: Sequence[str] = ()
+    parting: int = 0
 
 
 @dataclass(frozen=True)
@@ -277,9 +279,9 @@ class ServedModel:
             work.show(title=f" of {self._unread(ask):,} tokens")
             piece: Piece | None = None
             try:
-                pieces = self.conversations.answer(
-                    ids, settings, work.callbacks, said=ask.said, times=ask.times
-                )
+                more: dict[str, Any] = {"said": ask.said, "times": ask.times}
+                more["parting"] = ask.parting
+                pieces = self.conversations.answer(ids, settings, work.callbacks, **more)
                 for piece, talk in pieces:
                     if piece is None:
                         yield READING

@@ -80,8 +80,9 @@ class Usage:
         assert token.piece is not None
         self.last = token.piece
         if self.fresh is None:
-            self.fresh = self.last.metrics.prompt_tokens
-            self.first_s = self.last.metrics.time_to_first_token_s
+            metrics = self.last.metrics
+            self.fresh = metrics.ahead_tokens + metrics.prompt_tokens
+            self.first_s = metrics.ahead_s + metrics.time_to_first_token_s
         self.generated += token.piece.token_id is not None
 
     def join(self, other: "Usage") -> None:

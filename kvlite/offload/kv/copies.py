@@ -1,13 +1,15 @@
 """Copies of a host store that share what was read, for several answers at once.
 
-On Linux, exact entries lie in a memory file that every copy maps privately: only the pages that a
-copy writes (its question and its answer) are its own, everything else exists once. A copy is a full
-copy on other systems, of quantized entries and sliding windows, and of pinned memory that a CUDA
-device reads: a mapping would be pinned page by page, each of them a copy.
+On Linux, exact entries lie in a file, in memory unless the store is on disk, that the store and
+every copy map privately: only the pages that one of them writes (its question and its answer) are
+its own, everything else exists once. A copy is a full copy on other systems, of quantized entries
+and sliding windows, and of pinned memory that a CUDA device reads: a mapping would be pinned page
+by page, each of them a copy.
 """
 
 import mmap
 import os
+import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from weakref import finalize
@@ -19,7 +21,7 @@ from kvlite.cache import LayerCache
 from kvlite.cache.copying import copied
 from kvlite.cache.recurrent import state_tensors
 from kvlite.cache.segment import bytes_held
-from kvlite.offload.kv.storage import aligned_starts, mapped_copies, move_storage
+from kvlite.offload.kv.storage import Disk, aligned_starts, mapped_copies, move_storage
 from kvlite.offload.kv.store import HOST, HostKVLayer, HostKVStore
 
 
@@ -32,15 +34,15 @@ class StoreCopies:
 
     @torch.inference_mode()
     def __init__(self, store: HostKVStore, room: int) -> None:
-        """Of a store as it is now. It stays as it is, in memory that is shared from here on; if
-        memory runs out, part of it.
+        """Of a store as it is now, in memory that is shared from here on; if memory runs out, part
+        of it. It stays as it is until all copies are made.
 
         Args:
             room: entries that a copy may add, its answer's included.
         """
         store.forget_answer()
         self.store, self.room = store, room
-        self.pages = _Pages() if hasattr(os, "memfd_create") else None
+        self.pages = _Pages(store.disk) if hasattr(os, "memfd_create") else None
         self.own_bytes = bytes_held(state_tensors(store.states))
         for layer in store.layers:
             if _pinned_for(layer, store) is not None:
@@ -48,9 +50,10 @@ class StoreCopies:
                     layer.cache.nbytes * (layer.read + room) // layer.head_group.capacity
                 )
                 continue
-            if self.pages is None or layer.window is not None or store.bits is not None:
-                self.own_bytes += layer.cache.nbytes
+            if not self._is_shared(layer):
+                self.own_bytes += 0 if layer.disk else layer.cache.nbytes
                 continue
+            assert self.pages is not None
             if layer.head_group.room < room:
                 layer.cache = layer.cache.resized([layer.read + room])
             self.pages.take(layer.cache)
@@ -61,7 +64,8 @@ class StoreCopies:
     def copy(self) -> HostKVStore:
         """Make another copy. Raises MemoryError if host memory has no room for it."""
         home = None if self.pages is None else self.pages.copying()
-        made = HostKVStore([], self.store.bits, self.store.seen, spare=self.store.spare)
+        bits, disk = self.store.bits, self.store.disk
+        made = HostKVStore([], bits, self.store.seen, disk, spare=self.store.spare)
         for layer in self.store.layers:
             device, index = _pinned_for(layer, self.store), layer.index
             if device is None:
@@ -70,9 +74,15 @@ class StoreCopies:
                 cache = layer.grown(self.room, made.transfer(device))
             if index is not None:
                 index = replace(index, signs=index.signs.clone(), sizes=index.sizes.clone())
-            made.layers.append(replace(layer, cache=cache, index=index, disk=None))
+            if layer.disk is not None and not self._is_shared(layer):
+                layer.disk.take(cache)
+            made.layers.append(replace(layer, cache=cache, index=index))
         made.carry(self.store.states)
         return made
+
+    def _is_shared(self, layer: HostKVLayer) -> bool:
+        """Whether its entries lie in pages that copies share."""
+        return self.pages is not None and layer.window is None and self.store.bits is None
 
 
 def _pinned_for(layer: HostKVLayer, store: HostKVStore) -> torch.device | None:
@@ -83,16 +93,23 @@ def _pinned_for(layer: HostKVLayer, store: HostKVStore) -> torch.device | None:
 
 
 class _Pages:
-    """Memory without a name that can be mapped many times."""
+    """A file without a name that can be mapped many times: in memory, or on disk."""
 
-    def __init__(self) -> None:
-        self._file = os.memfd_create("kvlite")
+    def __init__(self, disk: Disk | None) -> None:
+        try:
+            if disk is None:
+                self._file = os.memfd_create("kvlite")
+            else:
+                with tempfile.TemporaryFile(dir=disk.folder) as file:
+                    self._file = os.dup(file.fileno())
+        except OSError as error:
+            raise MemoryError from error
         self._size = 0
         self._starts: dict[int, int] = {}
         finalize(self, os.close, self._file)
 
     def take(self, layer: LayerCache) -> None:
-        """Move a layer's storage to the memory file; its tensors stay the same objects.
+        """Move a layer's storage to the file; its tensors stay the same objects.
 
         Raises:
             MemoryError: there is not enough memory; the layer is unchanged.
@@ -107,17 +124,18 @@ class _Pages:
         unit = mmap.ALLOCATIONGRANULARITY
         length = max(1, -(-starts[-1] // unit)) * unit
         os.posix_fallocate(self._file, begin, length)  # a page that is not there kills a program
-        mapped = mmap.mmap(self._file, length, offset=begin)
+        filled = mapped_copies(mmap.mmap(self._file, length, offset=begin), tensors, starts)
+        mapped = mmap.mmap(self._file, length, mmap.MAP_PRIVATE, offset=begin)
         self._size += length
-        homes = mapped_copies(mapped, tensors, starts)
-        for home, start in zip(homes, starts, strict=False):
-            if len(home):
-                self._starts[home.data_ptr()] = begin + start
-        return homes
+        for number, (home, start) in enumerate(zip(filled, starts, strict=False)):
+            if count := len(home):
+                home = torch.frombuffer(mapped, dtype=torch.uint8, count=count, offset=start)
+                self._starts[home.data_ptr()], filled[number] = begin + start, home
+        return filled
 
     def copying(self) -> Callable[[Tensor], Tensor]:
-        """A function that copies storages, for `copied`. A copy of a storage in the memory file
-        takes only the pages that are written to."""
+        """A function that copies storages, for `copied`. A copy of a storage in the file takes only
+        the pages that are written to."""
         mapped = mmap.mmap(self._file, self._size, mmap.MAP_PRIVATE) if self._size else None
 
         def copy(flat: Tensor) -> Tensor:
