@@ -120,6 +120,26 @@ def test_tokens_that_are_proposed_go_through_in_one_call(
         calls.clear()
 
 
+@pytest.mark.parametrize(("threads", "taken"), [(2, True), (64, False)])
+def test_a_long_cache_is_torchs_only_where_threads_are_many(
+    threads: int, taken: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = packed("llama")
+    monkeypatch.setattr(compiled_step.compiled_rows, "MANY", 64)
+    talk, calls = opened(model, method="full", speculate="off"), list[int]()
+    through = numba_step.through
+
+    def counted(layers: Any, *given: Any) -> Any:
+        calls.append(len(layers))
+        return through(layers, *given)
+
+    monkeypatch.setattr(numba_step, "through", counted)
+    talk.read(IDS)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    talk.generate([5, 6], max_new_tokens=3, ignore_eos=True)
+    assert (len(model.layers) in calls) == taken
+
+
 def test_threads_change_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
     """However many share the heads of those that hold, fetch and quantize their entries."""
     model, found = packed("llama"), []

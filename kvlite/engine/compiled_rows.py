@@ -20,8 +20,9 @@ from kvlite.ops.softmax import Softmax
 if TYPE_CHECKING:
     from kvlite.engine.layer_step import LayerStep
 
-# Channels of a layer's keys from which on torch's threads share the work of one conversation.
-MANY = 1 << 19
+# Channels of a layer's keys from which on torch's threads take the work of one conversation, where
+# they are so many times the KV heads, by which compiled loops share it out.
+MANY, TIMES = 1 << 19, 4
 # As `numba_rows.attend` takes it.
 RECALLING = INDEXED_AT_ONCE, CANDIDATES, SINKS, RECENT
 
@@ -40,16 +41,20 @@ def takes(step: "LayerStep", q: Tensor, k: Tensor, v: Tensor) -> bool:
 
 
 def is_small(step: "LayerStep") -> bool:
-    """Whether a step through a layer is too little for torch's threads."""
+    """Whether a step through a layer is too little for torch's threads, or these are few."""
     layer = step.layer
-    return layer.kv_heads * layer.keys.shape[2] * max(used for _, used in layer.lengths) < MANY
+    return _is_small(layer.kv_heads, layer.keys.shape[2] * max(used for _, used in layer.lengths))
 
 
 def are_small(policies: Sequence[LayerPolicy], size: KVSize) -> bool:
     """Whether steps through layers whose KV heads have such a size will be, and all is exact."""
     most = max(policy.budget for policy in policies)
     exact = all(policy.bits is None for policy in policies)
-    return exact and size.heads * size.dim * most < MANY
+    return exact and _is_small(size.heads, size.dim * most)
+
+
+def _is_small(heads: int, channels: int) -> bool:
+    return heads * channels < MANY or torch.get_num_threads() < TIMES * heads
 
 
 def _compiles(step: "LayerStep", q: Tensor, k: Tensor, v: Tensor) -> bool:
