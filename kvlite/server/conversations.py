@@ -5,8 +5,8 @@ requests for a title, have places of their own and never take one of these.
 """
 
 import logging
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -19,7 +19,7 @@ from kvlite.conversation.file_info import about
 from kvlite.conversation.library import Library
 from kvlite.conversation.metrics import Piece
 from kvlite.conversation.prefix import answer_prompt, common, hold_in_tokens, known_ids
-from kvlite.conversation.record import SERVER, Record, StoredMessage, ToldTimes
+from kvlite.conversation.record import SERVER, StoredMessage, ToldTimes
 from kvlite.conversation.runner import Runner
 from kvlite.conversation.snapshot import Snapshot
 from kvlite.engine.callbacks import Callbacks
@@ -30,6 +30,7 @@ from kvlite.memory.free import release_memory
 from kvlite.memory.oom import alone
 from kvlite.model.identity import Identity
 from kvlite.server.kept import SHORT, Asked, Kept, held_bytes
+from kvlite.server.kept_files import KeptFiles
 from kvlite.server.matching import Match, matches
 
 _LOG = logging.getLogger("kvlite.server")
@@ -56,10 +57,9 @@ class Conversations:
     ) -> None:
         """The `library` has those of all servers and models; those of others count against
         `keep_disk`, and go before its own."""
-        self.runner, self.keep, self.keep_disk, self.library = runner, keep, keep_disk, library
+        self.runner, self.keep, self.files = runner, keep, KeptFiles(library, keep_disk)
         self.kept: list[Kept] = []
         self._used = 0
-        self._told = set[tuple[str, str]]()
 
     @property
     def held_bytes(self) -> int:
@@ -251,7 +251,7 @@ class Conversations:
                 if isinstance(error, OutOfMemory) and self._has_others(kept):
                     raise
                 _LOG.warning("%s is not gone on with: %s", kept.path, error)
-                self._forget_file(kept)
+                self.files.forget(kept)
             if kept.is_lent:
                 kept.path = None
         if kept.talk is None:
@@ -272,7 +272,9 @@ class Conversations:
         try:
             self._keep_within(now)
         except Exception as error:
-            self._tell("room was not made for a conversation of %d tokens: %s", error, len(now.ids))
+            self.files.tell(
+                "room was not made for a conversation of %d tokens: %s", error, len(now.ids)
+            )
 
     def _keep_within(self, now: Kept) -> None:
         if now.talk is not None:
@@ -290,30 +292,9 @@ class Conversations:
         self._keep_within_disk()
 
     def _keep_within_disk(self) -> None:
-        """Remove files beyond the limit: those of conversations that are in memory, too, then those
-        of the least recently used."""
-        room = self.keep_disk
-        for each in sorted([*self.kept], key=lambda each: (each.talk is not None, -each.used)):
-            if not each.id or each.busy:
-                continue
-            room -= each.file_bytes
-            if room < 0:
-                self._forget_file(each)
-                if each.talk is None:
-                    self.kept.remove(each)
-        for id, size in self._of_others():
-            room -= size
-            if room < 0:
-                self._remove(id)
-
-    def _of_others(self) -> list[tuple[str, int]]:
-        """Entries of other servers and models and their bytes, those last used first."""
-        own, found = {each.id for each in self.kept}, list[tuple[str, int]]()
-        for record in self.library.records():
-            if record.made_by == SERVER and record.id not in own:
-                with suppress(OSError):
-                    found.append((record.id, self.library.whole(record.id).stat().st_size))
-        return found
+        self.files.keep_within([*self.kept])
+        gone = [each for each in self.kept if each.talk is None and each.path is None]
+        self.kept[:] = [each for each in self.kept if each.busy or each not in gone]
 
     def _leave(self, kept: Kept) -> None:
         self._give_up(kept)
@@ -323,80 +304,24 @@ class Conversations:
             self._put_away(kept)
 
     def _drop(self, kept: Kept) -> None:
-        self._forget_file(kept)
+        self.files.forget(kept)
         self.kept.remove(kept)
-
-    def _forget_file(self, kept: Kept) -> None:
-        if kept.id:
-            self._remove(kept.id)
-        kept.id, kept.path = "", None
-
-    def _remove(self, id: str) -> None:
-        try:
-            with self.library.hold(id):
-                if self.library.record_or_new(id).made_by == SERVER:
-                    self.library.remove(id)
-        except (OSError, SettingError) as error:
-            self._tell("what is not needed stays on disk: %s", error)
-
-    def _tell(self, said: str, error: Exception, *values: object) -> None:
-        """Log that the disk failed, once until that changes."""
-        why = f"{type(error).__name__} {getattr(error, 'errno', None) or error}"
-        if (said, why) not in self._told:
-            self._told.add((said, why))
-            _LOG.warning(said, *values, error)
 
     def _put_away(self, kept: Kept) -> None:
         """Move a conversation from memory to disk; it is forgotten if that fails."""
-        if (kept.changed or kept.path is None) and not self._stored(kept):
+        if (kept.changed or kept.path is None) and not self.files.store(kept):
             self._drop(kept)
         kept.talk, kept.device_bytes, kept.host_bytes = None, 0, 0
-
-    def _stored(self, kept: Kept) -> bool:
-        """Write a conversation to disk, in place of what was there; whether that went well."""
-        assert kept.talk is not None
-        try:
-            with self._entry_of(kept) as record:
-                path = self.library.whole(record.id)
-                path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-                kept.file_bytes = kept.talk.save(path, most=self.keep_disk)
-                self.library.save(record)
-        except (KvliteError, OSError) as error:
-            said = "a conversation of %d tokens is not kept on disk: %s"
-            self._tell(said, error, len(kept.ids))
-            return False
-        self._told.clear()
-        kept.id, kept.path, kept.changed = record.id, path, False
-        return True
-
-    @contextmanager
-    def _entry_of(self, kept: Kept) -> Iterator[Record]:
-        """The record that a conversation is kept with, which nobody else writes meanwhile. It is a
-        new one if somebody does, or went on with it, or it has gone."""
-        record = self.library.new()
-        if kept.id and self.library.has(kept.id):
-            with suppress(SettingError), self.library.hold(kept.id):
-                found = self.library.record(kept.id)
-                record = found if found.made_by == SERVER else record
-        record.made_by, record.earlier, record.times = SERVER, 0, [*kept.times]
-        first = next((each.text for each in kept.said if each.role == "user"), "")
-        if all(each.text != first for each in record.said[:2]):
-            record.name = ""  # of what was said there before
-        record.update([[*kept.said]], 0, kept.settings, ())
-        record.earlier = len(record.said)
-        record.name_after(first)
-        with self.library.hold(record.id):
-            yield record
 
     def store_idle(self) -> bool:
         """Write the long conversation to disk that has been idle longest since it went on; whether
         there was one. So it outlives a server that is killed."""
         idle = (each for each in self.kept if each.is_idle and not each.is_short)
         changed = [each for each in idle if each.talk is not None and each.changed]
-        if not changed or not self.keep_disk:
+        if not changed or not self.files.most:
             return False
         found = min(changed, key=lambda each: each.used)
-        if not self._stored(found):
+        if not self.files.store(found):
             found.changed = False  # not tried again before it goes on
         self._keep_within_disk()
         return True
@@ -417,8 +342,8 @@ class Conversations:
     def resume(self) -> None:
         """Find what the library has of this model; what no server put there stays as it is."""
         identity = Identity.of(self.runner.model)
-        for record in reversed(self.library.records()):
-            path = self.library.whole(record.id)
+        for record in reversed(self.files.library.records()):
+            path = self.files.library.whole(record.id)
             try:
                 sweep(path.parent)
                 if not path.is_file() or about(path).identity != identity:

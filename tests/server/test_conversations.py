@@ -109,7 +109,7 @@ def test_the_least_recently_used_go_to_disk_and_come_back(
     ids = [*asked[0].ids, *ids_of(80, 9)]
     again = Asked(pool, ids)
     assert again.read <= 81 and again.answer == Asked(fresh, ids).answer
-    pool.keep_disk = one + one // 2
+    pool.files.most = one + one // 2
     Asked(pool, ids_of(300, 8))
     held = [each for each in pool.kept if each.talk is None]
     assert len(held) == len(files_in(tmp_path / "files")) == 1
@@ -122,7 +122,7 @@ def test_the_least_recently_used_go_to_disk_and_come_back(
 def test_what_could_not_be_written_is_tried_again_or_forgotten(
     pool: Conversations, tmp_path: Path
 ) -> None:
-    room, pool.keep_disk = pool.keep_disk, 1
+    room, pool.files.most = pool.files.most, 1
     asked = [Asked(pool, ids_of(300, each)) for each in range(2)]
     assert pool.store_idle() and pool.store_idle() and not pool.store_idle()
     assert files_in(tmp_path) == []
@@ -130,7 +130,7 @@ def test_what_could_not_be_written_is_tried_again_or_forgotten(
     asked.append(Asked(pool, ids_of(300, 2)))
     assert len(pool.kept) == 1  # the others are nowhere
     assert pool.store_idle()
-    pool.keep_disk = room
+    pool.files.most = room
     Asked(pool, ids_of(300, 3))
     assert Asked(pool, [*asked[2].ids, *ids_of(80, 4)]).read <= 81
 
@@ -207,9 +207,9 @@ def test_a_disk_that_fails_fails_no_answer(
 ) -> None:
     """As read-only and full disks do, and links to nowhere."""
     pool.keep = 1
-    gone = pool.library.new()
-    pool.library.save(gone)
-    pool.library.whole(gone.id).symlink_to(tmp_path / "nowhere")
+    gone = pool.files.library.new()
+    pool.files.library.save(gone)
+    pool.files.library.whole(gone.id).symlink_to(tmp_path / "nowhere")
     first, second = Asked(pool, ids_of(300, 0)), Asked(pool, ids_of(300, 1))
     assert [each.path is not None for each in pool.kept] == [True, False]
 
@@ -223,7 +223,7 @@ def test_a_disk_that_fails_fails_no_answer(
         here = any(each.talk is talk for each in pool.kept)
         return fails() if here else save(talk, *args, **given)
 
-    monkeypatch.setattr(pool.library, "remove", fails)
+    monkeypatch.setattr(pool.files.library, "remove", fails)
     monkeypatch.setattr(kvlite.Conversation, "save", save_here)
     for number in range(3):
         first = Asked(pool, [*first.ids, *ids_of(20, 10 + number)])
@@ -299,7 +299,7 @@ def test_what_one_writes_behind_a_shared_beginning_is_not_the_others(pool: Conve
         branch = Asked(pool, [*main.ids[:200], *ids_of(150, 1 + turn)])
         main = Asked(pool, [*main.ids, *ids_of(70, 10 + turn)])
         assert main.read <= 71 and branch.read <= 150
-    fresh = Conversations(pool.runner, 0, 0, pool.library)
+    fresh = Conversations(pool.runner, 0, 0, pool.files.library)
     assert Asked(fresh, main.ids).answer == Asked(pool, main.ids).answer
 
 
