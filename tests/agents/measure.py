@@ -6,6 +6,7 @@ read at once. `clients`: twenty agents for some minutes, with the server's memor
 
 import argparse
 import json
+import os
 import statistics
 import tempfile
 import threading
@@ -126,7 +127,8 @@ def main() -> None:
             model.mkdir()
             model_of(model, 32_768)
             (model / "chat_template.jinja").write_text(TEMPLATE)
-        with served(model, folder / "data", "--method", "spans", *given.options) as server:
+        options = "--method", "spans", *given.options
+        with served(model, folder / "data", *options, threads=os.cpu_count() or 1) as server:
             with server.http as http:
                 name = http.get("/v1/models").json()["data"][0]["id"]
             if given.what == "turns":

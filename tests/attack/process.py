@@ -74,7 +74,9 @@ class Served:
 
 
 @contextmanager
-def served(model: Path, data: Path, *options: str, port: int = 0) -> Iterator[Served]:
+def served(
+    model: Path, data: Path, *options: str, port: int = 0, threads: int = 1
+) -> Iterator[Served]:
     """A server of `kvlite serve` that is loaded. The log of a data folder goes on."""
     port, log = port or free_port(), data.parent / f"{data.name}.log"
     command = [sys.executable, "-m", "kvlite", "serve", str(model), "--port", str(port)]
@@ -83,7 +85,7 @@ def served(model: Path, data: Path, *options: str, port: int = 0) -> Iterator[Se
         "KVLITE_DATA": str(data),
         "KVLITE_CONFIG": str(data.parent / "config"),
         "HF_HUB_OFFLINE": "1",
-        "OMP_NUM_THREADS": "1",
+        "OMP_NUM_THREADS": str(threads),
     }
     data.mkdir(exist_ok=True)
     with (
