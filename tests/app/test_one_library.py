@@ -182,7 +182,7 @@ def test_a_server_leaves_what_the_page_went_on_with(
     ids = [*served.kept[0].ids, 5, 6, 7]
     list(served.answer(ids, {}, NO_CALLBACKS, said=[StoredMessage("user", "Else?")]))
     served.store_idle()
-    served.keep_disk = 0
+    served.files.most = 0
     served.set_aside()
     (now,) = library.records()
     assert (now.id, now.made_by) == (record.id, "")
