@@ -80,14 +80,12 @@ def answer_prompt(
     """
     chosen = talk.config.after_load(settings)
     stops = [*partings] if _pauses(talk.model, chosen) else []
-    stop = _stop(talk, ids, stops)
-    new, answers = [*ids[len(talk.token_ids) : stop]], stop == len(ids)
+    new, answers = _part(talk, ids, stops)
     if not talk.history.goes_on(new, chosen, answers=answers):
         talk.context.end_step(chosen)
         _seek_to(talk, ids, chosen, callbacks)
     while True:
-        stop, start = _stop(talk, ids, stops), None
-        new, answers = [*ids[len(talk.token_ids) : stop]], stop == len(ids)
+        (new, answers), start = _part(talk, ids, stops), None
         if not talk.history.goes_on(new, chosen, answers=answers):
             start = talk.context.checkpoint(chosen)
         try:
@@ -119,10 +117,11 @@ def _pauses(model: LoadedModel, config: EngineConfig) -> bool:
     return (recalls or config.budget.auto) and config.settings.beyond_context != "compact"
 
 
-def _stop(talk: Conversation, ids: Sequence[int], stops: Sequence[int]) -> int:
-    """How far to read next. Some tokens are read with the last ones, and between two stops."""
-    ends = (min(each, len(ids) - CHOOSING) for each in stops)
-    return min((each for each in ends if each - len(talk.token_ids) >= CHOOSING), default=len(ids))
+def _part(talk: Conversation, ids: Sequence[int], stops: Sequence[int]) -> tuple[list[int], bool]:
+    """What to read next, and whether it is the last. Some tokens lie between stops, and behind."""
+    read, ends = len(talk.token_ids), (min(each, len(ids) - CHOOSING) for each in stops)
+    stop = min((each for each in ends if each - read >= CHOOSING), default=len(ids))
+    return [*ids[read:stop]], stop == len(ids)
 
 
 def _seek_to(

@@ -293,8 +293,7 @@ class Conversations:
 
     def _keep_within_disk(self) -> None:
         self.files.keep_within([*self.kept])
-        gone = [each for each in self.kept if each.talk is None and each.path is None]
-        self.kept[:] = [each for each in self.kept if each.busy or each not in gone]
+        self.kept[:] = [each for each in self.kept if each.busy or each.talk or each.path]
 
     def _leave(self, kept: Kept) -> None:
         self._give_up(kept)

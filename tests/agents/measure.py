@@ -21,20 +21,16 @@ from tests.cli.conftest import model_of
 from tests.server.test_tools import TEMPLATE
 
 
-def _address(server: Served) -> str:
-    return f"http://127.0.0.1:{server.port}"
-
-
 def turns(server: Served, name: str, lines: int) -> dict[str, Any]:
     """Ten turns with twenty tools, each after a result of so many lines but the last; and the
     first token of the last prompt by a server that knows nothing of it."""
-    main, rows = Agent(_address(server), name), list[Figures]()
+    main, rows = Agent(server.address, name), list[Figures]()
     for turn in range(9):
         main.result(turn, lines)
         rows.append(main.say(f"What is the scale of value_{turn}004? Answer in few words."))
     rows.append(main.say("Which of these was the largest? Answer in few words."))
     other = replace(main, messages=[{"role": "system", "content": "Other. "}, *main.messages[1:-1]])
-    anew = ask(_address(server), name, other.messages, main.tools)
+    anew = ask(server.address, name, other.messages, main.tools)
     return {
         "turns": [[each.tokens, each.read, round(each.first_s, 2)] for each in rows],
         "anew": [anew.tokens, anew.read, round(anew.first_s, 2)],
@@ -44,7 +40,7 @@ def turns(server: Served, name: str, lines: int) -> dict[str, Any]:
 
 def two(server: Served, name: str, lines: int) -> dict[str, Any]:
     """The longest gaps of an answer while another agent's prompt is read."""
-    first, second = (Agent(_address(server), name, f"You are agent {n}.") for n in range(2))
+    first, second = (Agent(server.address, name, f"You are agent {n}.") for n in range(2))
     first.answer_tokens = 200
     first.result(0, 4)
     found = list[Figures]()
@@ -75,11 +71,8 @@ def clients(server: Served, name: str, lines: int, minutes: float) -> dict[str, 
         nonlocal done
         life = 0
         while time.monotonic() < end:
-            agent, life = (
-                Agent(_address(server), name, f"You are agent {number}, {life}."),
-                life + 1,
-            )
-            before = 0
+            agent = Agent(server.address, name, f"You are agent {number}, {life}.")
+            before, life = 0, life + 1
             for turn in range(5):
                 agent.result(turn, lines)
                 try:

@@ -38,9 +38,14 @@ class Served:
     process: subprocess.Popen[bytes]
 
     @property
+    def address(self) -> str:
+        """Without a path."""
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
     def http(self) -> httpx.Client:
         """A client that waits long."""
-        return httpx.Client(base_url=f"http://127.0.0.1:{self.port}", timeout=PATIENCE)
+        return httpx.Client(base_url=self.address, timeout=PATIENCE)
 
     @property
     def folder(self) -> Path:
