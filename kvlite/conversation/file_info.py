@@ -28,6 +28,8 @@ class About:
         ahead: a digest of the documents that the next message must begin with; "" for none.
         recalls: whether it has a host store.
         light: whether cache and host store are left out, to be read again.
+        ends: tokens that it can be cut back to, from checkpoints; None if it has no need of them,
+            or was written before there were any.
     """
 
     path: Path
@@ -41,6 +43,7 @@ class About:
     ahead: str
     recalls: bool
     light: bool
+    ends: tuple[int, ...] | None
     settings: dict[str, Any]
     identity: Identity
 
@@ -69,9 +72,16 @@ def about_in(file: TensorFile) -> About:
             ahead=of_type(str, plain["ahead"]),
             recalls="tier" in plain,
             light=bool(plain.get("light", False)),
+            ends=_ends(plain.get("checkpoints")),
             settings=renamed(plain["settings"]),
             identity=Identity(**identity),
         )
+
+
+def _ends(checkpoints: list[Any] | None) -> tuple[int, ...] | None:
+    if checkpoints is None:
+        return None
+    return tuple(of_type(int, each["seen"]) for each in checkpoints)
 
 
 def digest_of(documents: Sequence[Document]) -> str:

@@ -5,7 +5,7 @@ import torch
 from kvlite.cache import KVCache
 from kvlite.conversation.checkpoint import restored
 from kvlite.conversation.conversation import Conversation
-from kvlite.conversation.prefix import ways_back
+from kvlite.conversation.ways_back import ways_back
 from kvlite.offload import HostKVStore
 from kvlite.offload.kv.copies import StoreCopies
 

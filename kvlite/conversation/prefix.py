@@ -4,30 +4,30 @@ Programs send everything said each time. What their tokens have in common with t
 stays, whoever wrote them; the rest is read. Only token ids count, not messages.
 """
 
-from collections.abc import Generator, Sequence
-from itertools import pairwise
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import replace
 from typing import Any
 
-from kvlite.cache.cut import edge
-from kvlite.cache.layer import Mark
 from kvlite.config.settings import Settings
 from kvlite.conversation.branch import Branch
-from kvlite.conversation.checkpoint import Checkpoint, LayerState
-from kvlite.conversation.context import Context
+from kvlite.conversation.checkpoint import Checkpoint
 from kvlite.conversation.conversation import Conversation
 from kvlite.conversation.metrics import Piece
+from kvlite.conversation.run_stats import RunStats
 from kvlite.conversation.turn_config import TurnConfig
+from kvlite.conversation.ways_back import checkpoint_at, densest
 from kvlite.engine.callbacks import NO_CALLBACKS, Callbacks
 from kvlite.methods.engine_config import EngineConfig
 from kvlite.methods.layer_policy import can_recall
 from kvlite.model.load import LoadedModel
-from kvlite.offload.kv.checkpoint import HostKVCheckpoint
 
 # The last tokens of a prompt choose what the cache keeps: so many are read together with it, even
 # if some were read before.
 CHOOSING = 64
 # Checkpoints that are kept: prompts come without end.
 MOST_CHECKPOINTS = 16
+# Tokens of a prompt after which what was read can be saved.
+PART = 4096
 
 
 def known_ids(talk: Conversation) -> list[int]:
@@ -64,6 +64,7 @@ def answer_prompt(
     ignore_eos: bool = False,
     callbacks: Callbacks = NO_CALLBACKS,
     partings: Sequence[int] = (),
+    part_read: Callable[[], None] | None = None,
     **settings: Any,
 ) -> Generator[Piece | None, float | None]:
     """Answer a whole prompt (at least one token) in a conversation that is held in tokens alone.
@@ -74,16 +75,19 @@ def answer_prompt(
     Args:
         partings: tokens after which other prompts may go on otherwise: if it can only go back to
             checkpoints, one is made there.
+        part_read: called when a part of the prompt was read, and the conversation may be saved.
 
     Yields:
         None between two slices of the reading, then pieces.
     """
     chosen = talk.config.after_load(settings)
-    stops = [*partings] if _pauses(talk.model, chosen) else []
+    stops = _stops(talk.model, chosen, partings, len(ids))
     new, answers = _part(talk, ids, stops)
     if not talk.history.goes_on(new, chosen, answers=answers):
         talk.context.end_step(chosen)
         _seek_to(talk, ids, chosen, callbacks)
+    first, layers = len(talk.token_ids), talk.model.shape.layers
+    earlier: tuple[RunStats, int] | None = None
     while True:
         (new, answers), start = _part(talk, ids, stops), None
         if not talk.history.goes_on(new, chosen, answers=answers):
@@ -93,12 +97,20 @@ def answer_prompt(
         except BaseException:
             talk.context.release(start)
             raise
-        yield from talk.history.read_in_slices(turn, callbacks, start)
+        if earlier is not None and start is not None:
+            turn.run_stats.go_on_from(*earlier)
+        before, after = len(talk.token_ids) - first, len(ids) - len(talk.token_ids) - len(new)
+        told = _over_all(callbacks, before * layers, after * layers)
+        yield from talk.history.read_in_slices(turn, told, start)
+        if part_read is not None:
+            part_read()
         if answers:
             break
+        earlier, talk.context.ahead = (turn.run_stats, len(new)), (0, 0.0)
     if checkpoint_at(talk.context, len(talk.token_ids)) is None:
         talk.context.checkpoint(chosen)
-    _thin_out(talk.context)
+    while len(talk.context.checkpoints) > MOST_CHECKPOINTS:
+        talk.context.release(densest(talk.context.checkpoints))
     yield from talk.context.answer(turn, callbacks.cancel, in_words=False, ignore_eos=ignore_eos)
 
 
@@ -108,13 +120,24 @@ def cuts_anywhere(model: LoadedModel) -> bool:
     return not model.shape.recurrent_layers and not any(model.shape.window_sizes)
 
 
-def _pauses(model: LoadedModel, config: EngineConfig) -> bool:
-    """Whether a checkpoint in the middle of a prompt helps, and changes nothing that is kept."""
+def _stops(
+    model: LoadedModel, config: EngineConfig, partings: Sequence[int], count: int
+) -> list[int]:
+    """Where the reading of so many tokens pauses, which changes nothing that is kept."""
     recalls = config.settings.recall != "off" and can_recall(config.method)
     rounds = recalls and config.recall_bits is not None
-    if cuts_anywhere(model) and not rounds:
-        return False
-    return (recalls or config.budget.auto) and config.settings.beyond_context != "compact"
+    if not (recalls or config.budget.auto) or config.settings.beyond_context == "compact":
+        return []
+    needs_checkpoints = rounds or not cuts_anywhere(model)
+    return [*range(PART, count, PART), *(partings if needs_checkpoints else ())]
+
+
+def _over_all(callbacks: Callbacks, before: int, after: int) -> Callbacks:
+    """The same callbacks, with the progress of a part counted in layer-tokens of all parts."""
+    told = callbacks.progress
+    if told is None:
+        return callbacks
+    return replace(callbacks, progress=lambda done, of: told(before + done, before + of + after))
 
 
 def _part(talk: Conversation, ids: Sequence[int], stops: Sequence[int]) -> tuple[list[int], bool]:
@@ -146,40 +169,3 @@ def _seek_to(
     context.release(*(each for each in context.checkpoints if each.seen > same))
     end = end or max(context.checkpoints, key=lambda each: each.seen, default=Checkpoint())
     context.seek(ids[: end.seen], end, (), (), config, callbacks)
-
-
-def _thin_out(context: Context) -> None:
-    """Free the checkpoints that are closest behind others, so that least has to be read without
-    them; never the last."""
-    while len(context.checkpoints) > MOST_CHECKPOINTS:
-        *held, _ = sorted(context.checkpoints, key=lambda each: each.seen)
-        pairs = pairwise([Checkpoint(), *held])
-        context.release(min(pairs, key=lambda pair: pair[1].seen - pair[0].seen)[1])
-
-
-def ways_back(context: Context, most: int) -> list[Checkpoint]:
-    """Checkpoints of the first `most` tokens, or of fewer, the last first."""
-    cut = checkpoint_at(context, most)
-    held = [each for each in context.checkpoints if each.seen <= most]
-    return sorted([*([] if cut is None else [cut]), *held], key=lambda each: -each.seen)
-
-
-def checkpoint_at(context: Context, most: int) -> Checkpoint | None:
-    """A checkpoint of the first `most` tokens, or of as many as the host store has of them, or end
-    where what is quantized can be cut; None if store and cache cannot be cut back to any number of
-    tokens."""
-    cache, store = context.cache, context.store
-    if store is not None and store.begun:
-        if not HostKVCheckpoint(store).plain:
-            return None
-        held = HostKVCheckpoint(store, min(most, store.seen))
-        return Checkpoint(held.seen, [], context.notes, cache.reconstructed, store=held)
-    if cache.writing or cache.states:  # which are of later tokens
-        return None
-    most = min(most, cache.seen)
-    edges = [None if layer.rows else edge(layer, most) for layer in cache.layers]
-    if None in edges:
-        return None
-    most = min((each for each in edges if each is not None), default=0)
-    layers = [LayerState(Mark(most, None, 0)) for _ in cache.layers]
-    return Checkpoint(most, [], context.notes, cache.reconstructed, layers=layers)

@@ -30,6 +30,7 @@ class RunStats:
         streamed: bytes of weights that came to the device.
         read_s, first_s, last_s: seconds from `started` until everything was read, the first token
             and the latest token; 0 before that.
+        before: tokens of the same prompt that another turn read.
         others_s: seconds that others had between slices; not in `read_s`.
     """
 
@@ -39,6 +40,7 @@ class RunStats:
         self.planned_phases: dict[str, int] = {}
         self.generated = 0
         self.streamed = 0
+        self.before = 0
         self.read_s = 0.0
         self.others_s = 0.0
         self.first_s = 0.0
@@ -79,6 +81,11 @@ class RunStats:
         finally:
             with self.work(model):
                 steps.close()
+
+    def go_on_from(self, other: "RunStats", tokens: int) -> None:
+        """Count as well how another turn read so many tokens of the same prompt before."""
+        self.before, self.streamed = other.before + tokens, other.streamed
+        self.started, self.others_s = other.started, other.others_s
 
     def was_read(self) -> None:
         """Reading ended."""

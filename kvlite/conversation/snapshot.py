@@ -25,6 +25,11 @@ from kvlite.config.checked_file import from_json, sound
 from kvlite.config.settings import LOADING, Settings
 from kvlite.config.units import readable
 from kvlite.conversation.checkpoint import Checkpoint
+from kvlite.conversation.checkpoint_file import (
+    checkpoints_from,
+    checkpoints_to_save,
+    plain_checkpoints,
+)
 from kvlite.conversation.context import Context
 from kvlite.conversation.file_info import about_in, digest_of
 from kvlite.conversation.history_file import history_from, plain_history
@@ -45,6 +50,8 @@ from kvlite.offload.kv.placement import place
 if TYPE_CHECKING:
     from kvlite.conversation.conversation import Conversation
 
+# Checkpoints may take so many times the bytes of cache and host store.
+_CHECKPOINTS = 4
 # Decided by whoever opens a file: the machine, and how much of it may be used.
 _OPENERS = {*LOADING, "chunk", "measure", "recall_limit", "never_lossy"} - {"chat_template"}
 
@@ -96,6 +103,11 @@ def save(
         plain["light"] = True
     else:
         tensors |= _cache_parts(context, plain)
+        if not any(each.nodes for each in talk.history.branches):
+            most_of_them = _CHECKPOINTS * sum(each.nbytes for each in tensors.values())
+            if (held := checkpoints_to_save(context, most_of_them)) is not None:
+                parts, plain["checkpoints"] = plain_checkpoints(held)
+                tensors |= parts
     tensors["token_ids"] = torch.tensor(context.token_ids, dtype=torch.int32)
     tensors["ahead"] = torch.tensor(ahead, dtype=torch.int32)
     tensors["ways"] = _text(
@@ -204,6 +216,8 @@ class Snapshot(TensorFile):
                 history_from(history, None, model.shape.layers)  # checks it before anything is read
                 if not light:
                     cache, store, notes = self._caches(model, talk.config, len(token_ids))
+                saved = plain.get("checkpoints", [])
+                held = checkpoints_from(saved, self, store, len(token_ids), model)
                 noted = (*map(str, plain["noted"]), *notes)
         except Exception as error:
             if not is_oom(error):
@@ -225,6 +239,7 @@ class Snapshot(TensorFile):
         branches, current = history_from(history, store, model.shape.layers)
         branches[current].prefilled_ids = ahead
         talk.history.resume(branches, current)
+        talk.context.checkpoints += held
 
     def _caches(
         self, model: LoadedModel, config: EngineConfig, tokens: int

@@ -10,6 +10,7 @@ from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 from kvlite.config.atomic_file import sweep
@@ -39,6 +40,8 @@ _CHANGED = (
     "up to %d tokens are read again as a date or time of now has changed: --stable-prefix, or "
     "kvlite.stable_prefix in requests, keeps the earlier one"
 )
+# Seconds of reading that are worth writing what was read.
+SAVED_AFTER = 30.0
 # How many short conversations are kept.
 SHORT_ONES = 8
 # Errors after which a conversation goes on.
@@ -95,8 +98,8 @@ class Conversations:
             self.kept.append(now)
         self._used += 1
         before, now.ids, now.used, now.busy, now.changed = now.ids, [*ids], self._used, True, True
-        now.prompt, now.times, text, broken = len(ids), times, "", True
-        now.half_read, now.reads = None, True
+        now.prompt, now.said, now.times, text, broken = len(ids), said, times, "", True
+        now.half_read, now.reads, now.saved = None, True, perf_counter()
         try:
             self._make_room(now)
             have = partial(self.have, now=now, more=callbacks.planned)
@@ -105,7 +108,9 @@ class Conversations:
             policy = talk.context.oom_policy
             policy.waits = partial(self._has_others, now)
             told = replace(callbacks, planned=have)
-            answer = answer_prompt(talk, ids, callbacks=told, partings=now.partings, **given)
+            keep = partial(self._part_read, now)
+            begin = partial(answer_prompt, callbacks=told, partings=now.partings, part_read=keep)
+            answer = begin(talk, ids, **given)
             with closing(answer) as pieces:
                 for piece in pieces:
                     if piece is not None:
@@ -118,12 +123,21 @@ class Conversations:
             raise
         finally:
             now.busy = now.reads = False
-            now.said = [*said, StoredMessage("assistant", text)] if text else said
+            if text:
+                now.said = [*said, StoredMessage("assistant", text)]
             if now.talk is not None and now.talk.history.half_read is not None:
                 now.half_read = asked
             else:
                 self._settle(now, before, broken=broken)
             self._make_room(now)
+
+    def _part_read(self, now: Kept) -> None:
+        """Write to disk what took long to read, so that it outlives a server that is killed; not
+        while others are answered."""
+        if perf_counter() - now.saved < SAVED_AFTER or not self.files.most or self._has_others(now):
+            return
+        self.files.store(now)
+        now.changed, now.saved = True, perf_counter()
 
     def have(
         self, nbytes: int, now: Kept | None = None, more: Callable[[int], None] | None = None
@@ -367,7 +381,9 @@ class Conversations:
         with Snapshot(path) as saved:
             ids = saved.known_ids(self.runner.model)
             settings = self._lasting(saved.settings(self.runner.settings))
-            return Kept(ids, settings, path=path, changed=False, file_bytes=saved.about.nbytes)
+            made = Kept(ids, settings, path=path, changed=False)
+            made.file_bytes, made.ends = saved.about.nbytes, saved.about.ends
+            return made
 
     def _lasting(self, settings: Settings) -> Settings:
         """Settings without those that end with an answer."""

@@ -38,9 +38,10 @@ class Kept:
         partings: tokens after which its last prompt, or another, may go on otherwise.
         said: what its last prompt said, for people.
         times: that its last prompt told.
+        saved: when its prompt began, or what was read of it was last written, as of `perf_counter`.
         half_read: what is, since nobody waits for its answer any more.
         device_bytes, host_bytes: of memory that it takes; 0 while it is on disk alone.
-        file_bytes: of its file.
+        file_bytes, ends: of its file; `ends` as of `About`.
     """
 
     ids: list[int]
@@ -56,10 +57,12 @@ class Kept:
     partings: Sequence[int] = ()
     said: Sequence[StoredMessage] = ()
     times: Sequence[ToldTimes] = ()
+    saved: float = 0.0
     half_read: Asked | None = None
     device_bytes: int = 0
     host_bytes: int = 0
     file_bytes: int = 0
+    ends: Sequence[int] | None = None
 
     @property
     def is_lent(self) -> bool:
@@ -116,7 +119,9 @@ class Kept:
         """
         talk = self.talk
         if talk is None and self.path is not None:
-            return Kept(self.ids, self.settings, path=self.path, file_bytes=self.file_bytes)
+            lent = Kept(self.ids, self.settings, path=self.path)
+            lent.file_bytes, lent.ends = self.file_bytes, self.ends
+            return lent
         if talk is None or not has_room(talk.cache.nbytes * same // max(1, len(talk.token_ids))):
             return None
         work = partial(forked, talk, same, max(0, longest - same))

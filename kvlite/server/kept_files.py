@@ -4,6 +4,7 @@ import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 
+from kvlite.conversation.file_info import about
 from kvlite.conversation.library import Library
 from kvlite.conversation.record import SERVER, Record
 from kvlite.errors import KvliteError, SettingError
@@ -29,6 +30,7 @@ class KeptFiles:
                 path = self.library.whole(record.id)
                 path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
                 kept.file_bytes = kept.talk.save(path, most=self.most)
+                kept.ends = about(path).ends
                 self.library.save(record)
         except (KvliteError, OSError) as error:
             said = "a conversation of %d tokens is not kept on disk: %s"

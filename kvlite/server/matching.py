@@ -52,4 +52,6 @@ def _known(kept: Kept, same: int, model: LoadedModel) -> int:
         return same
     if kept.talk is not None:
         return begun(kept.talk, same)
-    return same if cuts_anywhere(model) else 0  # its checkpoints are in no file
+    if kept.ends is not None:
+        return max((each for each in kept.ends if each <= same), default=0)
+    return same if cuts_anywhere(model) else 0

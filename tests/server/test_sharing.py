@@ -6,9 +6,12 @@ from typing import Any
 import pytest
 
 from kvlite.config.settings import Settings
+from kvlite.conversation import prefix
 from kvlite.conversation.library import Library
+from kvlite.conversation.record import StoredMessage
 from kvlite.conversation.runner import Runner
-from kvlite.engine.callbacks import NO_CALLBACKS
+from kvlite.engine.callbacks import NO_CALLBACKS, Callbacks
+from kvlite.server import conversations, kept
 from kvlite.server.config import ServerConfig
 from kvlite.server.conversations import Conversations
 from tests.cli.conftest import model_of
@@ -172,6 +175,36 @@ def test_what_is_left_half_read_before_or_behind_a_parting_goes_on(
         assert read(left_at) == whole, left_at
 
 
+@pytest.mark.parametrize("name", WAYS)
+@pytest.mark.parametrize("killed", ["reading", "answering"])
+def test_what_took_long_to_read_outlives_a_server_that_is_killed(
+    name: str, killed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kept, "SHORT", 100)
+    monkeypatch.setattr(conversations, "SAVED_AFTER", 0.0)
+    monkeypatch.setattr(prefix, "PART", 200)
+    monkeypatch.setattr("kvlite.conversation.run_stats.SLICE_S", 0.0)  # every chunk is a slice
+    pool, prompt = pool_of(name, tmp_path, chunk=50), ids_of(720, 1)
+    told = list[tuple[int, int]]()
+    callbacks = Callbacks(lambda *progress: told.append(progress))
+    heard = pool.answer(prompt, {}, callbacks, said=[StoredMessage("user", "Why?")])
+    layers = pool.runner.shape.layers
+    for piece, _ in heard:
+        done = told[-1][0] if told else 0
+        if piece is not None or (killed == "reading" and done > 470 * layers):
+            break
+    assert [each for each, _ in told] == sorted(each for each, _ in told)
+    assert {total for _, total in told} == {720 * layers}
+    again = pool_of(name, tmp_path)  # nothing is ended: the other one is not there any more
+    again.resume()
+    (record,) = again.files.library.records()
+    assert record.name == "Why?"
+    answer = Asked(again, prompt)
+    assert answer.read <= (330 if killed == "reading" else most(name, 200))
+    if WAYS[name][1] == EVERYTHING:
+        assert answer.answer == Asked(pool_of(name, tmp_path / "alone"), prompt).answer
+
+
 @pytest.mark.parametrize("kind", ["gemma3", "qwen3-next"])
 def test_the_first_subagent_begins_with_instructions_and_tools(kind: str, tmp_path: Path) -> None:
     """Also in a model that can only go back to checkpoints: one is made behind them."""
@@ -207,3 +240,30 @@ def test_a_disk_without_room_for_a_copy_has_the_prompt_read(
         other = Asked(pool, [*TOOLS, *ids_of(100, 2)])
     assert other.answer == Asked(fresh, other.ids[:-4]).answer
     assert Asked(pool, [*main.ids, *ids_of(70, 3)]).read <= 71 and len(pool.kept) == 2
+
+
+@pytest.mark.parametrize("name", WAYS)
+def test_after_a_restart_a_subagent_and_an_edit_begin_with_what_was_read(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kept, "SHORT", 100)
+    pool = pool_of(name, tmp_path)
+    Asked(pool, [*TOOLS, *ids_of(70, 1)])
+    main = Asked(pool, [*TOOLS, *ids_of(70, 2)])
+    middle = len(main.ids)
+    for turn in range(4):
+        main = Asked(pool, [*main.ids, *ids_of(66, 10 + turn)])
+    subagent, edited = [*TOOLS, *ids_of(70, 3)], [*main.ids[: middle + 70], *ids_of(100, 4)]
+    pool.set_aside()
+    answers = list[list[int]]()
+    # A cache of windows alone is as small as a checkpoint of it: fewer of these are written.
+    lost = 140 if name == "windows alone" else 66
+    for ids, new in ((subagent, 70), (edited, 100 + lost)):
+        pool = pool_of(name, tmp_path)
+        pool.resume()
+        again = Asked(pool, ids)
+        assert again.read <= most(name, new), name
+        answers.append(again.answer)
+    if WAYS[name][1] == EVERYTHING:
+        for ids, answer in zip((subagent, edited), answers, strict=True):
+            assert Asked(pool_of(name, tmp_path / "alone"), ids).answer == answer

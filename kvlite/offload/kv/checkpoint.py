@@ -7,7 +7,9 @@ from weakref import ReferenceType, ref
 import torch
 from torch import Tensor
 
-from kvlite.cache import LayerCache
+from kvlite.cache import KVBits, LayerCache
+from kvlite.cache.bits import with_form
+from kvlite.cache.kv_size import KVSize
 from kvlite.cache.recurrent import state_tensors
 from kvlite.cache.segment import bytes_held
 from kvlite.cache.snapshot import LayerReader, LayerWriter, Plain, Source
@@ -106,6 +108,68 @@ class HostKVCheckpoint:
         store.forget_answer()
 
 
+def checkpoint_parts(made: HostKVCheckpoint, parts: LayerWriter) -> Plain:
+    """Take a checkpoint apart; the store has its own file."""
+    return {
+        "seen": made.seen,
+        "bits": None if made.bits is None else asdict(made.bits),
+        "states": parts.states(made.states),
+        "layers": [
+            _plain_mark(f"{PREFIX}{at}", each, parts) for at, each in enumerate(made.layers)
+        ],
+    }
+
+
+def checkpoint_from(
+    plain: Plain, store: HostKVStore, reader: LayerReader, model: LoadedModel
+) -> HostKVCheckpoint:
+    """A checkpoint of a store that was read from the same file. Raises SnapshotError if it is
+    damaged."""
+    require(0 <= plain["seen"] <= store.seen and len(plain["layers"]) == len(store.layers))
+    made = HostKVCheckpoint(store, plain["seen"])
+    parts = zip(store.layers, plain["layers"], model.shape.kv_sizes, strict=True)
+    made.layers = [_mark_from(layer, each, size, reader) for layer, each, size in parts]
+    made.bits = None if plain["bits"] is None else KVBits(**with_form(plain["bits"]))
+    made.states = reader.states(plain["states"], lambda _: HOST)
+    require_states(made.states, model.shape, model.dtype)
+    return made
+
+
+def _plain_mark(name: str, mark: _LayerMark, parts: LayerWriter) -> Plain:
+    window, scores = mark.window, mark.cached_scores
+    return {
+        "read": mark.read,
+        "window": None if window is None else parts.layer(name, window, mark.read),
+        "exact": [parts.tensor(f"{name}.{at}", each) for at, each in enumerate(mark.exact)],
+        "judged": None if scores is None else parts.tensor(f"{name}.judged", scores),
+        "judge": mark.scored_by,
+    }
+
+
+def _mark_from(layer: HostKVLayer, plain: Plain, size: KVSize, reader: LayerReader) -> _LayerMark:
+    read, window, exact = plain["read"], None, tuple[Tensor, ...]()
+    require(type(read) is int and read >= 0)
+    require((plain["window"] is None) == (layer.window is None))
+    if plain["window"] is not None:
+        window = reader.layer(plain["window"], size)
+        require(len(window.head_groups) == 1 and window.head_groups[0].used == read)
+    else:
+        require(read <= layer.read)
+        exact = tuple(reader.source.new(each, HOST) for each in plain["exact"])
+    for own, each in zip(layer.head_group.residuals, exact, strict=bool(exact)):
+        require(each.dtype == own.dtype and each.dim() == own.dim() and each.shape[2] <= read)
+        require(each.shape[:2] == own.shape[:2] and each.shape[3:] == own.shape[3:])
+    scores = None if plain["judged"] is None else _scores(plain["judged"], size.heads, read, reader)
+    return _LayerMark(read, window, exact, scores, str(plain["judge"]), None)
+
+
+def _scores(name: str, heads: int, read: int, reader: LayerReader) -> Tensor:
+    scores = reader.source.new(name, reader.device)
+    require(scores.dtype == torch.float32 and scores.dim() == 3)
+    require(scores.shape[:2] == (1, heads) and scores.shape[2] <= read)
+    return scores
+
+
 def _mark(layer: HostKVLayer, seen: int | None, quantizes: bool) -> _LayerMark:
     window, exact, head_group = None, tuple[Tensor, ...](), layer.head_group
     if layer.window is not None:
@@ -197,10 +261,8 @@ def _layer(cache: LayerCache, plain: Plain, reader: LayerReader) -> HostKVLayer:
     require(len(cache.head_groups) == 1 and cache.head_groups[0].used == plain["read"])
     layer = HostKVLayer(cache, plain["window"], plain["read"], scored_by=str(plain["judge"]))
     if "judged" in plain:
-        layer.cached_scores = reader.source.new(plain["judged"], reader.device)
-        require(layer.cached_scores.dtype == torch.float32 and layer.cached_scores.dim() == 3)
-        require(layer.cached_scores.shape[:2] == (1, len(cache.head_groups[0].heads)))
-        require(layer.cached_scores.shape[2] <= layer.read)
+        heads = len(cache.head_groups[0].heads)
+        layer.cached_scores = _scores(plain["judged"], heads, layer.read, reader)
     return layer
 
 
