@@ -20,6 +20,9 @@ from kvlite.planner.peaks import Moment
 if TYPE_CHECKING:
     from kvlite.conversation.turn import Turn
 
+# Seconds after which a part of a reading is slow; and that others, if any, use between two slices.
+SLOW_S, BESIDE_S = SLICE_S, 0.02
+
 
 class RunStats:
     """What one turn takes.
@@ -62,22 +65,31 @@ class RunStats:
     def in_slices(self, model: LoadedModel, steps: Slices[T]) -> Slices[T]:
         """Steps of a model's work, counted as by `work`. They wait whenever a slice's time is over,
         but not with streamed weights: a step of others brings every layer to the device, and then
-        this work's layer comes once more."""
+        this work's layer comes once more. A step is sent the seconds of the one before it if that
+        was longer than a slice and others used the time between slices."""
+        slow: float | None = None
+        beside = False
         try:
             while True:
                 end = perf_counter() + SLICE_S
                 with self.work(model):
                     try:
-                        next(steps)
-                        while perf_counter() < end or model.layers.passing is not None:
-                            next(steps)
+                        while True:
+                            began = perf_counter()
+                            steps.send(slow)
+                            now = perf_counter()
+                            slow = now - began if beside and now - began > SLOW_S else None
+                            if now >= end and model.layers.passing is None:
+                                break
                     except StopIteration as last:
                         result: T = last.value
                         return result
                 left = perf_counter()
                 unwanted = (yield) or 0.0
+                others = perf_counter() - left - unwanted
                 self.started += unwanted
-                self.others_s += perf_counter() - left - unwanted
+                self.others_s += others
+                beside = others > BESIDE_S
         finally:
             with self.work(model):
                 steps.close()

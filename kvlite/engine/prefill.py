@@ -21,7 +21,7 @@ from kvlite.engine.callbacks import NO_CALLBACKS, Callbacks, ReadingBytes
 from kvlite.engine.implementations import sums_in_tiles
 from kvlite.engine.layer_prefill import LayerPrefill
 from kvlite.engine.oom_actions import cache_oom_actions
-from kvlite.engine.prefill_oom import embedded, may_wait, prefill_oom_actions, reserve_for
+from kvlite.engine.prefill_oom import embedded, may_wait, prefill_oom_actions, reserve_for, shorten
 from kvlite.engine.reconstruct import reconstruction_pass
 from kvlite.engine.slices import Slices, whole
 from kvlite.engine.sparse_attention import require_served, sparse_masks
@@ -120,8 +120,8 @@ class Prefill:
         self.capacities = [[each.capacity for each in layer.head_groups] for layer in cache.layers]
 
     def read_layer(self, index: int) -> Slices[LayerPrefill]:
-        """Take all tokens through one layer; may wait after every chunk. Free what it returns
-        before the next: it holds all of the layer's keys and values.
+        """Take all tokens through one layer; may wait after every chunk; sent seconds, it reads on
+        in shorter ones. Free what it returns before the next: it holds all keys and values.
 
         Raises:
             Stopped: `callbacks.cancel` was set.
@@ -137,13 +137,13 @@ class Prefill:
             at = self._safely(partial(self._read_chunk, index, layer_prefill, at))
             self._held(layer_prefill.layer)
             self._passed(index, at * self.new // length)
-            yield
+            if (yield):
+                shorten(self, index)
         if layer_prefill.states:
             self.states[index] = layer_prefill.states
         if self.reconstruction_pass is not None:
-            answers = index < len(self.policies) - 1
             again = self.reconstruction_pass.rate(
-                index, layer_prefill, answers=answers, safely=self._safely
+                index, layer_prefill, answers=index < len(self.policies) - 1, safely=self._safely
             )
             for rows in again:
                 self._passed(index, self.new + rows)

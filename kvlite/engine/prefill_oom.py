@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from kvlite.engine.prefill import Prefill
 
 SHORTEST_CHUNK = 16
+# Tokens of one for which others wait.
+SHORT_CHUNK = 128
 
 
 def prefill_oom_actions(run: "Prefill") -> OOMActions:
@@ -59,6 +61,12 @@ def embedded(
 def halved(chunk: int, times: int = 1) -> int:
     """Tokens of a chunk that was halved so often; no fewer than 16, unless it had fewer."""
     return max(min(chunk, SHORTEST_CHUNK), chunk >> times)
+
+
+def shorten(run: "Prefill", index: int) -> None:
+    """Read layer `index` on in shorter chunks, unless they have a say in what is attended to."""
+    if run.chunk > SHORT_CHUNK and run.policies[index].method.prefilling.columns is None:
+        run.chunk = halved(run.chunk)
 
 
 def _halve_chunk(run: "Prefill") -> bool:

@@ -9,7 +9,8 @@ Given = ParamSpec("Given")
 
 Slices = Generator[None, float | None, T]
 """Work that can wait wherever it yields, and returns its result at the end. Closed before that, it
-leaves everything as it was before it. It may be sent the seconds in which nobody wanted it."""
+leaves everything as it was before it. It may be sent the seconds in which nobody wanted it; a part
+of it, those that its last part took beside others, if these were many."""
 
 # Seconds that a slice takes, as far as the work has places to wait at.
 SLICE_S = 0.2

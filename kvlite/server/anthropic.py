@@ -9,7 +9,7 @@ from uuid import uuid4
 
 from kvlite.model.answers.reader import AnswerReader
 from kvlite.server.chat import asked, prompt_of
-from kvlite.server.content_blocks import TOOL_ID, Blocks, Event
+from kvlite.server.content_blocks import EVENT_BEATS, PING, STILL, TOOL_ID, Blocks, Event
 from kvlite.server.fields import Chat, Named, parsed
 from kvlite.server.messages import UNSEEN, Fields, Plain, plain_messages
 from kvlite.server.refusals import Refusal
@@ -289,19 +289,21 @@ class MessagesAnswer:
         return {**self._message, **self._stopped, "usage": self._counted}
 
     async def stream(self) -> AsyncGenerator[Event | str]:
-        """Events; pings for those who wait."""
-        begun = False
-        answer = heard_of(self.model, self.ask, self._usage, self._new_reader)
-        async with aclosing(answer) as tokens:
+        """Events; while nothing comes, pings, and now and then an event that says nothing."""
+        beats = 0
+        async with aclosing(
+            heard_of(self.model, self.ask, self._usage, self._new_reader)
+        ) as tokens:
             async for heard in tokens:
                 if (piece := heard.token.piece) is None:
                     yield heard.token.waiting
-                    yield {"type": "ping"}
-                    continue
-                if not begun:
-                    begun = True
+                if not beats:
                     message = {**self._message, "content": [], "usage": self._counted}
                     yield {"type": "message_start", "message": message}
+                beats += 1
+                if piece is None:
+                    yield PING if beats % EVENT_BEATS else STILL
+                    continue
                 self._ids += [] if piece.token_id is None else [piece.token_id]
                 self._reason = heard.reason or self._reason
                 for event in self._blocks.push(heard.parts):

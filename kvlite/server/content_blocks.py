@@ -23,6 +23,16 @@ _DELTAS = {
 
 Event = dict[str, Any]
 
+PING: Event = {"type": "ping"}
+# It says nothing new. Claude Code hangs up after five minutes in which nothing but pings came, and
+# one such event in so many beats of five seconds is enough: others count each as a change.
+STILL: Event = {
+    "type": "message_delta",
+    "delta": {"stop_reason": None, "stop_sequence": None},
+    "usage": {"output_tokens": 0},
+}
+EVENT_BEATS = 24
+
 
 class Blocks:
     """The content of an answer that comes, one block after the other.

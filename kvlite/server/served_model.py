@@ -276,7 +276,8 @@ class ServedModel:
             if choice and settings.get("seed") is not None:
                 settings["seed"] += choice
             ids, counted = [*ask.ids], False
-            work.show(title=f" of {self._unread(ask):,} tokens")
+            # Of a prompt that was left half read everything counts as known.
+            work.show(title=f" of {self._unread(ask) or len(ids):,} tokens")
             piece: Piece | None = None
             try:
                 more: dict[str, Any] = {"said": ask.said, "times": ask.times}

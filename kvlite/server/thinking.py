@@ -60,9 +60,9 @@ class Reasons(Fields):
         if effort is not None:
             thinking = "off" if effort == "none" else "on"
         if isinstance(self.thinking, Mapping):
-            kind = self.thinking.get("type")
+            kind = str(self.thinking.get("type"))
             if kind not in _KINDS:
-                said = f"thinking.type {str(kind)[:40]!r} is none of {', '.join(_KINDS)}"
+                said = f"thinking.type {kind[:40]!r} is none of {', '.join(_KINDS)}"
                 raise Refusal(said, param="thinking")
             thinking = _KINDS[kind]
         for each in (self.enable_thinking, self.thinking):

@@ -33,7 +33,7 @@ from tests.server.test_tools import TEMPLATE
 
 CONTEXT = 131_072
 # The longest that an agent may take; and with a model that speaks for itself.
-SECONDS, SPEAKING = 300, 900
+SECONDS, SPEAKING = 300, 1800
 
 
 @dataclass

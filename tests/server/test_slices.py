@@ -1,10 +1,11 @@
 """A long prompt is read in slices, and answers that stream go on between them."""
 
 import asyncio
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import count as count_from
-from itertools import groupby
+from itertools import groupby, pairwise
 from typing import Any
 
 import openai
@@ -72,8 +73,11 @@ Take = Callable[..., torch.Tensor]
 
 
 @contextmanager
-def chunks(patch: pytest.MonkeyPatch, seen: Callable[[LayerPrefill], None]) -> Iterator[None]:
-    """Every chunk of a long prompt is a slice, and `seen` before it is read."""
+def chunks(
+    patch: pytest.MonkeyPatch, seen: Callable[[LayerPrefill], None], slow: float = math.inf
+) -> Iterator[None]:
+    """Every chunk of a long prompt is a slice, and `seen` before it is read; it takes too long for
+    others if it takes `slow` seconds."""
     take: Take = LayerPrefill.take
 
     def watched(self: LayerPrefill, *args: Any, **given: Any) -> torch.Tensor:
@@ -84,6 +88,7 @@ def chunks(patch: pytest.MonkeyPatch, seen: Callable[[LayerPrefill], None]) -> I
     with patch.context() as patched:
         patched.setattr(LayerPrefill, "take", watched)
         patched.setattr(run_stats, "SLICE_S", 0.0)
+        patched.setattr(run_stats, "SLOW_S", slow)
         yield
 
 
@@ -116,6 +121,19 @@ def test_tokens_come_between_slices_and_are_those_of_each_alone(
     forget(server)
 
 
+def test_chunks_get_short_where_others_wait_for_slow_ones(
+    server: Server, alone: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_stats, "BESIDE_S", 0.0)
+    places = list[int]()
+    with chunks(monkeypatch, lambda reader: places.append(reader.done), slow=0.0):
+        made = both(server, [SHORT, READ])
+    assert [text(each) for each in made] == alone
+    sizes = [after - before for before, after in pairwise(places) if after > before]
+    assert sizes[0] == 1024 and max(sizes[-20:]) == 128
+    forget(server)
+
+
 def test_a_request_for_a_title_is_answered_while_another_reads(
     server: Server, alone: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -140,7 +158,7 @@ def test_one_that_was_left_goes_on_when_it_is_sent_again(
 ) -> None:
     """Unless something else is asked first, or it is to be answered otherwise."""
     body: dict[str, Any] = {"messages": said(LONG), "extra_body": {"kvlite": way}, "max_tokens": 8}
-    count = list[int]()
+    count, titles = list[int](), list[str]()
     with chunks(monkeypatch, lambda _: count.append(1)):
         expected = text(both(server, [body])[0])
     whole, at = len(count), len(count) * 57 // 100
@@ -148,6 +166,7 @@ def test_one_that_was_left_goes_on_when_it_is_sent_again(
 
     def leave(_: LayerPrefill) -> None:
         count.append(1)
+        titles.append(server.model.answering.going[0].work.shown.title)
         if len(count) == at:
             server.model.answering.going[0].work.abandon()
 
@@ -163,6 +182,7 @@ def test_one_that_was_left_goes_on_when_it_is_sent_again(
         cut()
         again = both(server, [body])[0]
         assert text(again) == expected and len(count) == whole and whole - at < whole / 2
+        assert " of 0 tokens" not in titles
         # 1,000 seconds by that clock, in which nobody waited for it, are left out.
         assert -1000 < ledger(again)["time_to_first_token_s"] < 0
         forget(server)

@@ -11,6 +11,7 @@ from typing import Any
 import anthropic
 import pytest
 
+from kvlite.server import anthropic as anthropic_dialect
 from kvlite.server import served_model
 from kvlite.web.work import Work
 from tests.server.conftest import Server, said
@@ -70,7 +71,8 @@ def test_who_waits_hears_something_at_once_and_again(
         return
     assert told[0] == ": waiting, 1 before this one"
     if road == "/v1/messages":
-        assert heard[1:3] == ["event: ping", 'data: {"type": "ping"}']
+        assert heard[1] == "event: message_start"
+        assert heard[3:5] == ["event: ping", 'data: {"type": "ping"}']
     elif road == "/v1/responses":
         kinds = [json.loads(each)["type"] for each in told if each.startswith("{")]
         assert kinds[:3] == ["response.created", *["response.in_progress"] * 2]
@@ -101,6 +103,25 @@ def test_clients_read_such_streams(server: Server, busy: threading.Event, client
                 text = stream.get_final_text()
     made = server.client.chat.completions.create(model=name, messages=hello, max_tokens=4)
     assert text == made.choices[0].message.content
+
+
+def test_who_counts_no_pings_hears_an_event_now_and_then(
+    server: Server, busy: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Claude Code hangs up after five minutes of pings alone."""
+    monkeypatch.setattr(anthropic_dialect, "EVENT_BEATS", 2)
+    client = anthropic.Anthropic(base_url=server.address, api_key="any", max_retries=0)
+    given: dict[str, Any] = {"model": server.model.names[0], "messages": said("Hello.")}
+    with for_a_second(busy), client.messages.stream(**given, max_tokens=4) as stream:
+        events = [*stream]
+        waited = stream.get_final_message()
+    kinds = [each.type for each in events]
+    assert kinds[0] == "message_start" and kinds.count("message_start") == 1
+    assert kinds.index("content_block_start") > 2 and set(kinds[1:3]) == {"message_delta"}
+    made = client.messages.create(**given, max_tokens=4)
+    assert waited.content[0].text == made.content[0].text  # type: ignore[union-attr]
+    assert waited.stop_reason == made.stop_reason
+    assert waited.usage.output_tokens == made.usage.output_tokens
 
 
 @pytest.mark.parametrize("road", ROADS)
