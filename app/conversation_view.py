@@ -122,6 +122,7 @@ class ConversationView:
             parts.box: gr.MultimodalTextbox(**box | (_EMPTY if empty else {})),
             parts.earlier: gr.Button(visible=False),
             parts.go_on: gr.Button(visible=False),
+            **parts.reader.hidden(),
         }
 
     def unreadable(self, error: Exception) -> Updates:
@@ -182,6 +183,7 @@ class ConversationView:
             parts.go_on: gr.Button(visible=self._goes_on(account)),
             parts.answer: html,
             parts.difference: self.difference(),
+            **parts.reader.updates(self.service, self.owner, self.id),
         }
 
     def _goes_on(self, account: dict[str, Any]) -> bool:

@@ -37,12 +37,13 @@ def _doing(shown: Shown) -> str:
         told += f" · {shown.done / shown.total:.0%}"
     left = shown.seconds_left(time.monotonic())
     if left is not None:
-        told += f" · {_span(left)} left"
+        told += f" · {span(left)} left"
     value = f'value="{shown.done}" max="{shown.total}"' if shown.total else ""
     return f'<p class="doing">{told}</p><progress {value}></progress>'
 
 
-def _span(seconds: float) -> str:
+def span(seconds: float) -> str:
+    """So much time, for people."""
     if seconds < 90:
         return f"{seconds:.0f} s"
     minutes = round(seconds / 60)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -12,7 +12,9 @@ import torch
 from kvlite.config.arguments import path_of, require_callable
 from kvlite.config.settings import Settings
 from kvlite.conversation.conversation import Conversation
+from kvlite.conversation.history_file import history_from
 from kvlite.conversation.metrics import Answer
+from kvlite.conversation.retold import Price, Retold, price, retold
 from kvlite.conversation.snapshot import Snapshot
 from kvlite.engine.callbacks import NO_CALLBACKS, Callbacks, Progress, require_callbacks
 from kvlite.engine.selfcheck import require_own_answers
@@ -24,6 +26,7 @@ from kvlite.methods.engine_config import EngineConfig, require_meanings
 from kvlite.methods.layer_policy import layer_policies
 from kvlite.model.architectures import UNTESTED, architecture
 from kvlite.model.devices import choose_devices
+from kvlite.model.identity import Identity
 from kvlite.model.load import LoadedModel, load_model, use_chat_template
 from kvlite.model.shape import ModelShape
 from kvlite.model.source import find_model
@@ -116,10 +119,56 @@ class Runner:
         require_callable(progress, "progress")
         require_callbacks(reading, "reading")
         with Snapshot(path_of(path)) as saved:
-            chosen = saved.settings(self.settings).after_load(settings)
-            talk = Conversation(self.model, self.config.changed(chosen))
+            talk = self._begun(saved, settings)
             saved.restore(talk, progress, reading)
             return talk
+
+    @cached_property
+    def identity(self) -> Identity:
+        """The model's. Raises ModelError if a weight file is damaged."""
+        return Identity.of(self.model)
+
+    def read_with_this(
+        self, path: str | Path, reading: Callbacks = NO_CALLBACKS, **settings: Any
+    ) -> Conversation:
+        """Go on with a conversation that was saved with another model: all that was said is read
+        again (`retold`). Args are those of `open`.
+
+        Raises:
+            ContextError: there is more than this model was trained for.
+            SnapshotError: the file is damaged, or some of it is known to the other model alone.
+            OutOfMemory, SettingError, Stopped: as for `open`.
+        """
+        require_callbacks(reading, "reading")
+        with Snapshot(path_of(path)) as saved:
+            talk = self._retelling(saved, settings, reading)
+            self._retold(saved, talk, reading.cancel).read(talk, reading)
+            return talk
+
+    def price_of(self, path: Path, cancel: Event | None = None, **settings: Any) -> Price:
+        """What `read_with_this` takes, of which the beginning is read. Errors are its."""
+        with Snapshot(path) as saved:
+            talk = self._retelling(saved, settings)
+            return price(talk, self._retold(saved, talk, cancel), cancel)
+
+    def _retold(self, saved: Snapshot, talk: Conversation, cancel: Event | None) -> Retold:
+        branches, current = history_from(saved.history(), None, 0)
+        former = Path(saved.about.model).name
+        return retold(talk, branches, current, saved.documents(), former, cancel)
+
+    def _begun(self, saved: Snapshot, settings: dict[str, Any]) -> Conversation:
+        chosen = saved.settings(self.settings).after_load(settings)
+        return Conversation(self.model, self.config.changed(chosen))
+
+    def _retelling(
+        self, saved: Snapshot, settings: dict[str, Any], reading: Callbacks = NO_CALLBACKS
+    ) -> Conversation:
+        try:
+            return self._begun(saved, settings)
+        except SettingError as error:  # they are another model's
+            reading.say(f"it goes on without its own settings: {error}")
+            system = saved.about.settings.get("system", "")
+            return Conversation(self.model, self.config.after_load({"system": system}))
 
     def generate(
         self,

@@ -1,0 +1,175 @@
+"""What was said with one model, for another to read: messages in its own chat template, answers as
+they were given, documents with their messages.
+
+All branches stay. How the former model reasoned is still shown, but not read again.
+"""
+
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from threading import Event
+
+from kvlite.config.settings import Settings
+from kvlite.conversation.branch import Branch, Node
+from kvlite.conversation.checkpoint import Checkpoint
+from kvlite.conversation.conversation import Conversation
+from kvlite.conversation.message import as_typed
+from kvlite.conversation.snapshot import read_again
+from kvlite.documents import Document
+from kvlite.engine.callbacks import Callbacks
+from kvlite.errors import ContextError, SnapshotError
+from kvlite.model.answers.thinking import opens_reasoning, thinking_variables
+from kvlite.model.chat_template import all_of, said_tokens, text_tokens
+from kvlite.model.load import LoadedModel
+from kvlite.model.text_limit import tokenized
+
+# Seconds of reading that tell how fast a model reads, and the tokens it is first tried with.
+_TELLING, _FIRST = 0.5, 32
+
+
+@dataclass(frozen=True)
+class Price:
+    """What reading a conversation again takes: so many `tokens`, and about so many `seconds`."""
+
+    tokens: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Retold:
+    """A conversation in the tokens of a model that has not read it yet.
+
+    Attributes:
+        branches: with their tokens; `current` is the index of the one to go on with.
+        waiting: documents of no message yet.
+        waiting_ids: about what these come to.
+    """
+
+    branches: list[Branch]
+    current: int
+    documents: tuple[Document, ...]
+    waiting: list[Document]
+    waiting_ids: list[int]
+
+    @property
+    def token_ids(self) -> list[int]:
+        """All that is read again."""
+        return [*self.branches[self.current].token_ids, *self.waiting_ids]
+
+    def read(self, talk: Conversation, callbacks: Callbacks) -> None:
+        """Let a new conversation go on from here. After an error, do not use it. Raises OutOfMemory
+        and Stopped, as reading does."""
+        branch = self.branches[self.current]
+        assert branch.end is not None
+        empty, pending = talk.model.empty_cache(), branch.end.pending_ids
+        talk.context.resume(empty, None, branch.token_ids, pending, (), [])
+        read_again(talk, branch.prefill_boundaries, callbacks)
+        branch.token_ids, branch.end = [], None
+        talk.documents = self.documents
+        talk.history.resume(self.branches, self.current)
+        if self.waiting:
+            talk.read_ahead(all_of(self.waiting), callbacks=callbacks)
+
+
+def retold(
+    talk: Conversation,
+    branches: Sequence[Branch],
+    current: int,
+    documents: tuple[Document, ...],
+    former: str,
+    cancel: Event | None = None,
+) -> Retold:
+    """What was said with another model, in the tokens of the one of `talk`, a new conversation.
+
+    Args:
+        former: the other model.
+
+    Raises:
+        ContextError: there is more than the model was trained for.
+        SnapshotError: some of it is known in the tokens of the other model alone.
+        Stopped: `cancel` was set.
+    """
+    model, settings, most = talk.model, talk.settings, talk.model.shape.max_context
+    starts, ahead = dict[int, Checkpoint](), list[int]()
+    said = [node.text for branch in branches for node in branch.nodes]
+    found = [each for text in said for each in as_typed(text, documents).documents]
+    waiting = [each for each in documents if each not in found]
+    with suppress(ContextError):
+        made = [_branch(model, settings, each, starts, former, cancel) for each in branches]
+        if waiting:
+            text = all_of(waiting)
+            encode = partial(text_tokens, model.tokenizer, text, first=False)
+            ahead = tokenized(encode, model.tokenizer, text, most, cancel)
+        again = Retold(made, current, documents, waiting, ahead)
+        if len(again.token_ids) < most:
+            return again
+    raise ContextError(
+        f"this conversation is too long for {settings.model}, which was trained for {most:,} "
+        f"tokens: go on with {former}, or with a model that has a longer context"
+    )
+
+
+def _branch(
+    model: LoadedModel,
+    settings: Settings,
+    branch: Branch,
+    starts: dict[int, Checkpoint],
+    former: str,
+    cancel: Event | None,
+) -> Branch:
+    """The branch, with all its messages to be read; `starts` are the beginnings that it shares with
+    others, by the id of the former one."""
+    tokenizer, most = model.tokenizer, model.shape.max_context
+    ids, pending, tip = list[int](), list[int](), None
+    for number, node in enumerate(branch.nodes):
+        if not number and node.start.seen != len(node.start.prefilled_ids):
+            raise SnapshotError(
+                "this conversation begins with what a program said, which only the model that read "
+                f"it knows: go on with {former}"
+            )
+        new = Checkpoint(len(ids), pending, number=number, lost=True)
+        start = starts.setdefault(id(node.start), new)
+        encode = partial(
+            said_tokens,
+            tokenizer,
+            node.text,
+            opening=not number,
+            first=not number,
+            system=settings.system,
+            variables=thinking_variables(settings.thinking),
+        )
+        prompt = tokenized(encode, tokenizer, node.text, most, cancel)
+        ids += [*pending, *prompt]
+        tip = Node(
+            tip, start, node.text, len(ids), node.answer, node.reasoning, node.reasoning_tokens
+        )
+        answer = _answer(model, prompt, node.answer)
+        ids, pending = ids + answer[:-1], answer[-1:]
+    return Branch(tip, token_ids=ids, end=Checkpoint(len(ids), pending, lost=True))
+
+
+def _answer(model: LoadedModel, prompt: list[int], text: str) -> list[int]:
+    form, tokenizer, ended = model.answer_form, model.tokenizer, list[int]()
+    if form.reasoning is not None and opens_reasoning(form, tokenizer, prompt):
+        ended = tokenizer.encode(f"\n{form.reasoning.end}\n\n", add_special_tokens=False)
+    return [*ended, *text_tokens(tokenizer, text, first=False)]
+
+
+def price(talk: Conversation, again: Retold, cancel: Event | None = None) -> Price:
+    """What reading takes, by the speed at which its beginning is read into `talk`, a conversation
+    that is used for nothing else. Errors are those of `Conversation.read`."""
+    ids, done, size = again.token_ids, 0, _FIRST
+    per_token, callbacks = 0.0, Callbacks(cancel=cancel)
+    talk.read(ids[:size], callbacks=callbacks)  # what is slow the first time
+    while done < len(ids):
+        part = ids[done : done + size]
+        begun = time.monotonic()
+        talk.read(part, callbacks=callbacks)
+        passed = time.monotonic() - begun
+        per_token = passed / len(part)
+        done, size = done + len(part), 4 * size
+        if passed > _TELLING:
+            break
+    return Price(len(ids), per_token * len(ids))
