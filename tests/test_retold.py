@@ -9,6 +9,7 @@ import pytest
 import kvlite
 from kvlite.config.settings import Settings
 from kvlite.conversation.conversation import Conversation
+from kvlite.conversation.retold import price_of, read_with
 from kvlite.conversation.session import Session
 from kvlite.conversation.snapshot import Snapshot
 from kvlite.documents import Document
@@ -64,14 +65,14 @@ def test_it_reads_what_it_would_have_read_had_all_been_said_to_it(
     with pytest.raises(SnapshotError, match="another model"):
         runner.open(path)
     told = list[tuple[int, int]]()
-    talk = runner.read_with_this(path, Callbacks(lambda done, of: told.append((done, of))))
+    talk = read_with(runner, path, Callbacks(lambda done, of: told.append((done, of))))
     direct = straight(session, runner, monkeypatch)
     assert talk.messages == session.talk.messages
     assert talk.token_ids == direct.token_ids[: len(talk.token_ids)]
     ends = [[node.prompt_end for node in each.history.branch.nodes] for each in (talk, direct)]
     assert ends[0] == ends[1]
     assert told[-1][0] == told[-1][1] == len(talk.token_ids)
-    assert runner.price_of(path).tokens == len(talk.token_ids)
+    assert price_of(runner, path).tokens == len(talk.token_ids)
 
     # It goes on, on all branches; its documents and their passages are known.
     again = Session(runner, runner.settings)
@@ -97,10 +98,10 @@ def test_documents_that_wait_are_read_for_the_next_message(
     session.talk.save(path, light=True)
     other = runner_of(thinker)
     again = Session(other, other.settings)
-    again.resume(other.read_with_this(path))
+    again.resume(read_with(other, path))
     assert again.waiting == [HERONS]
     assert len(again.talk.token_ids) > 100
-    assert other.price_of(path).tokens > 100
+    assert price_of(other, path).tokens > 100
     [*again.say("Where do herons live?")(NO_CALLBACKS)]
     assert again.messages[0].documents == (HERONS,)
 
@@ -112,16 +113,16 @@ def test_what_cannot_be_is_a_sentence_and_the_file_stays(
     session.talk.save(path, light=True)
     before = path.read_bytes()
     small = runner_of(model_of(tmp_path_factory.mktemp("small"), 128))
-    for work in (small.price_of, small.read_with_this):
+    for work in (price_of, read_with):
         with pytest.raises(
             ContextError,
             match=r"too long for .*small0, which was trained for 128 tokens: go on with tiny, or",
         ):
-            work(path)
+            work(small, path)
     cancel = threading.Event()
     cancel.set()
     with pytest.raises(Stopped):
-        runner_of(thinker).read_with_this(path, Callbacks(cancel=cancel))
+        read_with(runner_of(thinker), path, Callbacks(cancel=cancel))
     assert path.read_bytes() == before
 
 
@@ -137,9 +138,9 @@ def test_settings_that_it_cannot_have_are_left_out(
     [*talk.stream("Hello")]
     talk.save(path, light=True)
     other = runner_of(thinker)
-    kept = other.read_with_this(path).settings
+    kept = read_with(other, path).settings
     assert (kept.temperature, kept.system) == (0.5, SYSTEM)
     monkeypatch.setattr(Snapshot, "settings", refuses)
-    kept = other.read_with_this(path, Callbacks(notify=told.append)).settings
+    kept = read_with(other, path, Callbacks(notify=told.append)).settings
     assert (kept.temperature, kept.system) == (other.settings.temperature, SYSTEM)
     assert told[0] == "it goes on without its own settings: chai needs a calibration"

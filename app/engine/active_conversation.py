@@ -11,6 +11,7 @@ from kvlite.conversation.conversation import Conversation
 from kvlite.conversation.file_info import about
 from kvlite.conversation.library import Library
 from kvlite.conversation.record import Record, StoredMessage, keys_of, stored
+from kvlite.conversation.retold import read_with
 from kvlite.conversation.runner import Runner
 from kvlite.conversation.session import Session
 from kvlite.engine.callbacks import ReadingBytes
@@ -156,7 +157,7 @@ class ActiveConversation(OpenConversation[Session]):
         elif light.is_file():
             name = Path(self.session.given.model).name
             work.begin(f"Reading {self.record.title} again with {name}")
-            self.session.resume(runner.read_with_this(light, work.callbacks, **changed))
+            self.session.resume(read_with(runner, light, work.callbacks, **changed))
         elif self.store.served(id).is_file():
             raise SnapshotError(
                 f"{self.record.title} was had with a server: end the app, and begin it with "

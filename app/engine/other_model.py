@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from kvlite.conversation import retold
 from kvlite.conversation.file_info import About, about
-from kvlite.conversation.retold import Price
 from kvlite.errors import SnapshotError
 from kvlite.web.work import Work
 
@@ -36,12 +36,12 @@ def price_of(service: "Service", owner: str, id: str) -> Work:
     be."""
     store = service.store(owner)
 
-    def task(work: Work) -> Price | None:
+    def task(work: Work) -> retold.Price | None:
         runner = service.model_host.runner
         if runner is None or former_reader(service, owner, id) is None:
             return None
         changed = service.record(owner, id).changed
-        return runner.price_of(store.light(id), work.cancel, **changed)
+        return retold.price_of(runner, store.light(id), work.cancel, **changed)
 
     return service.engine.submit(task, "Trying how fast the model reads")
 

@@ -5,21 +5,25 @@ All branches stay. How the former model reasoned is still shown, but not read ag
 """
 
 import time
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from threading import Event
+from typing import Any, Self
 
 from kvlite.config.settings import Settings
 from kvlite.conversation.branch import Branch, Node
 from kvlite.conversation.checkpoint import Checkpoint
 from kvlite.conversation.conversation import Conversation
+from kvlite.conversation.history_file import history_from
 from kvlite.conversation.message import as_typed
-from kvlite.conversation.snapshot import read_again
+from kvlite.conversation.runner import Runner
+from kvlite.conversation.snapshot import Snapshot, read_again
 from kvlite.documents import Document
-from kvlite.engine.callbacks import Callbacks
-from kvlite.errors import ContextError, SnapshotError
+from kvlite.engine.callbacks import NO_CALLBACKS, Callbacks
+from kvlite.errors import ContextError, SettingError, SnapshotError
+from kvlite.model.answers.form import AnswerForm
 from kvlite.model.answers.thinking import opens_reasoning, thinking_variables
 from kvlite.model.chat_template import all_of, said_tokens, text_tokens
 from kvlite.model.load import LoadedModel
@@ -35,6 +39,20 @@ class Price:
 
     tokens: int
     seconds: float
+
+
+@dataclass(frozen=True)
+class Reader:
+    """A model that is to read a conversation: what its tokens depend on."""
+
+    tokenizer: Any
+    form: AnswerForm
+    max_context: int
+
+    @classmethod
+    def of(cls, model: LoadedModel) -> Self:
+        """A loaded one."""
+        return cls(model.tokenizer, model.answer_form, model.shape.max_context)
 
 
 @dataclass(frozen=True)
@@ -73,35 +91,82 @@ class Retold:
             talk.read_ahead(all_of(self.waiting), callbacks=callbacks)
 
 
-def retold(
-    talk: Conversation,
-    branches: Sequence[Branch],
-    current: int,
-    documents: tuple[Document, ...],
-    former: str,
-    cancel: Event | None = None,
-) -> Retold:
-    """What was said with another model, in the tokens of the one of `talk`, a new conversation.
-
-    Args:
-        former: the other model.
+def read_with(
+    runner: Runner, path: Path, reading: Callbacks = NO_CALLBACKS, **settings: Any
+) -> Conversation:
+    """Go on with a conversation that was saved with another model than the runner's: all that was
+    said is read again. Args are those of `Runner.open`.
 
     Raises:
         ContextError: there is more than the model was trained for.
-        SnapshotError: some of it is known in the tokens of the other model alone.
-        Stopped: `cancel` was set.
+        SnapshotError: the file is damaged, or some of it is known to the other model alone.
+        OutOfMemory, SettingError, Stopped: as for `Runner.open`.
     """
-    model, settings, most = talk.model, talk.settings, talk.model.shape.max_context
+    with Snapshot(path) as saved:
+        talk = _begun(runner, saved, settings, reading)
+        reader = Reader.of(talk.model)
+        _retold(reader, talk.settings, saved, reading.cancel).read(talk, reading)
+        return talk
+
+
+def price_of(runner: Runner, path: Path, cancel: Event | None = None, **settings: Any) -> Price:
+    """What `read_with` takes, by the speed at which the beginning is read. Errors are its."""
+    with Snapshot(path) as saved:
+        talk = _begun(runner, saved, settings)
+        told = _retold(Reader.of(talk.model), talk.settings, saved, cancel)
+        ids, done, size = told.token_ids, 0, _FIRST
+    per_token, callbacks = 0.0, Callbacks(cancel=cancel)
+    talk.read(ids[:size], callbacks=callbacks)  # what is slow the first time
+    while done < len(ids):
+        part = ids[done : done + size]
+        begun = time.monotonic()
+        talk.read(part, callbacks=callbacks)
+        passed = time.monotonic() - begun
+        per_token = passed / len(part)
+        done, size = done + len(part), 4 * size
+        if passed > _TELLING:
+            break
+    return Price(len(ids), per_token * len(ids))
+
+
+def tokens_with(
+    path: Path, settings: Settings, cancel: Event | None, *, tokenizer: Any, max_context: int
+) -> int:
+    """About how many tokens `read_with` reads with a model that is not loaded yet, for which there
+    are these settings. Errors are its."""
+    reader = Reader(tokenizer, AnswerForm(), max_context)
+    with Snapshot(path) as saved:
+        return len(_retold(reader, saved.settings(settings), saved, cancel).token_ids)
+
+
+def _begun(
+    runner: Runner,
+    saved: Snapshot,
+    settings: dict[str, Any],
+    reading: Callbacks = NO_CALLBACKS,
+) -> Conversation:
+    try:
+        return runner.begun(saved, settings)
+    except SettingError as error:  # they are another model's
+        reading.say(f"it goes on without its own settings: {error}")
+        return runner.conversation(system=saved.about.settings.get("system", ""))
+
+
+def _retold(reader: Reader, settings: Settings, saved: Snapshot, cancel: Event | None) -> Retold:
+    """What was said, in the tokens of the model that is to read it."""
+    tokenizer, most = reader.tokenizer, reader.max_context
+    branches, current = history_from(saved.history(), None, 0)
+    documents, former = saved.documents(), Path(saved.about.model).name
     starts, ahead = dict[int, Checkpoint](), list[int]()
     said = [node.text for branch in branches for node in branch.nodes]
     found = [each for text in said for each in as_typed(text, documents).documents]
     waiting = [each for each in documents if each not in found]
     with suppress(ContextError):
-        made = [_branch(model, settings, each, starts, former, cancel) for each in branches]
+        made = [_branch(reader, settings, each, starts, former, cancel) for each in branches]
         if waiting:
             text = all_of(waiting)
-            encode = partial(text_tokens, model.tokenizer, text, first=False)
-            ahead = tokenized(encode, model.tokenizer, text, most, cancel)
+            encode = partial(text_tokens, tokenizer, text, first=False)
+            ahead = tokenized(encode, tokenizer, text, most, cancel)
         again = Retold(made, current, documents, waiting, ahead)
         if len(again.token_ids) < most:
             return again
@@ -112,7 +177,7 @@ def retold(
 
 
 def _branch(
-    model: LoadedModel,
+    reader: Reader,
     settings: Settings,
     branch: Branch,
     starts: dict[int, Checkpoint],
@@ -121,7 +186,7 @@ def _branch(
 ) -> Branch:
     """The branch, with all its messages to be read; `starts` are the beginnings that it shares with
     others, by the id of the former one."""
-    tokenizer, most = model.tokenizer, model.shape.max_context
+    tokenizer, most = reader.tokenizer, reader.max_context
     ids, pending, tip = list[int](), list[int](), None
     for number, node in enumerate(branch.nodes):
         if not number and node.start.seen != len(node.start.prefilled_ids):
@@ -145,31 +210,13 @@ def _branch(
         tip = Node(
             tip, start, node.text, len(ids), node.answer, node.reasoning, node.reasoning_tokens
         )
-        answer = _answer(model, prompt, node.answer)
+        answer = _answer(reader, prompt, node.answer)
         ids, pending = ids + answer[:-1], answer[-1:]
     return Branch(tip, token_ids=ids, end=Checkpoint(len(ids), pending, lost=True))
 
 
-def _answer(model: LoadedModel, prompt: list[int], text: str) -> list[int]:
-    form, tokenizer, ended = model.answer_form, model.tokenizer, list[int]()
+def _answer(reader: Reader, prompt: list[int], text: str) -> list[int]:
+    form, tokenizer, ended = reader.form, reader.tokenizer, list[int]()
     if form.reasoning is not None and opens_reasoning(form, tokenizer, prompt):
         ended = tokenizer.encode(f"\n{form.reasoning.end}\n\n", add_special_tokens=False)
     return [*ended, *text_tokens(tokenizer, text, first=False)]
-
-
-def price(talk: Conversation, again: Retold, cancel: Event | None = None) -> Price:
-    """What reading takes, by the speed at which its beginning is read into `talk`, a conversation
-    that is used for nothing else. Errors are those of `Conversation.read`."""
-    ids, done, size = again.token_ids, 0, _FIRST
-    per_token, callbacks = 0.0, Callbacks(cancel=cancel)
-    talk.read(ids[:size], callbacks=callbacks)  # what is slow the first time
-    while done < len(ids):
-        part = ids[done : done + size]
-        begun = time.monotonic()
-        talk.read(part, callbacks=callbacks)
-        passed = time.monotonic() - begun
-        per_token = passed / len(part)
-        done, size = done + len(part), 4 * size
-        if passed > _TELLING:
-            break
-    return Price(len(ids), per_token * len(ids))

@@ -12,9 +12,7 @@ import torch
 from kvlite.config.arguments import path_of, require_callable
 from kvlite.config.settings import Settings
 from kvlite.conversation.conversation import Conversation
-from kvlite.conversation.history_file import history_from
 from kvlite.conversation.metrics import Answer
-from kvlite.conversation.retold import Price, Retold, price, retold
 from kvlite.conversation.snapshot import Snapshot
 from kvlite.engine.callbacks import NO_CALLBACKS, Callbacks, Progress, require_callbacks
 from kvlite.engine.selfcheck import require_own_answers
@@ -119,7 +117,7 @@ class Runner:
         require_callable(progress, "progress")
         require_callbacks(reading, "reading")
         with Snapshot(path_of(path)) as saved:
-            talk = self._begun(saved, settings)
+            talk = self.begun(saved, settings)
             saved.restore(talk, progress, reading)
             return talk
 
@@ -128,47 +126,11 @@ class Runner:
         """The model's. Raises ModelError if a weight file is damaged."""
         return Identity.of(self.model)
 
-    def read_with_this(
-        self, path: str | Path, reading: Callbacks = NO_CALLBACKS, **settings: Any
-    ) -> Conversation:
-        """Go on with a conversation that was saved with another model: all that was said is read
-        again (`retold`). Args are those of `open`.
-
-        Raises:
-            ContextError: there is more than this model was trained for.
-            SnapshotError: the file is damaged, or some of it is known to the other model alone.
-            OutOfMemory, SettingError, Stopped: as for `open`.
-        """
-        require_callbacks(reading, "reading")
-        with Snapshot(path_of(path)) as saved:
-            talk = self._retelling(saved, settings, reading)
-            self._retold(saved, talk, reading.cancel).read(talk, reading)
-            return talk
-
-    def price_of(self, path: Path, cancel: Event | None = None, **settings: Any) -> Price:
-        """What `read_with_this` takes, of which the beginning is read. Errors are its."""
-        with Snapshot(path) as saved:
-            talk = self._retelling(saved, settings)
-            return price(talk, self._retold(saved, talk, cancel), cancel)
-
-    def _retold(self, saved: Snapshot, talk: Conversation, cancel: Event | None) -> Retold:
-        branches, current = history_from(saved.history(), None, 0)
-        former = Path(saved.about.model).name
-        return retold(talk, branches, current, saved.documents(), former, cancel)
-
-    def _begun(self, saved: Snapshot, settings: dict[str, Any]) -> Conversation:
+    def begun(self, saved: Snapshot, settings: dict[str, Any]) -> Conversation:
+        """A new conversation by the settings of a saved one, but for these. Raises SettingError if
+        they do not fit this model."""
         chosen = saved.settings(self.settings).after_load(settings)
         return Conversation(self.model, self.config.changed(chosen))
-
-    def _retelling(
-        self, saved: Snapshot, settings: dict[str, Any], reading: Callbacks = NO_CALLBACKS
-    ) -> Conversation:
-        try:
-            return self._begun(saved, settings)
-        except SettingError as error:  # they are another model's
-            reading.say(f"it goes on without its own settings: {error}")
-            system = saved.about.settings.get("system", "")
-            return Conversation(self.model, self.config.after_load({"system": system}))
 
     def generate(
         self,
