@@ -241,4 +241,6 @@ class Parts:
             with gr.Row():
                 self.apply = gr.Button("Apply", elem_id="apply")
                 self.discard = gr.Button("Discard", elem_id="discard", min_width=60)
+                # In sight while a model is loaded, as style.css says.
+                self.cancel = gr.Button("Cancel", elem_id="cancel-load", min_width=60)
             self.applied = gr.HTML(elem_id="applied", padding=False)

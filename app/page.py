@@ -205,6 +205,7 @@ class _Wiring:
             **_QUIET,
         )
         parts.discard.click(**self.fill_controls)
+        parts.cancel.click(self.service.stop_loading, None, None, **_AT_ONCE)
         self.page.load(events.profiles, None, [profiles], **_AT_ONCE)
         self.taken = profiles.input(events.take, [profiles, *ordered], ordered, **_WORK)
         named = [parts.profile_name, *ordered]

@@ -405,6 +405,21 @@ def test_a_model_that_cannot_be_had_is_a_sentence_and_the_former_stays(
     assert say(service, id, "And foxes?")
 
 
+def test_loading_can_be_cancelled_and_the_former_model_comes_back(make: Make, fat: Path) -> None:
+    service = make()
+    id, settings = new(service), service.model_host.settings
+    service.stop_loading()  # of which there is none
+    say(service, id, "Hello")
+    go = blocked(service)
+    work = service.load(settings.replace({"model": str(fat)}))
+    service.stop_loading()
+    go.set()
+    with pytest.raises(Stopped):
+        work.wait()
+    assert say(service, id, "And foxes?")
+    assert service.model_host.settings is settings
+
+
 @pytest.mark.long
 def test_switching_models_frees_the_former_one(
     make: Make, fat: Path, model: Path, breaks: Callable[[], None]
