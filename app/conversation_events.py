@@ -159,7 +159,9 @@ class ConversationEvents:
         view = self._view(request, id, start)
         if view.under_way is not None:
             return {self.parts.status: gr.skip()}
-        return self._if_shown(view, view.idle(refill=False) | {self.parts.status: gr.skip()})
+        failed = view.work is not None and view.work.failure is not None
+        told = {} if failed else {self.parts.status: gr.skip()}
+        return self._if_shown(view, view.idle(refill=False) | told)
 
     def edit(self, id: str, start: int, event: gr.EditData, request: gr.Request) -> Updates:
         """Answer a message in other words."""

@@ -125,8 +125,16 @@ class Service:
 
     def load(self, settings: Settings) -> Work:
         """Load another model in place of the one there is, which stays if the other is refused."""
+
+        def task(work: Work) -> str:
+            told = self.host.load(settings, work)
+            for other in self._works.values():
+                if other.shown.ended:  # what it was refused for may be gone
+                    other.show(error="")
+            return told
+
         self.loading = self.engine.submit(
-            lambda work: self.host.load(settings, work),
+            task,
             "Loading the model",
             public="the model is being loaded",
         )
