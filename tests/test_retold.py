@@ -126,6 +126,21 @@ def test_what_cannot_be_is_a_sentence_and_the_file_stays(
     assert path.read_bytes() == before
 
 
+def test_what_no_message_says_is_known_to_the_former_model_alone(
+    tiny_folder: Path, thinker: Path, tmp_path: Path
+) -> None:
+    talk, path, other = runner_of(tiny_folder).conversation(), tmp_path / "talk.kv", None
+    talk.read("What a program said first.")
+    for _ in range(2):
+        talk.save(path, light=True)
+        other = other or runner_of(thinker)
+        with pytest.raises(
+            SnapshotError, match="only the model that read it knows: go on with tiny"
+        ):
+            read_with(other, path)
+        [*talk.stream("Hello")]
+
+
 def refuses(*_: Any) -> Settings:
     raise SettingError("chai needs a calibration")
 

@@ -16,11 +16,10 @@ def former_reader(service: "Service", owner: str, id: str) -> About | None:
     """What is on disk of a conversation that another model has read; None where the one in use
     has, or nothing is known of either."""
     host, store = service.model_host, service.store(owner)
-    light = store.light(id)
-    if host.runner is None or host.holds(store, id) is not None or not light.is_file():
+    if host.runner is None or host.holds(store, id) is not None or not store.has(id):
         return None
     try:
-        found = about(light)
+        found = about(store.light(id))
     except SnapshotError:  # it is said once it is opened
         return None
     return None if found.identity == host.runner.identity else found

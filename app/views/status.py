@@ -24,8 +24,8 @@ def _escaped(text: str) -> str:
 
 def _doing(shown: Shown) -> str:
     if shown.before:
-        why = shown.behind or f"{shown.before} before it"
-        return f'<p class="doing">Waiting its turn: {escape(why)}</p>'
+        others = "another one goes" if shown.before == 1 else f"{shown.before} others go"
+        return f'<p class="doing">Waiting: {escape(shown.behind or f"{others} first")}</p>'
     if shown.metrics is not None and not shown.title:
         speed = shown.metrics.decode_tokens_per_s
         count = shown.metrics.generated_tokens

@@ -161,8 +161,15 @@ def _retold(reader: Reader, settings: Settings, saved: Snapshot, cancel: Event |
     said = [node.text for branch in branches for node in branch.nodes]
     found = [each for text in said for each in as_typed(text, documents).documents]
     waiting = [each for each in documents if each not in found]
+    read = [len(each.token_ids) for each in branches]
+    read[current] = saved.about.tokens
+    if any(map(_begins_unsaid, branches, read)):
+        raise SnapshotError(
+            "this conversation begins with what a program said, which only the model that read it "
+            f"knows: go on with {former}"
+        )
     with suppress(ContextError):
-        made = [_branch(reader, settings, each, starts, former, cancel) for each in branches]
+        made = [_branch(reader, settings, each, starts, cancel) for each in branches]
         if waiting:
             text = all_of(waiting)
             encode = partial(text_tokens, tokenizer, text, first=False)
@@ -176,12 +183,19 @@ def _retold(reader: Reader, settings: Settings, saved: Snapshot, cancel: Event |
     )
 
 
+def _begins_unsaid(branch: Branch, tokens: int) -> bool:
+    """Whether something was read before the first message, or without any."""
+    if not branch.nodes:
+        return tokens > len(branch.prefilled_ids)
+    start = branch.nodes[0].start
+    return start.seen != len(start.prefilled_ids)
+
+
 def _branch(
     reader: Reader,
     settings: Settings,
     branch: Branch,
     starts: dict[int, Checkpoint],
-    former: str,
     cancel: Event | None,
 ) -> Branch:
     """The branch, with all its messages to be read; `starts` are the beginnings that it shares with
@@ -189,11 +203,6 @@ def _branch(
     tokenizer, most = reader.tokenizer, reader.max_context
     ids, pending, tip = list[int](), list[int](), None
     for number, node in enumerate(branch.nodes):
-        if not number and node.start.seen != len(node.start.prefilled_ids):
-            raise SnapshotError(
-                "this conversation begins with what a program said, which only the model that read "
-                f"it knows: go on with {former}"
-            )
         new = Checkpoint(len(ids), pending, number=number, lost=True)
         start = starts.setdefault(id(node.start), new)
         encode = partial(

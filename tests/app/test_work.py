@@ -28,7 +28,8 @@ def test_whoever_waits_sees_how_many_go_first(engine: Engine) -> None:
     waited(lambda: engine.current is first)
     second, third = (engine.submit(lambda work: None, name) for name in ("second", "third"))
     assert (second.shown.before, third.shown.before) == (1, 2)
-    assert "1 before it" in status_html(second.shown)
+    assert "Waiting: another one goes first" in status_html(second.shown)
+    assert "Waiting: 2 others go first" in status_html(third.shown)
     go.set()
     third.wait()
     assert third.shown.before == 0
