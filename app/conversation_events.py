@@ -12,6 +12,7 @@ from kvlite.errors import KvliteError, SettingError
 from kvlite.web.work import Work
 
 from .conversation_view import BEGUN, ENDED, ConversationView, Updates
+from .engine.other_model import read_again
 from .engine.read_ahead import keep_up, refusal
 from .engine.service import Service
 from .layout import (
@@ -147,6 +148,20 @@ class ConversationEvents:
                 f"{_WARMER}. The settings change it for all answers."
             )
         return self._do(view, lambda: self.service.regenerate(view.owner, id, **warmer))
+
+    def read_again(self, id: str, start: int, request: gr.Request) -> Updates:
+        """Have the model in use read what another one has read."""
+        view = self._view(request, id, start)
+        return self._do(view, lambda: read_again(self.service, view.owner, id))
+
+    def refresh(self, id: str, start: int, request: gr.Request) -> Updates:
+        """Show it as another model finds it; what is typed stays."""
+        view = self._view(request, id, start)
+        if view.under_way is not None:
+            return {self.parts.status: gr.skip()}
+        failed = view.work is not None and view.work.failure is not None
+        told = {} if failed else {self.parts.status: gr.skip()}
+        return self._if_shown(view, view.idle(refill=False) | told)
 
     def edit(self, id: str, start: int, event: gr.EditData, request: gr.Request) -> Updates:
         """Answer a message in other words."""

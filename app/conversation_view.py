@@ -8,6 +8,7 @@ import gradio as gr
 
 from kvlite.conversation.library import Library
 from kvlite.conversation.record import Record
+from kvlite.errors import Stopped
 from kvlite.web.work import Work
 
 from .engine.service import Service
@@ -83,7 +84,7 @@ class ConversationView:
         record = self.record
         self.start = start_of(record.said)
         if self.under_way is None:
-            return self.idle(empty=empty, refill=refill)
+            return self.idle(empty=empty, refill=refill, status=self._refusal(record))
         return self._around(record, self.history) | self.begun(empty=empty)
 
     def idle(self, *, status: str = "", refill: bool = True, empty: bool = False) -> Updates:
@@ -122,6 +123,7 @@ class ConversationView:
             parts.box: gr.MultimodalTextbox(**box | (_EMPTY if empty else {})),
             parts.earlier: gr.Button(visible=False),
             parts.go_on: gr.Button(visible=False),
+            **parts.reader.hidden(),
         }
 
     def unreadable(self, error: Exception) -> Updates:
@@ -182,6 +184,7 @@ class ConversationView:
             parts.go_on: gr.Button(visible=self._goes_on(account)),
             parts.answer: html,
             parts.difference: self.difference(),
+            **parts.reader.updates(self.service, self.owner, self.id),
         }
 
     def _goes_on(self, account: dict[str, Any]) -> bool:
@@ -190,6 +193,14 @@ class ConversationView:
             settings = self.service.settings_of(self.owner, self.id)
             return settings.beyond_context == "compact"
         return ledger.get("finish_reason") in _CUT
+
+    def _refusal(self, record: Record) -> str:
+        """Why the message that is in the box again was not answered, if that still holds."""
+        work = self.work
+        if work is None or work.failure is None or isinstance(work.failure, Stopped):
+            return ""
+        own = work.request.text and record.draft in ("", work.request.text)
+        return sentence_html(work.shown.error, wrong=True) if own else ""
 
     def _unanswered(self, record: Record) -> dict[str, Any]:
         """The value of the box for a message without an answer, with its files unless they were

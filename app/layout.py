@@ -12,6 +12,7 @@ from kvlite.config.settings import OPTIONS, Settings
 from .form import ANSWER, FIRST, FOLDED, Models, control, shown_values
 from .models_tab import MODELS_TAB, ModelsTab
 from .priorities import PRIORITIES, about, priority_of
+from .reader import ReaderBar
 from .views.listing import ACTIONS, MENU_HTML
 from .web.gradio_patches import script
 
@@ -99,6 +100,7 @@ class Parts:
             *(self.status, self.box, self.refused, self.former, self.branches, self.later),
             *(self.listed, self.name, self.model, self.go_on, self.chosen),
             *(self.answer, self.difference),
+            *self.reader.parts,
         ]
 
     def _conversations(self) -> None:
@@ -162,6 +164,7 @@ class Parts:
             self.later = gr.Button("\u203a", elem_id="later", **small)
             self.go_on = gr.Button("Continue", elem_id="continue", **small)
         self.status = gr.HTML(elem_id="status", padding=False)
+        self.reader = ReaderBar()
         self.unapplied = gr.HTML(elem_id="unapplied", padding=False)
         # What a script clicks when files come into the box, or are taken out of it.
         self.keep_up = gr.Button("Read ahead", elem_id="keep-up", visible="hidden")
@@ -238,4 +241,6 @@ class Parts:
             with gr.Row():
                 self.apply = gr.Button("Apply", elem_id="apply")
                 self.discard = gr.Button("Discard", elem_id="discard", min_width=60)
+                # In sight while a model is loaded, as style.css says.
+                self.cancel = gr.Button("Cancel", elem_id="cancel-load", min_width=60)
             self.applied = gr.HTML(elem_id="applied", padding=False)

@@ -35,6 +35,7 @@ class ModelsTab:
         )
         self.use = gr.Button("Use this one", variant="primary", elem_id="use-model")
         self.used = gr.HTML(elem_id="model-used", padding=False)
+        self.cancel = gr.Button("Cancel", elem_id="cancel-use", size="sm")
         with gr.Column(visible=models.others):
             self.name = gr.Dropdown(
                 [],
@@ -70,6 +71,7 @@ class ModelsEvents:
         parts.look.click(self.look, [parts.name], [parts.pulled], **work)
         parts.pull.click(self.pull, [parts.name], download, **work).then(**listing)
         parts.stop.click(self.stop, None, None, **work)
+        parts.cancel.click(self.service.stop_loading, None, None, **work)
         return parts.use.click(self.use, [parts.listed], [parts.used], **work)
 
     def listing(self) -> Iterator[tuple[Any, Any]]:

@@ -12,6 +12,7 @@ from .form import Models
 from .layout import SETTINGS_TAB, Parts
 from .models_tab import MODELS_TAB, ModelsEvents
 from .priorities import DECIDES
+from .reader import ReaderEvents
 from .settings_events import SettingsEvents
 from .sidebar_events import SidebarEvents
 from .tabs import owner_of
@@ -65,6 +66,13 @@ class _Wiring:
             "outputs": [*parts.ordered, parts.applied, parts.filled],
             **_AT_ONCE,
         }
+        # Shows the conversation as it is with another model.
+        self.show_again: dict[str, Any] = {
+            "fn": self.events.refresh,
+            "inputs": [parts.here, parts.start],
+            "outputs": parts.view,
+            **_AT_ONCE,
+        }
         self._conversation()
         self._sidebar()
         self._settings()
@@ -102,6 +110,7 @@ class _Wiring:
             (parts.chat.example_select, events.try_sample, asked, arrived),
             (parts.chat.retry, events.regenerate, shown, None),
             (parts.go_on.click, events.continue_answer, shown, None),
+            (parts.reader.again.click, events.read_again, shown, None),
             (parts.chat.undo, events.undo, shown, None),
             (parts.chat.edit, events.edit, shown, None),
             (parts.fork.click, events.branch, [*shown, parts.chosen], None),
@@ -186,7 +195,7 @@ class _Wiring:
         inputs = [parts.here, parts.filled, *ordered]
         parts.apply.click(events.apply, inputs, [applied, parts.filled], **_WORK).then(
             **self.list_conversations
-        ).then(lambda: self.service.model_name, None, [parts.model], **_AT_ONCE)
+        ).then(**self.show_again)
         gr.on(
             [each.change for each in (parts.filled, *ordered)],
             events.pending,
@@ -196,6 +205,7 @@ class _Wiring:
             **_QUIET,
         )
         parts.discard.click(**self.fill_controls)
+        parts.cancel.click(self.service.stop_loading, None, None, **_AT_ONCE)
         self.page.load(events.profiles, None, [profiles], **_AT_ONCE)
         self.taken = profiles.input(events.take, [profiles, *ordered], ordered, **_WORK)
         named = [parts.profile_name, *ordered]
@@ -206,9 +216,12 @@ class _Wiring:
         parts, events, ordered = self.parts, self.settings_events, self.parts.ordered
         here, controls = parts.here, [parts.tokens, *ordered]
         used = ModelsEvents(self.service, models).wire(parts.models_tab, parts.models, _WORK)
-        used.then(lambda: self.service.model_name, None, [parts.model], **_AT_ONCE).then(
-            **self.fill_controls
-        )
+        used.then(**self.show_again).then(**self.fill_controls)
+        bar = parts.reader
+        reader = ReaderEvents(self.service, bar, models, self.events.tabs)
+        bar.unpriced.change(reader.price, [bar.unpriced, here], [bar.told, bar.again], **_WORK)
+        stayed = bar.stay.click(reader.stay, [here], [parts.status], **_WORK)
+        stayed.then(**self.show_again).then(**self.fill_controls)
         parts.check.click(self.events.check, [here], [parts.difference], **_WORK)
         parts.end_check.click(self.events.stop_check, [here], None, **_AT_ONCE)
         estimate: dict[str, Any] = {

@@ -4,11 +4,14 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from kvlite.conversation.conversation import Conversation
+from kvlite.conversation.file_info import about
 from kvlite.conversation.library import Library
 from kvlite.conversation.record import Record, StoredMessage, keys_of, stored
+from kvlite.conversation.retold import read_with
 from kvlite.conversation.runner import Runner
 from kvlite.conversation.session import Session
 from kvlite.engine.callbacks import ReadingBytes
@@ -136,8 +139,9 @@ class ActiveConversation(OpenConversation[Session]):
         self.talk.save(self.store.light(self.record.id), light=True)
 
     def resume(self, runner: Runner, work: Work) -> None:
-        """Go on with what was said before, from its cache on disk or by reading it again; raises
-        SnapshotError if what is on disk is damaged, gone, or another model's."""
+        """Go on with what was said before, from its cache on disk or by reading it again, as what
+        another model has read must be. Raises SnapshotError if what is on disk is damaged or
+        gone."""
         id, changed = self.record.id, self.record.changed
         whole, light = self.store.whole(id), self.store.light(id)
         if whole.is_file():
@@ -146,19 +150,14 @@ class ActiveConversation(OpenConversation[Session]):
                 self.session.resume(runner.open(whole, progress=work.progress, **changed))
                 return
             except SnapshotError:
-                pass  # it can be read again, unless it is another model's
-        if light.is_file():
+                pass  # it can be read again
+        if light.is_file() and about(light).identity == runner.identity:
             work.begin(f"Reading {self.record.title} again")
-            try:
-                self.session.resume(runner.open(light, reading=work.callbacks, **changed))
-            except SnapshotError as error:
-                model = self.record.model
-                if model == self.session.given.model:
-                    raise
-                raise SnapshotError(
-                    f"{self.record.title} was had with {model}: choose that model in the settings "
-                    f"to go on with it, or begin a new conversation ({error})"
-                ) from None
+            self.session.resume(runner.open(light, reading=work.callbacks, **changed))
+        elif light.is_file():
+            name = Path(self.session.given.model).name
+            work.begin(f"Reading {self.record.title} again with {name}")
+            self.session.resume(read_with(runner, light, work.callbacks, **changed))
         elif self.store.served(id).is_file():
             raise SnapshotError(
                 f"{self.record.title} was had with a server: end the app, and begin it with "

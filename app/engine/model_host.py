@@ -112,7 +112,9 @@ class ModelHost:
         if failure is None:
             work.note(told)
             return told
-        if not work.cancel.is_set():
+        if work.cancel.is_set():
+            work.note(f"{Path(former.model).name} comes back with the next message")
+        else:
             self._return_to(former, was, work)
         raise failure
 

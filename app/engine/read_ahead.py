@@ -80,7 +80,8 @@ def wait_for(ahead: Work, work: Work) -> float:
         if work.cancel.is_set():
             ahead.cancel.set()
         if not shown.ended:
-            work.show(title=shown.title, done=shown.done, total=shown.total, since=shown.since)
+            done, total = {"done": shown.done, "first": shown.first}, shown.total
+            work.show(title=shown.title, total=total, since=shown.since, **done)
     if ahead.failure is not None:
         raise ahead.failure
     return time.monotonic() - begun

@@ -64,6 +64,7 @@ class Service:
         self._root = root
         self._stores: dict[str, Library] = {}
         self._lock = threading.Lock()
+        self.loading: Work | None = None
         self._works: dict[tuple[str, str], Work] = {}
         self.ahead: dict[tuple[str, str], Work] = {}
 
@@ -124,11 +125,25 @@ class Service:
 
     def load(self, settings: Settings) -> Work:
         """Load another model in place of the one there is, which stays if the other is refused."""
-        return self.engine.submit(
-            lambda work: self.host.load(settings, work),
+
+        def task(work: Work) -> str:
+            told = self.host.load(settings, work)
+            for other in self._works.values():
+                if other.shown.ended:  # what it was refused for may be gone
+                    other.show(error="")
+            return told
+
+        self.loading = self.engine.submit(
+            task,
             "Loading the model",
             public="the model is being loaded",
         )
+        return self.loading
+
+    def stop_loading(self) -> None:
+        """End what `load` began last; the former model comes back with the next message."""
+        if self.loading is not None:
+            self.loading.cancel.set()
 
     def say(
         self, owner: str, id: str, text: str, files: Sequence[str] = (), *, ahead: bool = False

@@ -85,7 +85,8 @@ def bar_html(parts: Iterable[tuple[str, int]], scale: int, label: str, more: str
 def _whose(now: Sample, owner: str, here: str) -> str:
     """Which conversation is in memory, as far as the user may know."""
     figures = now.figures
-    if figures is None and now.opening is None:
+    empty = figures is not None and not (figures.seen or figures.reading)
+    if empty or (figures is None and now.opening is None):
         return "no conversation"
     if owner != (figures.owner if figures is not None else now.opening):
         return "another user's conversation"

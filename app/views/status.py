@@ -24,8 +24,8 @@ def _escaped(text: str) -> str:
 
 def _doing(shown: Shown) -> str:
     if shown.before:
-        why = shown.behind or f"{shown.before} before it"
-        return f'<p class="doing">Waiting its turn: {escape(why)}</p>'
+        others = "another one goes" if shown.before == 1 else f"{shown.before} others go"
+        return f'<p class="doing">Waiting: {escape(shown.behind or f"{others} first")}</p>'
     if shown.metrics is not None and not shown.title:
         speed = shown.metrics.decode_tokens_per_s
         count = shown.metrics.generated_tokens
@@ -37,12 +37,13 @@ def _doing(shown: Shown) -> str:
         told += f" · {shown.done / shown.total:.0%}"
     left = shown.seconds_left(time.monotonic())
     if left is not None:
-        told += f" · {_span(left)} left"
+        told += f" · {span(left)} left"
     value = f'value="{shown.done}" max="{shown.total}"' if shown.total else ""
     return f'<p class="doing">{told}</p><progress {value}></progress>'
 
 
-def _span(seconds: float) -> str:
+def span(seconds: float) -> str:
+    """So much time, for people."""
     if seconds < 90:
         return f"{seconds:.0f} s"
     minutes = round(seconds / 60)

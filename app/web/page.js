@@ -59,6 +59,12 @@
     answer = texts.join("\n").replaceAll("\u2060", "");
     setTimeout(() => answer = null);
   }, true);
+  // Escape ends what is being done, but for a menu or a dialog, which it closes.
+  document.addEventListener("keydown", (event) => {
+    if (event.key !== "Escape" || event.defaultPrevented) return;
+    if (!document.querySelector(":popover-open, dialog[open]"))
+      document.querySelector("#box .stop-button")?.click();
+  });
   const clipboard = navigator.clipboard, write = clipboard?.writeText.bind(clipboard);
   if (clipboard) clipboard.writeText = (text) => write(answer ?? text);
   document.addEventListener("copy", (event) => {
@@ -129,7 +135,8 @@
     },
     title: (id, name) => {
       document.title = name ? `${name} · kvlite` : "kvlite";
-      history.replaceState(null, "", id ? "#" + id : location.pathname);
+      const at = id ? "#" + id : location.pathname, left = location.hash && location.hash !== at;
+      history[left ? "pushState" : "replaceState"](null, "", at);
       document.dispatchEvent(new Event("kvlite:shown")); // which list.js hears
       return [];
     },

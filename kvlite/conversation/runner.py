@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -24,6 +24,7 @@ from kvlite.methods.engine_config import EngineConfig, require_meanings
 from kvlite.methods.layer_policy import layer_policies
 from kvlite.model.architectures import UNTESTED, architecture
 from kvlite.model.devices import choose_devices
+from kvlite.model.identity import Identity
 from kvlite.model.load import LoadedModel, load_model, use_chat_template
 from kvlite.model.shape import ModelShape
 from kvlite.model.source import find_model
@@ -116,10 +117,20 @@ class Runner:
         require_callable(progress, "progress")
         require_callbacks(reading, "reading")
         with Snapshot(path_of(path)) as saved:
-            chosen = saved.settings(self.settings).after_load(settings)
-            talk = Conversation(self.model, self.config.changed(chosen))
+            talk = self.begun(saved, settings)
             saved.restore(talk, progress, reading)
             return talk
+
+    @cached_property
+    def identity(self) -> Identity:
+        """The model's. Raises ModelError if a weight file is damaged."""
+        return Identity.of(self.model)
+
+    def begun(self, saved: Snapshot, settings: dict[str, Any]) -> Conversation:
+        """A new conversation by the settings of a saved one, but for these. Raises SettingError if
+        they do not fit this model."""
+        chosen = saved.settings(self.settings).after_load(settings)
+        return Conversation(self.model, self.config.changed(chosen))
 
     def generate(
         self,

@@ -61,17 +61,15 @@ class Session:
         changed: what the user changed of them since.
         waiting: documents that the next message will be about.
         places: files that the conversation was saved in or loaded from.
-        entry: its record in the library, which no other program writes meanwhile; None if it has
-            none.
+        entry: its record in the library, if it has one; no other program writes it meanwhile.
     """
 
     def __init__(self, runner: Runner, given: Settings) -> None:
-        self.runner = runner
-        self.given = given
+        self.runner, self.given, self.talk = runner, given, runner.conversation()
         self.changed: dict[str, Any] = {}
-        self.talk = runner.conversation()
         self.entry: Record | None = None
         self._writer: Writer | None = None
+        self._last: Piece | None = None
         self.resume(self.talk)
 
     @cached_property
@@ -103,10 +101,21 @@ class Session:
         """Go on with another conversation, maybe a saved one: what was typed, and what waits, is
         found by its documents."""
         self.talk.history.give_up_reading()  # which it would hold until garbage is looked for
-        self.talk, talk.history.keeps_half_read = talk, True
-        self._last: Piece | None = None
         self.places: set[Path] = set()
         self.leave_library()
+        self.go_on(self.runner, self.given, talk)
+
+    def let_go(self) -> None:
+        """Hold neither model nor conversation, until it is to `go_on`."""
+        del self.runner, self.talk
+        self._last = None
+
+    def go_on(self, runner: Runner, given: Settings, talk: Conversation) -> None:
+        """Go on with the same conversation as `talk`, which a model that was loaded by the settings
+        `given` has read."""
+        self.runner, self.given = runner, given
+        self.talk, talk.history.keeps_half_read = talk, True
+        self._last = None
         told = {node.text for branch in talk.history.branches for node in branch.nodes}
         typed = [as_typed(said, talk.documents) for said in told]
         found = [message for message in typed if message.documents]

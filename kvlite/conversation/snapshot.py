@@ -7,7 +7,7 @@ files leave out the cache and the host store; their tokens are read again.
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, fields, replace
 from pathlib import Path
@@ -174,6 +174,10 @@ class Snapshot(TensorFile):
             history_from(plain, None, 0)
             return dict(plain)
 
+    def is_of(self, identity: Identity) -> bool:
+        """Whether it is of the model that has this identity, and so goes on with its cache."""
+        return self.about.identity == identity
+
     def known_ids(self, model: LoadedModel) -> list[int]:
         """All tokens that were read and generated. Raises SnapshotError if the file is damaged or
         of another model."""
@@ -233,7 +237,8 @@ class Snapshot(TensorFile):
             )
         talk.context.resume(cache, store, token_ids, pending_ids, noted, fallbacks)
         if light:
-            read_again(talk, history, callbacks)
+            branches, current = history_from(history, None, model.shape.layers)
+            read_again(talk, branches[current].prefill_boundaries, callbacks)
             store = _plain_store(talk.store)
         talk.documents = documents
         branches, current = history_from(history, store, model.shape.layers)
@@ -306,12 +311,12 @@ class Snapshot(TensorFile):
             raise self.damaged() from error
 
 
-def read_again(talk: "Conversation", history: Plain, callbacks: Callbacks) -> None:
-    """Read the tokens of a light file again, in the same parts as before but all by the present
-    settings. `callbacks.progress` is called with tokens, of all parts together."""
+def read_again(talk: "Conversation", parts: Sequence[int], callbacks: Callbacks) -> None:
+    """Read the tokens that a conversation has without their cache, in the parts that end at these
+    counts, but all by the present settings. `callbacks.progress` is called with tokens, of all
+    parts together."""
     context, ids = talk.context, talk.token_ids
-    branches, current = history_from(history, None, talk.model.shape.layers)
-    boundaries = [each for each in branches[current].prefill_boundaries if each <= len(ids)]
+    boundaries = [each for each in parts if each <= len(ids)]
     end = Checkpoint(len(ids), context.pending_ids, context.notes, 0, lost=True)
     followed = _over_all(callbacks, context, boundaries, len(ids))
     context.seek(ids, end, (), boundaries, talk.config, followed)

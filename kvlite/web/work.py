@@ -61,7 +61,8 @@ class Shown:
         behind: the name of the one that is being done, if everybody may know it.
         title: what is being done.
         done, total: how much of that; 0 of 0 where it is not known.
-        since: when that began, by `time.monotonic`.
+        since: when that began, or the first of it was done, by `time.monotonic`.
+        first: how much was done by then: what is slow at first says little of the rest.
         reading: what a reading holds that is under way.
         notes: sentences for the user.
         text: the answer so far.
@@ -75,6 +76,7 @@ class Shown:
     done: int = 0
     total: int = 0
     since: float = 0.0
+    first: int = 0
     reading: ReadingBytes | None = None
     notes: tuple[str, ...] = ()
     text: str = ""
@@ -87,9 +89,9 @@ class Shown:
     def seconds_left(self, now: float) -> float | None:
         """An estimate from the speed so far; None where there is none yet."""
         passed = now - self.since
-        if not 0 < self.done < self.total or passed < 1:
+        if not self.first < self.done < self.total or passed < 1:
             return None
-        return passed * (self.total - self.done) / self.done
+        return passed * (self.total - self.done) / (self.done - self.first)
 
 
 class Work:
@@ -148,11 +150,15 @@ class Work:
 
     def begin(self, title: str) -> None:
         """Show that its next part begins."""
-        self.show(title=title, done=0, total=0, since=time.monotonic(), reading=None)
+        self.show(title=title, done=0, total=0, since=time.monotonic(), first=0, reading=None)
 
     def progress(self, done: int, total: int) -> None:
         """Show how much of that part is done."""
-        self.show(done=done, total=total)
+        now = self.shown
+        if not now.done or total != now.total:
+            self.show(done=done, total=total, since=time.monotonic(), first=done)
+        else:
+            self.show(done=done, total=total)
 
     def _reading(self, held: ReadingBytes) -> None:
         self.show(reading=held)

@@ -112,6 +112,26 @@ def test_an_answer_goes_on_behind_its_limit_is_copied_without_its_account_and_is
     waited(lambda: pasted() == answer.split())
 
 
+def test_escape_stops_and_back_goes_back(tmp_path: Path, talker: Path, visitor: Visitor) -> None:
+    with serving(tmp_path, "--model", str(talker), "--max-tokens", "50000") as server:
+        page = visitor.open(server.address)
+        send(page, "Go on and on.")
+        expect(page.locator(ANSWER)).to_have_text(re.compile(r"\w+ \w+"))
+        page.keyboard.press("Escape")
+        answered(page, 1)
+        expect(page).to_have_title("Go on and on. · kvlite")
+        page.locator("#new").click()
+        expect(page.locator(ANSWER)).to_have_count(0)
+        expect(page).to_have_title("kvlite")
+        page.go_back()
+        expect(page).to_have_title("Go on and on. · kvlite")
+        answered(page, 1)
+        page.go_forward()
+        expect(page).to_have_title("kvlite")
+        expect(page.locator(ANSWER)).to_have_count(0)
+        page.close()
+
+
 @pytest.mark.long
 def test_an_answer_can_be_stopped_and_its_part_stays(
     tmp_path: Path, talker: Path, visitor: Visitor

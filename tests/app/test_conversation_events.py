@@ -11,7 +11,7 @@ import pytest
 from kvlite.config.settings import Settings
 from kvlite.conversation.library import Library
 from kvlite.conversation.session import Session
-from kvlite.errors import SettingError
+from kvlite.errors import ContextError, SettingError
 from kvlite_app.conversation_events import ConversationEvents
 from kvlite_app.conversation_view import BEGUN, ENDED, ConversationView
 from kvlite_app.engine.service import Service
@@ -159,6 +159,30 @@ def test_a_message_without_an_answer_is_in_the_box_again_with_its_files(
     events.say(A, 0, "", said("And without?"), TAB)
     followed(events, A)
     assert box(events, events.show(A, "", "", None, TAB))["value"] == said("And without?")
+
+
+def test_what_was_refused_while_another_was_shown_has_its_reason_until_that_is_gone(
+    events: ConversationEvents, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events.service.say("", A, "One.").wait()
+
+    def refuses(*_: Any) -> Any:
+        raise ContextError("there is no room for it")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Session, "say", refuses)
+        events.say(A, 0, "", said("Two."), TAB)
+        events.show(B, "", A, said(""), TAB)
+        ended(events, A)
+    view = events.show(A, "", B, said(""), TAB)
+    assert "there is no room for it" in view[events.parts.status]
+    assert box(events, view)["value"] == said("Two.")
+    assert events.refresh(A, 0, TAB)[events.parts.status] == ""
+    events.service.load(events.service.host.settings).wait()
+    assert events.show(A, "", B, said(""), TAB)[events.parts.status] == ""
+    events.say(A, 0, "", said("Two."), TAB)
+    ended(events, A)
+    assert events.show(A, "", B, said(""), TAB)[events.parts.status] == ""
 
 
 def test_an_answer_that_was_cut_may_go_on_where_there_is_room(events: ConversationEvents) -> None:

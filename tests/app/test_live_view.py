@@ -49,6 +49,11 @@ def test_the_model_and_the_conversation_in_memory_are_named() -> None:
     assert "In memory: <b>Ann&#x27;s &lt;own&gt;</b>" in live_html([NOW], "ann", "b")
 
 
+def test_what_has_read_nothing_is_no_conversation() -> None:
+    empty = replace(NOW, figures=replace(FIGURES, seen=0, reading=0))
+    assert "In memory: no conversation" in live_html([empty], "ann", "b")
+
+
 def test_what_is_being_opened_is_told_to_whose_it_is() -> None:
     opening = replace(NOW, figures=None, opening="ann")
     assert "&lt;own&gt;</b>, which is being opened" in live_html([opening], "ann", "a")

@@ -17,9 +17,10 @@ from kvlite.config.settings import OPTIONS, Settings
 from kvlite.conversation.library import Library
 from kvlite.conversation.record import Record
 from kvlite.conversation.session import Session
-from kvlite.errors import KvliteError, ModelError, SettingError, SnapshotError, Stopped
+from kvlite.errors import ContextError, KvliteError, ModelError, SettingError, Stopped
 from kvlite.memory.free import held_bytes
 from kvlite.web.work import Work
+from kvlite_app.engine.other_model import former_reader, price_of, read_again, return_to
 from kvlite_app.engine.service import Service
 from kvlite_app.form import shown_value
 from kvlite_app.settings_events import SettingsEvents
@@ -247,20 +248,59 @@ def fat(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.long
-def test_another_model_says_whose_a_conversation_is_and_keeps_it(
+def test_a_conversation_goes_on_with_another_model_which_reads_it_again(
     make: Make, model: Path, fat: Path
 ) -> None:
     service = make()
-    id = new(service)
+    id, store = new(service), service.store("")
     say(service, id, "Hello")
+    before = texts(service, id)
+    assert former_reader(service, "", id) is None
     service.load(service.model_host.settings.replace({"model": str(fat)})).wait()
-    with pytest.raises(SnapshotError, match=f"Hello was had with {model}: choose that model"):
+    former = former_reader(service, "", id)
+    assert former is not None and former.model == str(model)
+    price = price_of(service, "", id).wait()
+    assert price.tokens > 20 and price.seconds > 0
+    assert texts(service, id) == before and store.record(id).model == str(model)
+    work = service.say("", id, "And foxes?")
+    titles = {shown.title for shown in work.follow(0)}
+    work.wait()
+    assert f"Reading Hello again with {fat.name}" in titles
+    assert texts(service, id)[:3] == [*before, "And foxes?"]
+    assert store.record(id).model == str(fat)
+    assert former_reader(service, "", id) is None and price_of(service, "", id).wait() is None
+
+    # The former one reads it again as well, without a message.
+    return_to(service, former).wait()
+    assert service.model_host.settings.model == str(model)
+    before = texts(service, id)
+    read_again(service, "", id).wait()
+    assert former_reader(service, "", id) is None
+    assert store.record(id).model == str(model) and texts(service, id) == before
+
+
+def test_what_another_model_cannot_read_stays_as_it_was(
+    make: Make, model: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    service = make()
+    id, store = new(service), service.store("")
+    say(service, id, "Hello " * 200)
+    before, files = store.record(id), store.light(id).read_bytes()
+    small = model_of(tmp_path_factory.mktemp("small"), 128)
+    service.load(service.model_host.settings.replace({"model": str(small)})).wait()
+    why = f"too long for {small}, which was trained for 128 tokens: go on with {model.name}"
+    for work in (price_of(service, "", id), read_again(service, "", id)):
+        with pytest.raises(ContextError, match=why):
+            work.wait()
+    with pytest.raises(ContextError, match=why):
         say(service, id, "And foxes?")
-    assert service.store("").record(id).draft == "And foxes?"
+    assert store.light(id).read_bytes() == files
+    assert store.record(id).said == before.said and store.record(id).draft == "And foxes?"
     assert say(service, new(service), "Hello")
-    service.load(service.model_host.settings.replace({"model": str(model)})).wait()
-    assert service.store("").whole(id).is_file()  # nothing has to be read again
+    former = former_reader(service, "", id)
+    assert former is not None
+    return_to(service, former).wait()
+    assert store.whole(id).is_file()  # nothing has to be read again
     assert say(service, id, "And foxes?")
 
 
@@ -363,6 +403,21 @@ def test_a_model_that_cannot_be_had_is_a_sentence_and_the_former_stays(
     assert host.settings is settings and host.runner is not None is not host.active
     assert host.holds(service.store(""), id) is not None
     assert say(service, id, "And foxes?")
+
+
+def test_loading_can_be_cancelled_and_the_former_model_comes_back(make: Make, fat: Path) -> None:
+    service = make()
+    id, settings = new(service), service.model_host.settings
+    service.stop_loading()  # of which there is none
+    say(service, id, "Hello")
+    go = blocked(service)
+    work = service.load(settings.replace({"model": str(fat)}))
+    service.stop_loading()
+    go.set()
+    with pytest.raises(Stopped):
+        work.wait()
+    assert say(service, id, "And foxes?")
+    assert service.model_host.settings is settings
 
 
 @pytest.mark.long

@@ -28,7 +28,8 @@ def test_whoever_waits_sees_how_many_go_first(engine: Engine) -> None:
     waited(lambda: engine.current is first)
     second, third = (engine.submit(lambda work: None, name) for name in ("second", "third"))
     assert (second.shown.before, third.shown.before) == (1, 2)
-    assert "1 before it" in status_html(second.shown)
+    assert "Waiting: another one goes first" in status_html(second.shown)
+    assert "Waiting: 2 others go first" in status_html(third.shown)
     go.set()
     third.wait()
     assert third.shown.before == 0
@@ -135,3 +136,16 @@ def test_time_left_is_told_as_it_went_so_far() -> None:
     ):
         shown = Shown(done=done, total=total, since=100.0)
         assert shown.seconds_left(100.0 + passed) == left
+
+
+def test_what_was_slow_at_first_does_not_count_for_the_rest() -> None:
+    work = Work(lambda work: None, "Reading")
+    work.show(since=0.0)  # it took its time before anything was done
+    work.progress(2, 10)
+    first = work.shown
+    assert first.since > 0 and first.seconds_left(first.since + 5) is None
+    work.progress(4, 10)
+    assert work.shown.seconds_left(first.since + 2) == 6.0
+    work.begin("Reading the question")
+    work.progress(1, 3)
+    assert work.shown.first == 1

@@ -4,7 +4,6 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -98,6 +97,7 @@ def chat(
     if talk is not None:
         session.resume(talk)
         documents = []
+    del runner, talk  # /model frees them
     if typed:
         _typed(session, screen, documents, resolved, as_json=as_json, quiet=quiet)
     else:
@@ -156,7 +156,7 @@ def _typed(
     from kvlite.cli.chat.commands import Quit, enter, read_documents
     from kvlite.cli.chat.prompt import prompt_on
     from kvlite.cli.chat.terminal import ChatTerminal
-    from kvlite.cli.chat.views import status_line
+    from kvlite.cli.chat.views import model_line, status_line
 
     status = partial(status_line, session)
     prompt = prompt_on(screen, status)
@@ -173,10 +173,7 @@ def _typed(
             terminal.warn(sentence(resolved.noted(error)))
 
     if not quiet:
-        model, most = session.runner.model, session.runner.shape.max_context
-        where = " and ".join(map(str, model.all_devices))
-        what = f"{Path(session.given.model).name}, {model.weights.name} on {where}"
-        terminal.say(f"kvlite {__version__} · {what} · {most:,} tokens of context")
+        terminal.say(f"kvlite {__version__} · {model_line(session)}")
     hint = "Say something; /help lists commands"
     with guarded(), suppress(EOFError, Quit):
         if documents:

@@ -11,6 +11,7 @@ from kvlite.cli.chat import typed, views
 from kvlite.cli.screen import source_lines
 from kvlite.config.settings import OPTIONS
 from kvlite.config.units import readable
+from kvlite.conversation.change_model import change_model
 from kvlite.conversation.file_info import about
 from kvlite.conversation.metrics import Piece, told
 from kvlite.conversation.session import Session, saved_as
@@ -333,19 +334,7 @@ def _now(session: Session, name: str) -> str:
 
 @_command("show", "", "shows settings that are not the usual ones")
 def _show(session: Session, terminal: "ChatTerminal", argument: str) -> None:
-    rows = []
-    planned, given = session.runner.settings, session.given
-    for name, option in OPTIONS.items():
-        now = getattr(session.talk.settings, name)
-        if now == option.default:
-            continue
-        decided = name not in session.changed and now == getattr(planned, name)
-        if decided and now != getattr(given, name):
-            reason = "decided by the plan"
-        else:
-            reason = f"usually {typed.written(option.default)}"
-        rows.append((typed.shown_name(name), f"{typed.written(now)}  ({reason})"))
-    if rows:
+    if rows := views.unusual(session):
         terminal.show(views.grid(rows))
     else:
         terminal.say("All settings are the usual ones; /set lists them.")
@@ -385,6 +374,15 @@ def _sources(session: Session, terminal: "ChatTerminal", argument: str) -> None:
         )
     for line in source_lines(session.sources, whole=True):
         terminal.say(line)
+
+
+@_command("model", "[NAME]", "has another model go on, which reads again what was said", "files")
+def _model(session: Session, terminal: "ChatTerminal", argument: str) -> None:
+    if not argument:
+        terminal.say(f"{session.given.model} answers; /model NAME has another one go on.")
+        return
+    terminal.work(f"Loading {argument}", partial(change_model, session, argument))
+    terminal.say(views.model_line(session))
 
 
 @_command("clear", "", "begins a new conversation")

@@ -1,6 +1,7 @@
 """What a chat shows: the status line, what takes memory, a plan, messages, differences."""
 
 from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Group, RenderableType
@@ -9,6 +10,8 @@ from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
+from kvlite.cli.chat.typed import shown_name, written
+from kvlite.config.settings import OPTIONS
 from kvlite.config.units import readable
 from kvlite.conversation.message import Message
 from kvlite.documents import Document
@@ -45,6 +48,31 @@ def status_line(session: "Session", width: int) -> str:
             break
         shown += f", {part}"
     return shown
+
+
+def model_line(session: "Session") -> str:
+    """Which model answers, where, and how much it can read."""
+    model, most = session.runner.model, session.runner.shape.max_context
+    where = " and ".join(map(str, model.all_devices))
+    name = Path(session.given.model).name
+    return f"{name}, {model.weights.name} on {where} · {most:,} tokens of context"
+
+
+def unusual(session: "Session") -> list[tuple[str, str]]:
+    """Settings that are not the usual ones, and why."""
+    rows = []
+    planned, given = session.runner.settings, session.given
+    for name, option in OPTIONS.items():
+        now = getattr(session.talk.settings, name)
+        if now == option.default:
+            continue
+        decided = name not in session.changed and now == getattr(planned, name)
+        if decided and now != getattr(given, name):
+            reason = "decided by the plan"
+        else:
+            reason = f"usually {written(option.default)}"
+        rows.append((shown_name(name), f"{written(now)}  ({reason})"))
+    return rows
 
 
 def memory_now(session: "Session") -> list[Place]:
