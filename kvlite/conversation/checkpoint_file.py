@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 from torch import Tensor
 
-from kvlite.cache.layer import Mark
+from kvlite.cache.layer import LayerCache, Mark
 from kvlite.cache.snapshot import LayerReader, LayerWriter, Plain, Source
 from kvlite.cache.sound import require
 from kvlite.conversation.checkpoint import Checkpoint, LayerState, bytes_of
@@ -28,40 +28,49 @@ def checkpoints_to_save(context: Context, most: int) -> list[Checkpoint] | None:
     return held if bytes_of(held) <= most else []
 
 
-def plain_checkpoints(held: Iterable[Checkpoint]) -> tuple[dict[str, Tensor], list[Plain]]:
-    """Take checkpoints apart."""
-    tensors, plain = dict[str, Tensor](), list[Plain]()
+def plain_checkpoints(held: Iterable[Checkpoint]) -> tuple[dict[str, Tensor], Plain]:
+    """Take checkpoints apart; layers that they share are written once."""
+    copies, numbers, layers = LayerWriter("copies"), dict[int, int](), list[Plain]()
+    tensors, plain = copies.tensors, list[Plain]()
     for number, each in enumerate(held):
+        for index, copy in enumerate(state.copy for state in each.layers):
+            if copy is not None and id(copy) not in numbers:
+                numbers[id(copy)] = len(layers)
+                layers.append({"of": index, "layer": copies.layer(f"{len(layers)}", copy)})
         parts = LayerWriter(f"checkpoint{number}")
-        store = None if each.store is None else checkpoint_parts(each.store, parts)
-        layers = [_plain_layer(f"{at}", state, parts) for at, state in enumerate(each.layers)]
         plain.append(
             {
                 "seen": each.seen,
                 "pending": each.pending_ids,
                 "noted": list(each.notes),
                 "rehearsed": each.reconstructed,
-                "layers": layers,
+                "layers": [
+                    [None if state.mark is None else state.mark.used, numbers.get(id(state.copy))]
+                    for state in each.layers
+                ],
                 "states": parts.states(each.states),
-                "tier": store,
+                "tier": None if each.store is None else checkpoint_parts(each.store, parts),
                 "objects": parts.objects,
             }
         )
         tensors |= parts.tensors
-    return tensors, plain
+    return tensors, {"copies": layers, "objects": copies.objects, "held": plain}
 
 
 def checkpoints_from(
-    plain: Iterable[Plain],
-    source: Source,
-    store: HostKVStore | None,
-    tokens: int,
-    model: LoadedModel,
+    plain: Plain, source: Source, store: HostKVStore | None, tokens: int, model: LoadedModel
 ) -> list[Checkpoint]:
     """Put the checkpoints of a conversation of so many tokens together again; without its `store`,
     those that need none. Raises SnapshotError if they are damaged."""
-    made = (_checkpoint_from(each, source, store, tokens, model) for each in plain)
-    return [each for each in made if not each.lost]
+    reader = LayerReader(source, plain["objects"], HOST, model.dtype, tokens + 1)
+    sizes = model.shape.kv_sizes
+    copies = [reader.layer(each["layer"], sizes[each["of"]]) for each in plain["copies"]]
+    made = list[Checkpoint]()
+    for each in plain["held"]:
+        if each["tier"] is None or store is not None:
+            made.append(_checkpoint_from(each, copies, source, store, model))
+            require(0 < made[-1].seen <= tokens)
+    return made
 
 
 def _is_plain(made: Checkpoint) -> bool:
@@ -69,30 +78,26 @@ def _is_plain(made: Checkpoint) -> bool:
     return not made.lost and all(each is None or each.rows is None for each in marks)
 
 
-def _plain_layer(name: str, state: LayerState, parts: LayerWriter) -> int | Plain:
-    if state.copy is not None:
-        return parts.layer(name, state.copy)
-    assert state.mark is not None
-    return state.mark.used
-
-
 def _checkpoint_from(
-    plain: Plain, source: Source, store: HostKVStore | None, tokens: int, model: LoadedModel
+    plain: Plain,
+    copies: list[LayerCache],
+    source: Source,
+    store: HostKVStore | None,
+    model: LoadedModel,
 ) -> Checkpoint:
-    seen, pending, shape = plain["seen"], plain["pending"], model.shape
-    require(type(seen) is int and 0 < seen <= tokens)
+    seen, pending, before, shape = plain["seen"], plain["pending"], plain["rehearsed"], model.shape
+    require(type(seen) is int and type(before) is int and before >= 0)
     require(all(type(each) is int and 0 <= each < shape.vocab for each in pending))
-    reader = LayerReader(source, plain["objects"], HOST, model.dtype, seen + 1)
-    made = Checkpoint(seen, pending, tuple(map(str, plain["noted"])), plain["rehearsed"])
+    made = Checkpoint(seen, pending, tuple(map(str, plain["noted"])), before)
     require(len(plain["layers"]) in (0, shape.layers))
-    for each, size in zip(plain["layers"], shape.kv_sizes, strict=bool(plain["layers"])):
-        if type(each) is int:
-            made.layers.append(LayerState(Mark(each, None, -1)))
-        else:
-            made.layers.append(LayerState(copy=reader.layer(each, size)))
+    for used, number in plain["layers"]:
+        require(number is not None or type(used) is int)
+        require(used is None or 0 <= used <= seen)
+        mark = None if used is None else Mark(used, None, -1)
+        made.layers.append(LayerState(mark, None if number is None else copies[number]))
+    reader = LayerReader(source, plain["objects"], HOST, model.dtype, seen + 1)
     made.states = reader.states(plain["states"], lambda _: HOST)
     require_states(made.states, shape, model.dtype)
     if plain["tier"] is not None and store is not None:
         made.store = checkpoint_from(plain["tier"], store, reader, model)
-    made.lost = plain["tier"] is not None and store is None
     return made

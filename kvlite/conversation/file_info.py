@@ -78,10 +78,10 @@ def about_in(file: TensorFile) -> About:
         )
 
 
-def _ends(checkpoints: list[Any] | None) -> tuple[int, ...] | None:
+def _ends(checkpoints: dict[str, Any] | None) -> tuple[int, ...] | None:
     if checkpoints is None:
         return None
-    return tuple(of_type(int, each["seen"]) for each in checkpoints)
+    return tuple(of_type(int, each["seen"]) for each in checkpoints["held"])
 
 
 def digest_of(documents: Sequence[Document]) -> str:

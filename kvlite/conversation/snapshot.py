@@ -220,8 +220,9 @@ class Snapshot(TensorFile):
                 history_from(history, None, model.shape.layers)  # checks it before anything is read
                 if not light:
                     cache, store, notes = self._caches(model, talk.config, len(token_ids))
-                saved = plain.get("checkpoints", [])
-                held = checkpoints_from(saved, self, store, len(token_ids), model)
+                held = list[Checkpoint]()
+                if (saved := plain.get("checkpoints")) is not None:
+                    held = checkpoints_from(saved, self, store, len(token_ids), model)
                 noted = (*map(str, plain["noted"]), *notes)
         except Exception as error:
             if not is_oom(error):

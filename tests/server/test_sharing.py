@@ -175,6 +175,26 @@ def test_what_is_left_half_read_before_or_behind_a_parting_goes_on(
         assert read(left_at) == whole, left_at
 
 
+def test_after_a_restart_what_was_dropped_since_is_there_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Several checkpoints share copies of layers, of which each has had a part."""
+    monkeypatch.setattr(kept, "SHORT", 100)
+    given = Settings().replace({"max_new_tokens": 4, "budget": "900", "recall": "off"})
+    runner = Runner(make_tiny("llama", max_position_embeddings=4096).model, given)
+    pool = Conversations(runner, 1 << 30, 1 << 30, Library(root=tmp_path))
+    turns = [Asked(pool, ids_of(300, 0))]
+    for number in range(3):
+        turns.append(Asked(pool, [*turns[-1].ids, *ids_of(250, 1 + number)]))
+    pool.set_aside()
+    for number, turn in enumerate(turns[:-1]):
+        again = Conversations(runner, 1 << 30, 1 << 30, Library(root=tmp_path))
+        again.resume()
+        edited = Asked(again, [*turn.ids, *ids_of(80, 9)])
+        fresh = Conversations(runner, 1 << 30, 1 << 30, Library(root=tmp_path / f"{number}"))
+        assert edited.read <= 82 and edited.answer == Asked(fresh, edited.ids[:-4]).answer
+
+
 @pytest.mark.parametrize("name", WAYS)
 @pytest.mark.parametrize("killed", ["reading", "answering"])
 def test_what_took_long_to_read_outlives_a_server_that_is_killed(
