@@ -43,13 +43,15 @@ DIALECTS: dict[str, tuple[dict[str, Any], str]] = {
     "/v1/completions": (
         {"prompt": "Hi", "max_tokens": 1},
         f"{DRAWN} prompt max_tokens n echo logprobs suffix best_of stream stream_options "
-        "response_format kvlite model",
+        "response_format response_format.type response_format.json_schema "
+        "stream_options.include_usage kvlite kvlite.budget kvlite.method kvlite.recall model",
     ),
     "/v1/responses": (
         {"input": said("Hi"), "max_output_tokens": 1},
         "input input.0 input.0.role input.0.content input.0.type instructions tools tool_choice "
-        "text text.format include reasoning previous_response_id store metadata max_output_tokens "
-        "temperature top_p parallel_tool_calls kvlite prompt background conversation model",
+        "text text.format text.format.type include reasoning reasoning.effort store metadata "
+        "previous_response_id max_output_tokens temperature top_p parallel_tool_calls kvlite "
+        "kvlite.budget prompt background conversation model",
     ),
     "/api/chat": (
         {**MESSAGES, "stream": False, "options": {"num_predict": 1}},
@@ -57,7 +59,7 @@ DIALECTS: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "/api/generate": (
         {"prompt": "Hi", "stream": False, "options": {"num_predict": 1}},
-        f"{OLLAMA} prompt system images suffix template raw context",
+        f"{OLLAMA} prompt system images suffix template raw context kvlite.budget kvlite.method",
     ),
 }
 VALUES: list[Any] = [
