@@ -80,8 +80,8 @@ def wait_for(ahead: Work, work: Work) -> float:
         if work.cancel.is_set():
             ahead.cancel.set()
         if not shown.ended:
-            done, total = {"done": shown.done, "first": shown.first}, shown.total
-            work.show(title=shown.title, total=total, since=shown.since, **done)
+            counted = {"done": shown.done, "first": shown.first, "total": shown.total}
+            work.show(title=shown.title, since=shown.since, **counted)
     if ahead.failure is not None:
         raise ahead.failure
     return time.monotonic() - begun

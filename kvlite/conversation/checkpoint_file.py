@@ -10,6 +10,7 @@ from kvlite.cache.snapshot import LayerReader, LayerWriter, Plain, Source
 from kvlite.cache.sound import require
 from kvlite.conversation.checkpoint import Checkpoint, LayerState, bytes_of
 from kvlite.conversation.context import Context
+from kvlite.conversation.history_file import moment_from, plain_moment
 from kvlite.conversation.ways_back import checkpoint_at, densest
 from kvlite.model.load import LoadedModel
 from kvlite.model.recurrent_states import require_states
@@ -40,10 +41,7 @@ def plain_checkpoints(held: Iterable[Checkpoint]) -> tuple[dict[str, Tensor], Pl
         parts = LayerWriter(f"checkpoint{number}")
         plain.append(
             {
-                "seen": each.seen,
-                "pending": each.pending_ids,
-                "noted": list(each.notes),
-                "rehearsed": each.reconstructed,
+                **plain_moment(each),
                 "layers": [
                     [None if state.mark is None else state.mark.used, numbers.get(id(state.copy))]
                     for state in each.layers
@@ -65,11 +63,9 @@ def checkpoints_from(
     reader = LayerReader(source, plain["objects"], HOST, model.dtype, tokens + 1)
     sizes = model.shape.kv_sizes
     copies = [reader.layer(each["layer"], sizes[each["of"]]) for each in plain["copies"]]
-    made = list[Checkpoint]()
-    for each in plain["held"]:
-        if each["tier"] is None or store is not None:
-            made.append(_checkpoint_from(each, copies, source, store, model))
-            require(0 < made[-1].seen <= tokens)
+    held = [each for each in plain["held"] if each["tier"] is None or store is not None]
+    made = [_checkpoint_from(each, copies, source, store, model) for each in held]
+    require(all(0 < each.seen <= tokens for each in made))
     return made
 
 
@@ -85,17 +81,15 @@ def _checkpoint_from(
     store: HostKVStore | None,
     model: LoadedModel,
 ) -> Checkpoint:
-    seen, pending, before, shape = plain["seen"], plain["pending"], plain["rehearsed"], model.shape
-    require(type(seen) is int and type(before) is int and before >= 0)
-    require(all(type(each) is int and 0 <= each < shape.vocab for each in pending))
-    made = Checkpoint(seen, pending, tuple(map(str, plain["noted"])), before)
+    made, shape = moment_from(plain), model.shape
+    require(all(each < shape.vocab for each in made.pending_ids))
     require(len(plain["layers"]) in (0, shape.layers))
     for used, number in plain["layers"]:
         require(number is not None or type(used) is int)
-        require(used is None or 0 <= used <= seen)
+        require(used is None or 0 <= used <= made.seen)
         mark = None if used is None else Mark(used, None, -1)
         made.layers.append(LayerState(mark, None if number is None else copies[number]))
-    reader = LayerReader(source, plain["objects"], HOST, model.dtype, seen + 1)
+    reader = LayerReader(source, plain["objects"], HOST, model.dtype, made.seen + 1)
     made.states = reader.states(plain["states"], lambda _: HOST)
     require_states(made.states, shape, model.dtype)
     if plain["tier"] is not None and store is not None:

@@ -60,7 +60,6 @@ class Account:
     def __init__(self, turn: "Turn") -> None:
         """Of a turn that was read."""
         model, config, stats = turn.model, turn.turn_config, turn.run_stats
-        read = stats.before + len(turn.again) + len(turn.ids)
         shape, itemsize, settings = model.shape, model.dtype.itemsize, turn.settings
         self.full_kv_bytes = partial(shape.full_kv_bytes, itemsize=itemsize)
         self.fixed: dict[str, Any] = {
@@ -80,7 +79,7 @@ class Account:
             "state_bytes": turn.cache.state_bytes,
             "planned_peak_bytes": stats.planned,
             "planned_phase_bytes": stats.planned_phases,
-            "prefill_tokens_per_s": read / stats.read_s,
+            "prefill_tokens_per_s": (stats.before + len(turn.again) + len(turn.ids)) / stats.read_s,
         }
         entry_bytes = shape.kv_size.entry_bytes(itemsize)
         measure = partial(_measured, stats.meter, stats.planned, turn.recall, entry_bytes)

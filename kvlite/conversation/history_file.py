@@ -50,6 +50,22 @@ def history_from(plain: Plain, store: HostKVStore | None, layers: int) -> tuple[
     return branches, current
 
 
+def plain_moment(made: Checkpoint) -> Plain:
+    """A checkpoint without what it holds."""
+    return {
+        "seen": made.seen,
+        "pending": made.pending_ids,
+        "noted": list(made.notes),
+        "rehearsed": made.reconstructed,
+    }
+
+
+def moment_from(plain: Plain) -> Checkpoint:
+    """A checkpoint that holds nothing yet; errors are those of `history_from`."""
+    pending, notes = _ids(plain["pending"]), tuple(map(str, plain["noted"]))
+    return Checkpoint(_whole(plain["seen"]), pending, notes, _whole(plain["rehearsed"]))
+
+
 def _checkpoint(made: Checkpoint, store: HostKVStore | None) -> Plain:
     states, mark = made.layers, made.store
     cut = [each.copy is None and each.mark and each.mark.rows is None for each in states]
@@ -57,10 +73,7 @@ def _checkpoint(made: Checkpoint, store: HostKVStore | None) -> Plain:
     read = mark is not None and mark.plain and mark.fits(store)
     kind = "cache" if whole else "tier" if read else ""
     return {
-        "seen": made.seen,
-        "pending": made.pending_ids,
-        "noted": list(made.notes),
-        "rehearsed": made.reconstructed,
+        **plain_moment(made),
         "kind": kind,
         "read": 0 if mark is None else mark.seen,
     }
@@ -95,11 +108,9 @@ def _starts_from(plain: list[Plain], store: HostKVStore | None, layers: int) -> 
 
 
 def _checkpoint_from(plain: Plain, store: HostKVStore | None, layers: int) -> Checkpoint:
-    seen, kind, read = _whole(plain["seen"]), plain["kind"], _whole(plain["read"])
-    notes = tuple(map(str, plain["noted"]))
-    made = Checkpoint(seen, _ids(plain["pending"]), notes, _whole(plain["rehearsed"]))
+    made, kind, read = moment_from(plain), plain["kind"], _whole(plain["read"])
     if kind == "cache":
-        made.layers = [LayerState(Mark(seen, None, -1)) for _ in range(layers)]
+        made.layers = [LayerState(Mark(made.seen, None, -1)) for _ in range(layers)]
     elif kind == "tier" and store is not None and read <= store.seen:
         made.store = HostKVCheckpoint(store, read)
     else:

@@ -174,10 +174,6 @@ class Snapshot(TensorFile):
             history_from(plain, None, 0)
             return dict(plain)
 
-    def is_of(self, identity: Identity) -> bool:
-        """Whether it is of the model that has this identity, and so goes on with its cache."""
-        return self.about.identity == identity
-
     def known_ids(self, model: LoadedModel) -> list[int]:
         """All tokens that were read and generated. Raises SnapshotError if the file is damaged or
         of another model."""

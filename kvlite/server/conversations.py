@@ -29,7 +29,6 @@ from kvlite.errors import ContextError, KvliteError, OutOfMemory, SettingError, 
 from kvlite.memory.device_budget import spare_bytes
 from kvlite.memory.free import release_memory
 from kvlite.memory.oom import alone
-from kvlite.model.identity import Identity
 from kvlite.server.kept import SHORT, Asked, Kept, held_bytes
 from kvlite.server.kept_files import KeptFiles
 from kvlite.server.matching import Match, matches
@@ -354,7 +353,7 @@ class Conversations:
 
     def resume(self) -> None:
         """Find what the library has of this model; what no server put there stays as it is."""
-        identity = Identity.of(self.runner.model)
+        identity = self.runner.identity
         for record in reversed(self.files.library.records()):
             path = self.files.library.whole(record.id)
             try:

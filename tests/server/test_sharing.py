@@ -7,7 +7,6 @@ import pytest
 
 from kvlite.config.settings import Settings
 from kvlite.conversation import prefix
-from kvlite.conversation.library import Library
 from kvlite.conversation.record import StoredMessage
 from kvlite.conversation.runner import Runner
 from kvlite.engine.callbacks import NO_CALLBACKS, Callbacks
@@ -17,7 +16,7 @@ from kvlite.server.conversations import Conversations
 from tests.cli.conftest import model_of
 from tests.conftest import make_tiny
 from tests.server.conftest import serving
-from tests.server.test_conversations import Asked, ids_of
+from tests.server.test_conversations import Asked, ids_of, pool_in
 
 # The last tokens of a prompt, which are read with it where not all is kept exactly.
 CHOOSING = 64
@@ -50,7 +49,7 @@ def pool_of(name: str, root: Path, **more: Any) -> Conversations:
     architecture, given = WAYS[name]
     settings = Settings().replace({"max_new_tokens": 4, **given, **more})
     runner = Runner(make_tiny(architecture, max_position_embeddings=4096).model, settings)
-    return Conversations(runner, 1 << 30, 1 << 30, Library(root=root))
+    return pool_in(root, runner)
 
 
 def test_a_few_checkpoints_are_kept_and_what_is_behind_instructions_and_tools_stays(
@@ -182,16 +181,16 @@ def test_after_a_restart_what_was_dropped_since_is_there_again(
     monkeypatch.setattr(kept, "SHORT", 100)
     given = Settings().replace({"max_new_tokens": 4, "budget": "900", "recall": "off"})
     runner = Runner(make_tiny("llama", max_position_embeddings=4096).model, given)
-    pool = Conversations(runner, 1 << 30, 1 << 30, Library(root=tmp_path))
+    pool = pool_in(tmp_path, runner)
     turns = [Asked(pool, ids_of(300, 0))]
     for number in range(3):
         turns.append(Asked(pool, [*turns[-1].ids, *ids_of(250, 1 + number)]))
     pool.set_aside()
     for number, turn in enumerate(turns[:-1]):
-        again = Conversations(runner, 1 << 30, 1 << 30, Library(root=tmp_path))
+        again = pool_in(tmp_path, runner)
         again.resume()
         edited = Asked(again, [*turn.ids, *ids_of(80, 9)])
-        fresh = Conversations(runner, 1 << 30, 1 << 30, Library(root=tmp_path / f"{number}"))
+        fresh = pool_in(tmp_path / f"{number}", runner)
         assert edited.read <= 82 and edited.answer == Asked(fresh, edited.ids[:-4]).answer
 
 
@@ -213,12 +212,10 @@ def test_what_took_long_to_read_outlives_a_server_that_is_killed(
         done = told[-1][0] if told else 0
         if piece is not None or (killed == "reading" and done > 470 * layers):
             break
-    assert [each for each, _ in told] == sorted(each for each, _ in told)
-    assert {total for _, total in told} == {720 * layers}
+    assert told == sorted(told) and {total for _, total in told} == {720 * layers}
     again = pool_of(name, tmp_path)  # nothing is ended: the other one is not there any more
     again.resume()
-    (record,) = again.files.library.records()
-    assert record.name == "Why?"
+    assert [each.name for each in again.files.library.records()] == ["Why?"]
     answer = Asked(again, prompt)
     assert answer.read <= (330 if killed == "reading" else most(name, 200))
     if WAYS[name][1] == EVERYTHING:
