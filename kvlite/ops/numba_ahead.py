@@ -4,31 +4,28 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from numba import types
+from numba import typeof, types
 
 from kvlite.ops.numba_recall import fill
 from kvlite.ops.numba_rows import WORKS
 from kvlite.ops.numba_search import add, search
 
 
-def compile_all(wanted: Callable[[], bool], everything: bool) -> None:
+def compile_all(wanted: Callable[[], bool], everything: bool, filled: tuple[Any, ...]) -> None:
     """Compile what recall needs, or take it from the disk, as long as it is `wanted`: one loop at a
     time, so that little is left to wait for.
 
     Args:
         everything: also for entries that are quantized, and for layers that hold so much that they
             are not one call's work.
+        filled: what `fill` is given, of types alone.
     """
-    real, whole, place, halves = types.float32, types.int64, types.int32, types.uint16[:, :, ::1]
-    lines, blocks, codes = real[:, ::1], real[:, :, ::1], types.uint8[:, :, ::1]
-    own = types.Tuple((blocks, blocks, place[:, ::1]))
-    packed = types.Tuple((codes, halves, halves, codes, halves, halves, place[:, ::1], lines))
-    held = types.Tuple((own, packed, types.UniTuple(whole, 3)))
-    signs = types.uint64[:, :, ::1]
+    real, whole = types.float32, types.int64
+    lines, blocks, signs = real[:, ::1], real[:, :, ::1], types.uint64[:, :, ::1]
     loops: tuple[tuple[Any, tuple[Any, ...]], ...] = (
         (search, (blocks, lines, signs, lines, whole, whole)),
         (add, (blocks, lines, lines, signs, lines, whole)),
-        (fill, (blocks, lines, whole[::1], held, held, blocks, *(whole,) * 5)),
+        (fill, tuple(map(typeof, filled))),
     )
     compiling: list[Callable[[], Any]] = [partial(loop.compile, given) for loop, given in loops]
     for compiled in [*compiling, WORKS[True, False], *([WORKS[True, True]] if everything else [])]:

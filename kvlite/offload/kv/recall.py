@@ -200,4 +200,12 @@ def _compile(everything: bool) -> None:
     with suppress(Exception):
         from kvlite.ops import numba_ahead as compiled
 
-        compiled.compile_all(threading.main_thread().is_alive, everything)
+        compiled.compile_all(threading.main_thread().is_alive, everything, filled_with_nothing())
+
+
+def filled_with_nothing() -> tuple[Any, ...]:
+    """What `_swap_in_compiled` calls `fill` with, of no entries."""
+    vectors, places = np.empty((0, 0, 0), np.float32), np.empty((0, 0), np.int32)
+    held = (vectors, vectors, places), _none_packed(0), (0, 0, 0)
+    given = vectors, np.empty((0, 0), np.float32), np.empty(0, np.int64)
+    return *given, held, held, _NOTHING, *(0,) * 5
