@@ -31,8 +31,9 @@ from kvlite.memory.device_budget import ram_limit, spare_bytes
 from kvlite.memory.oom import alone
 from kvlite.methods.engine_config import EngineConfig
 from kvlite.offload.kv.copies import StoreCopies
-from kvlite.offload.kv.recall import begin_compiling
+from kvlite.ops.compile_ahead import begin_compiling
 from kvlite.ops.device import MANY_ROWS
+from kvlite.ops.loops import Loops
 
 if TYPE_CHECKING:
     from kvlite.conversation.conversation import Conversation
@@ -240,7 +241,7 @@ class AnswerBatch:
     ) -> Iterator[Heard]:
         """Let questions wait, counted from `first`; yields what is wrong with those that do not.
         Raises Stopped."""
-        begin_compiling(talk.model.device)
+        begin_compiling(talk.model.device, *Loops)
         source, longest = _Source(talk, config), 0
         waiting: list[_Question] = []
         for index, (text, settings) in enumerate(questions, first):

@@ -22,7 +22,7 @@ from kvlite.conversation.run_stats import RunStats, wanted_bytes
 from kvlite.conversation.turn_config import TurnConfig, notes
 from kvlite.conversation.what_is_kept import TurnPlan, keep_what_fits
 from kvlite.engine.callbacks import NO_CALLBACKS, Callbacks
-from kvlite.engine.compiled_rows import are_small
+from kvlite.engine.compiled_rows import loops_for
 from kvlite.engine.cuda_graph import GraphDecoder, graph_decoder
 from kvlite.engine.detokenizer import AnswerText
 from kvlite.engine.grammar import Grammar
@@ -43,7 +43,7 @@ from kvlite.methods.engine_config import EngineConfig
 from kvlite.methods.layer_policy import LayerPolicy, layer_policies
 from kvlite.methods.placement import ON_DEVICE
 from kvlite.offload import HostKVStore, Recall, host_scoring_backend
-from kvlite.offload.kv.recall import begin_compiling
+from kvlite.ops.compile_ahead import begin_compiling
 from kvlite.planner.cards import require_on_cards
 
 if TYPE_CHECKING:
@@ -216,9 +216,8 @@ class Turn:
         self.say = callbacks.say
         for note in self.notes:
             self.say(note)
-        if self.store is not None and self.settings.recall_entries:
-            exact = self.store.bits is None and are_small(self.policies, self.model.shape.kv_size)
-            begin_compiling(self.model.device, everything=not exact)
+        loops = loops_for(self.policies, self.model.shape.kv_size, self.recall)
+        begin_compiling(self.model.device, *loops)
         self.logits = yield from self.run_stats.in_slices(self.model, self._read(callbacks))
         for device in self.model.all_devices:
             if device.type == "cuda":

@@ -12,9 +12,10 @@ from torch import Tensor
 from kvlite.cache import KVHeadGroup, KVSize, LayerCache
 from kvlite.cache.changes import Change, make_all
 from kvlite.methods.layer_policy import LayerPolicy
-from kvlite.offload.kv.recall import is_ordered
+from kvlite.offload.kv.recall import Recall, is_ordered
 from kvlite.offload.kv.store import INDEXED_AT_ONCE, HostKVLayer
 from kvlite.offload.kv.swap import CANDIDATES, RECENT, SINKS
+from kvlite.ops.loops import Loops
 from kvlite.ops.softmax import Softmax
 
 if TYPE_CHECKING:
@@ -46,11 +47,21 @@ def is_small(step: "LayerStep") -> bool:
     return _is_small(layer.kv_heads, layer.keys.shape[2] * max(used for _, used in layer.lengths))
 
 
-def are_small(policies: Sequence[LayerPolicy], size: KVSize) -> bool:
-    """Whether steps through layers whose KV heads have such a size will be, and all is exact."""
-    most = max(policy.budget for policy in policies)
-    exact = all(policy.bits is None for policy in policies)
-    return exact and _is_small(size.heads, size.dim * most)
+def loops_for(
+    policies: Sequence[LayerPolicy], size: KVSize, recall: Recall | None
+) -> Iterator[Loops]:
+    """What loops steps need through layers whose KV heads have such a size."""
+    yield Loops.STEP
+    coded = any(policy.bits is not None for policy in policies)
+    if coded:
+        yield Loops.CODES
+    if recall is None or not recall.entries:
+        return
+    yield Loops.RECALL
+    if coded or recall.store.bits is not None:
+        yield Loops.CODES_BACK
+    if coded or not _is_small(size.heads, size.dim * max(policy.budget for policy in policies)):
+        yield Loops.RECALL_ALONE
 
 
 def _is_small(heads: int, channels: int) -> bool:

@@ -33,7 +33,9 @@ from kvlite.model.shape import PLACE, ModelShape, described, transformers_config
 from kvlite.model.step_layers import StepLayer, step_layers
 from kvlite.model.transformers_lock import loading, making_modules
 from kvlite.model.weights import Weights, held_tensors, hush_bitsandbytes, keep_odd_sizes_unpacked
+from kvlite.ops.compile_ahead import begin_compiling
 from kvlite.ops.device import has_triton
+from kvlite.ops.loops import Loops
 
 
 @dataclass
@@ -291,6 +293,8 @@ def load_model(
     from transformers import AutoTokenizer
 
     config, shape = described(folder)
+    if weights.index is not None:
+        begin_compiling(device, Loops.PACKED, Loops.STEP)
     try:
         with without_progress_lines(), loading(cancel):
             if weights.stored and not weights.keeps_experts_packed(shape.model_type):

@@ -19,7 +19,7 @@ def multiply(rows: Tensor, blocks: Tensor, form: BlockFormat, out: Tensor) -> No
     given = blocks.numpy(), form.number, form.inputs, form.nbytes
     parts = -(-out.shape[1] // COLUMNS)
     arrays = rows.view(torch.uint16).numpy(), *given, out.numpy()
-    share(board(parts), _multiply(), arrays, parts)
+    share(board(parts), multiplying_many(), arrays, parts)
 
 
 _SIZE = types.int64
@@ -31,8 +31,8 @@ _given = reading(
 
 
 @work
-def _multiply(address, part):
-    """Of the part's `COLUMNS` outputs, or of the last ones."""
+def multiplying_many(address, part):
+    """Part of the work of `multiply`: of the part's `COLUMNS` outputs, or of the last ones."""
     rows, blocks, kind, inputs, nbytes, out = _given(address)
     (count, width), first = rows.shape, min(part * COLUMNS, out.shape[1] - COLUMNS)
     weights = np.empty((width, COLUMNS), np.float32)

@@ -34,7 +34,7 @@ def dot(turned: Tensor, codes: Tensor, scales: Tensor, zeros: Tensor, bits: int)
     (heads, rows, dim), count = turned.shape, codes.shape[1]
     out, parts = turned.new_empty(1, heads, rows, count), _parts(count * heads * dim)
     given = *_arrays(turned, codes, scales, zeros), count, bits, parts, out.numpy()
-    share(board(parts), _dot(), given, parts)
+    share(board(parts), dotting(), given, parts)
     return out[0]
 
 
@@ -53,7 +53,7 @@ def weigh(weights: Tensor, codes: Tensor, scales: Tensor, zeros: Tensor, bits: i
     parts = _parts(count * heads * dim)
     outs = weights.new_empty(parts, heads, rows, dim)
     given = *_arrays(weights, codes, scales, zeros), count, bits, parts, outs.numpy()
-    share(board(parts), _weigh(), given, parts)
+    share(board(parts), weighing(), given, parts)
     return outs.sum(0)
 
 
@@ -96,7 +96,8 @@ _given = reading(
 
 
 @work
-def _dot(address, part):
+def dotting(address, part):
+    """Part of the work of `dot`."""
     turned, codes, scales, zeros, count, bits, parts, out = _given(address)
     first, last = _range(count, part, parts)
     places = np.arange(first, last)
@@ -106,7 +107,8 @@ def _dot(address, part):
 
 
 @work
-def _weigh(address, part):
+def weighing(address, part):
+    """Part of the work of `weigh`."""
     weights, codes, scales, zeros, count, bits, parts, out = _given(address)
     first, last = _range(count, part, parts)
     places, own = np.arange(first, last), out[part]

@@ -113,11 +113,12 @@ class Given(NamedTuple):
 
 _real, _count = types.float32, types.int64
 _rows, _vectors = _real[:, :, :, ::1], _real[:, :, ::1]
-_kinds = (
+# Of `Given`.
+KINDS = (
     *(_rows, _vectors, _vectors, _count[:, ::1], types.float64, _real[:, ::1]),
     *(types.UniTuple(_count, 4), _rows, _count[:, ::1], types.int32[:, :, ::1], _count, _rows),
 )
-_given = reading(types.NamedTuple(_kinds, Given))
+_given = reading(types.NamedTuple(KINDS, Given))
 
 
 @jitted

@@ -43,7 +43,7 @@ def through(
     held = np.empty((len(layers), tokens, heads[1], slots), np.int32)
     functions, sinks = (multiplying(), attending(table)), no_sinks(heads[1], heads[0] // heads[1])
     given = x, cos, sin, np.float32(scale), table, sinks, recalling, num_fetched, held, row
-    out: Array = _through(*_joined(tuple(layers)), heads, *given, *functions, board())
+    out: Array = through_all(*_joined(tuple(layers)), heads, *given, *functions, board())
     return out, num_fetched.sum(2), held
 
 
@@ -53,10 +53,11 @@ def _joined(layers: tuple[LayerWeights, ...]) -> tuple[Array, Array]:
 
 
 @jitted
-def _through(
+def through_all(
     norms, products, heads, x, cos, sin, scale, table, sinks, recalling, num_fetched, held, row,
     multiplying, one, board,
 ):  # fmt: skip
+    """As `through`, in compiled code."""
     (every, own), count, no_weights = heads, len(x), np.empty((0, 0, 0, 0), np.float32)
     for layer in range(len(table)):
         weights = norms[layer], products[layer]

@@ -61,7 +61,7 @@ def board(parts: int = 2) -> Array:
     while made[HELPERS] < wanted:
         _add(made, HELPERS, 1)
         try:
-            threads.submit(_help, made)
+            threads.submit(help_others, made)
         except RuntimeError:  # no more threads can be had: one that is there takes its turn, too
             break
     return made
@@ -145,7 +145,8 @@ def _take(board):
 
 
 @jitted
-def _help(board):
+def help_others(board):
+    """Take parts of whatever work comes, and leave where none does."""
     looks = 0
     while looks < PATIENCE:
         if _read(board, OPEN) > 0:

@@ -5,8 +5,6 @@ and names several times as many candidates as are wanted. The candidates' keys, 
 host store, give exact attention. Wanted entries that are not in the cache replace the least wanted
 ones there."""
 
-import threading
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -180,32 +178,3 @@ def _none_packed(heads: int) -> tuple[Any, ...]:
     codes, halves = np.empty((heads, 0, 0), np.uint8), np.empty((heads, 0, 0), np.uint16)
     positions, mean = np.empty((heads, 0), np.int32), np.empty((heads, 0), np.float32)
     return codes, halves, halves, codes, halves, halves, positions, mean, 0
-
-
-@cache
-def begin_compiling(device: torch.device, *, everything: bool = True) -> threading.Thread | None:
-    """Compile the loops that recall needs on a device, once, in a thread; None if it needs none.
-    With `everything` also those for quantized entries, and for layers that hold much. A loop that
-    is used before it is ready waits for numba's compiler; a program that ends, for the loop that is
-    being compiled."""
-    if not has_compiled(device):
-        return None
-    thread = threading.Thread(target=_compile, args=(everything,), name="kvlite-compiling")
-    thread.start()
-    return thread
-
-
-def _compile(everything: bool) -> None:
-    # What fails here fails again where it is used, and is reported there.
-    with suppress(Exception):
-        from kvlite.ops import numba_ahead as compiled
-
-        compiled.compile_all(threading.main_thread().is_alive, everything, filled_with_nothing())
-
-
-def filled_with_nothing() -> tuple[Any, ...]:
-    """What `_swap_in_compiled` calls `fill` with, of no entries."""
-    vectors, places = np.empty((0, 0, 0), np.float32), np.empty((0, 0), np.int32)
-    held = (vectors, vectors, places), _none_packed(0), (0, 0, 0)
-    given = vectors, np.empty((0, 0), np.float32), np.empty(0, np.int64)
-    return *given, held, held, _NOTHING, *(0,) * 5
