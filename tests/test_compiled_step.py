@@ -15,6 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from kvlite.cache.query_log import QueryLog
 from kvlite.engine import compiled_step
 from kvlite.engine.step import step
 from kvlite.model.load import LoadedModel
@@ -81,6 +82,27 @@ def test_as_one_layer_at_a_time(name: str, monkeypatch: pytest.MonkeyPatch) -> N
     plain, joins = ways[:3], [0, 2, 1]
     same(together(model, read_all(model, plain), joins), expected[:3])
     assert calls
+
+
+def test_only_layers_that_are_watched_go_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For the sources of an answer."""
+    model = packed("llama")
+    (expected,), (talk,) = read_all(model, WAYS[:1]), read_all(model, WAYS[:1])
+    log, calls, seen = QueryLog(), list[int](), talk.cache.seen
+    talk.cache.queries = {1: log}
+    through = numba_step.through
+
+    def counted(layers: Any, *given: Any) -> Any:
+        calls.append(len(layers))
+        return through(layers, *given)
+
+    plain = alone(model, expected, compiled=True)
+    monkeypatch.setattr(numba_step, "through", counted)
+    same([alone(model, talk, compiled=True)], [plain])
+    assert held([talk]) == held([expected])
+    assert len(log.of(range(seen, talk.cache.seen))[0]) == talk.cache.seen - seen > 0
+    steps = len(plain)
+    assert calls == [1, len(model.layers) - 2] * steps
 
 
 @pytest.mark.parametrize(

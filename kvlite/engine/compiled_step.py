@@ -25,7 +25,7 @@ def through_layers(
     rotations = [each.rotations[start] for each in conversations]
     layers: list[PackedTokenLayer] = []
     rows: list[list[LayerStep]] = []
-    plain = all(len(each.token_ids) == 1 and not each.cache.queries for each in conversations)
+    plain = all(len(each.token_ids) == 1 for each in conversations)
     compiles = implementation_for(conversations[0].cache.layers[start].keys).takes_rows
     if model.layers.passing is None and compiles and plain:
         for index in range(start, len(model.layers)):
@@ -81,6 +81,7 @@ def _are_plain(row: Sequence["LayerStep"]) -> bool:
     several = len(row) > 1 or len(row[0].positions) > 1
     return all(
         compiled_rows.is_plain(step)
+        and step.queries is None
         and step.policy.method.decoding.trim is None
         and (several or compiled_rows.is_small(step))
         for step in row
