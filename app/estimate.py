@@ -61,6 +61,25 @@ def estimate(settings: Settings, tokens: int, own_bytes: int) -> MemoryEstimate:
         return MemoryEstimate(plan, tokens, reach(planner, plan.choice), nearest)
 
 
+def pages(tokens: int) -> str:
+    """So many tokens as people count."""
+    count = max(1, round(tokens / 500))
+    rounded = count if count < 20 else 5 * round(count / 5)
+    return f"about {rounded:,} page{'s' * (rounded != 1)} ({tokens:,} tokens)"
+
+
+def reads(made: MemoryEstimate) -> str:
+    """How long a text a model can read, in a few words."""
+    plan = made.plan
+    if plan.fits:
+        kept = "" if plan.kept >= plan.tokens else ", compressed"
+        speed = "" if plan.tokens_per_s is None else f", at most {plan.tokens_per_s:,.0f} tokens/s"
+        return f"reads {pages(plan.tokens)}{kept}: {readable(plan.peak_bytes)} of memory{speed}"
+    if made.longest:
+        return f"reads {pages(made.longest)} here, of {plan.tokens:,} that it was trained for"
+    return f"does not fit: {pages(plan.tokens)} take {readable(plan.peak_bytes)}"
+
+
 def verdict_html(estimate: MemoryEstimate) -> str:
     """Whether the machine has what settings would take, and what to do if not."""
     plan = estimate.plan

@@ -54,6 +54,9 @@ class Parts:
         self.here = gr.Textbox("", visible="hidden", elem_id="here")
         self.chosen = gr.Number(0, precision=0, visible="hidden")
         self.start = gr.Number(0, precision=0, visible="hidden")
+        # Name and size of a .gguf that is dropped on the page, which a script fills in.
+        offered: Any = "hidden" if models.here and models.others else False
+        self.dropped = gr.Textbox("", visible=offered, elem_id="model-dropped")
         # With a random secret every start would forget which conversation a browser had open.
         self.kept_here = gr.BrowserState("", storage_key="kvlite-conversation", secret="kvlite")
         self.stage = gr.State("")

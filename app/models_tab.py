@@ -1,5 +1,6 @@
 """The models of this machine with what the plan says of each, and getting others."""
 
+import json
 import threading
 from collections.abc import Iterator
 from itertools import islice
@@ -8,35 +9,47 @@ from typing import Any
 
 import gradio as gr
 
+from kvlite.config.settings import EMBEDDED_MODEL
 from kvlite.config.units import readable
 from kvlite.errors import KvliteError, ModelError, SettingError, sentence
-from kvlite.model.local_models import LocalModel, models_here
+from kvlite.model.local_models import LocalModel, find_file, model_at, models_here
 from kvlite.model.pulling import download_plan
-from kvlite.planner.fitting import ENOUGH, Fit, plan_here, proposals
+from kvlite.planner.fitting import proposals
 from kvlite.web.work import Work
 
 from .engine.service import Service
+from .estimate import estimate, pages, reads
 from .form import Models
 from .views.status import sentence_html, status_html
 
 MODELS_TAB = "models"
-_PROPOSED = 6
+# More tokens than any model was trained for.
+_PROPOSED, _ANY = 6, 1 << 30
 
 
 class ModelsTab:
     """The tab's components; made inside a `gr.Tab`."""
 
     def __init__(self, models: Models) -> None:
+        small: dict[str, Any] = {"size": "sm", "min_width": 60}
         self.listed = gr.Radio(
             [*models.listed],
             label="On this machine",
-            info=f"and whether a text of {ENOUGH:,} tokens fits",
+            info="and how long a text each can read here; a page has about 500 tokens",
             elem_id="models",
         )
         self.use = gr.Button("Use this one", variant="primary", elem_id="use-model")
         self.used = gr.HTML(elem_id="model-used", padding=False)
         self.cancel = gr.Button("Cancel", elem_id="cancel-use", size="sm")
         with gr.Column(visible=models.others):
+            self.path = gr.Textbox(
+                label="Another file of this machine",
+                info="the path of a .gguf file or a model's folder; or drop a .gguf on this page",
+                max_lines=1,
+                elem_id="model-path",
+            )
+            self.add = gr.Button("Add to the list", elem_id="add-model", **small)
+            self.added = gr.HTML(elem_id="model-added", padding=False)
             self.name = gr.Dropdown(
                 [],
                 value=None,
@@ -46,7 +59,6 @@ class ModelsTab:
                 elem_id="pull-name",
             )
             with gr.Row():
-                small: dict[str, Any] = {"size": "sm", "min_width": 60}
                 self.look = gr.Button("What it takes", elem_id="look-model", **small)
                 self.pull = gr.Button("Download", elem_id="pull-model", **small)
                 self.stop = gr.Button("Stop", elem_id="stop-pull", visible=False, **small)
@@ -61,10 +73,13 @@ class ModelsEvents:
         self._first = service.model_host.settings.model
         self._lock = threading.Lock()
         self._download: Work | None = None
+        self._added: list[str] = []
 
-    def wire(self, tab: Any, parts: ModelsTab, work: dict[str, Any]) -> Any:
-        """Have the tab do what its buttons say; the event that has loaded a model."""
-        listing = {"fn": self.listing, "outputs": [parts.listed, parts.name], **work}
+    def wire(self, tab: Any, parts: ModelsTab, dropped: Any, work: dict[str, Any]) -> Any:
+        """Have the tab do what its buttons say, and what is `dropped` on the page; the event that
+        has loaded a model."""
+        chosen, listed = [parts.listed], [parts.listed, parts.name]
+        listing = {"fn": self.listing, "inputs": chosen, "outputs": listed, **work}
         tab.select(**listing)
         download = [parts.pulled, parts.stop]
         tab.select(self.watch, None, download, **work)
@@ -72,20 +87,55 @@ class ModelsEvents:
         parts.pull.click(self.pull, [parts.name], download, **work).then(**listing)
         parts.stop.click(self.stop, None, None, **work)
         parts.cancel.click(self.service.stop_loading, None, None, **work)
+        added = [parts.listed, parts.path, parts.added]
+        for event, act, given in (
+            (parts.add.click, self.add, parts.path),
+            (parts.path.submit, self.add, parts.path),
+            (dropped.change, self.drop, dropped),
+        ):
+            event(act, [given], added, **work).then(**listing)
         return parts.use.click(self.use, [parts.listed], [parts.used], **work)
 
-    def listing(self) -> Iterator[tuple[Any, Any]]:
+    def listing(self, chosen: str | None = None) -> Iterator[tuple[Any, Any]]:
         """The models, then what the plan says of each as it is known, then others that fit."""
-        found = [each for each in models_here() if self.models.may_use(each.name, self._first)]
+        found = self._listed()
         verdicts = dict[str, str]()
-        now = self.service.model_host.settings.model
+        now = chosen or self.service.model_host.settings.model
         yield self._choices(found, verdicts, value=now), gr.skip()
         for each in found:
-            verdicts[each.name] = each.flaw or self._fit(each.name).line()
+            verdicts[each.name] = each.flaw or self._reads(each.name)
             yield self._choices(found, verdicts), gr.skip()
         if self.models.others:
             here = {each.name for each in found}
             yield gr.skip(), gr.Dropdown(choices=self._proposed(here))
+
+    def add(self, path: str) -> tuple[Any, Any, str]:
+        """Put a file or folder into the list, chosen; an empty path, and what came of it."""
+        self._require_others()
+        try:
+            found = model_at(path.strip().strip("\"'"))
+            _require_sound(found)
+        except KvliteError as error:
+            return gr.skip(), gr.skip(), sentence_html(str(error), wrong=True)
+        listed = self._listed()
+        if found.name not in [each.name for each in listed]:
+            self._added.append(found.name)
+            listed.append(found)
+        told = sentence_html(f"{_short(found.name)} is in the list.")
+        return self._choices(listed, {}, value=found.name), "", told
+
+    def drop(self, dropped: str) -> tuple[Any, Any, str]:
+        """As `add`, a file that was dropped on the page, which knows its name and size alone."""
+        self._require_others()
+        name, size, _ = json.loads(dropped)
+        found = find_file(Path(name).name, size)
+        if found is None:
+            told = (
+                f"{name} was not found among models and below your own folder, and a browser does "
+                "not say where it lies: write its path above."
+            )
+            return gr.skip(), gr.skip(), sentence_html(told, wrong=True)
+        return self.add(str(found))
 
     def use(self, name: str | None) -> Iterator[str]:
         """Load a model in place of the one there is: how far that is, and what came of it."""
@@ -132,13 +182,16 @@ class ModelsEvents:
             self._download.cancel.set()
 
     def _begin(self, work: Work) -> None:
-        if not self.models.others:
-            raise SettingError("models are downloaded by who runs the app: `kvlite pull` does it")
+        self._require_others()
         threading.Thread(target=work.do, name="kvlite download", daemon=True).start()
+
+    def _require_others(self) -> None:
+        if not self.models.others:
+            raise SettingError("models are added by who runs the app: `kvlite pull` does it")
 
     def _wanted(self, name: str | None, work: Work) -> str:
         wanted = download_plan((name or "").strip(), None, work.cancel)
-        fits = "" if wanted.file else f" {self._fit(wanted.repo).line()}."
+        fits = "" if wanted.file else f" {_begun(self._reads(wanted.repo))}."
         about = f"{wanted.repo}, {wanted.file}" if wanted.file else wanted.repo
         size, missing = wanted.nbytes, wanted.missing
         return f"{about}: {readable(size)}, of which {readable(missing)} to download.{fits}"
@@ -150,15 +203,16 @@ class ModelsEvents:
         work.begin("Comparing digests")
         wanted.require_undamaged(path, work.progress, work.cancel)
         here = wanted.name(path)
-        return f"{_short(here)} is here now. {self._fit(here).line()}."
+        return f"{_short(here)} is here now. {_begun(self._reads(here))}."
 
-    def _fit(self, name: str) -> Fit:
+    def _reads(self, name: str) -> str:
+        """How long a text a model can read on this machine."""
         host = self.service.model_host
         try:
-            given = host.settings.replace({"model": name})
-            return Fit(plan_here(given, ENOUGH, host.held_bytes()))
+            made = estimate(host.settings.replace({"model": name}), _ANY, host.held_bytes())
         except KvliteError as error:
-            return Fit(None, sentence(error))
+            return sentence(error)
+        return reads(made)
 
     def _proposed(self, here: set[str]) -> list[tuple[str, str]]:
         try:
@@ -166,24 +220,35 @@ class ModelsEvents:
         except KvliteError:
             return []
         return [
-            (f"{each.name} · {readable(each.nbytes)}", each.name)
+            (
+                f"{each.name} · {readable(each.nbytes)} to download · "
+                f"{pages(each.plan.tokens)} take {readable(each.plan.peak_bytes)} of memory",
+                each.name,
+            )
             for each in found
             if each.name not in here
         ]
 
     def _require_listed(self, name: str | None) -> None:
-        found = next((each for each in models_here() if each.name == name), None)
-        if not name or found is None or not self.models.may_use(found.name, self._first):
+        found = next((each for each in self._listed() if each.name == name), None)
+        if not name or found is None:
             raise SettingError("choose one of the models of the list first")
-        if found.flaw:
-            raise ModelError(f"{found.name} cannot be run: {found.flaw}")
+        _require_sound(found)
+
+    def _listed(self) -> list[LocalModel]:
+        here = models_here()
+        names = {each.name for each in here}
+        here += [model_at(each) for each in self._added if each not in names]
+        return [each for each in here if self.models.may_use(each.name, self._first)]
 
     def _choices(self, found: list[LocalModel], verdicts: dict[str, str], **changes: Any) -> Any:
-        choices = [
-            (" · ".join(_about(each, verdicts.get(each.name, "planning"))), each.name)
-            for each in found
-        ]
+        choices = [(_about(each, verdicts.get(each.name, "planning")), each.name) for each in found]
         return gr.Radio(choices=choices, **changes)
+
+
+def _require_sound(model: LocalModel) -> None:
+    if model.flaw:
+        raise ModelError(f"{model.name} cannot be run: {model.flaw}")
 
 
 def _followed(work: Work) -> Iterator[str]:
@@ -195,9 +260,16 @@ def _followed(work: Work) -> Iterator[str]:
         yield sentence_html("Stopped; what has come is kept, and Download goes on from there.")
 
 
-def _about(model: LocalModel, verdict: str) -> tuple[str, ...]:
-    context = "" if model.max_context is None else f"{model.max_context:,} tokens of context"
-    return tuple(filter(None, (_short(model.name), readable(model.nbytes), context, verdict)))
+def _about(model: LocalModel, verdict: str) -> str:
+    """A model's name, and below it what it is and what it can read."""
+    tiny = ", tiny, for trying" if model.name == EMBEDDED_MODEL else ""
+    place = "" if model.place == "embedded" else model.place
+    about = " · ".join(filter(None, (model.architecture, readable(model.nbytes), place)))
+    return f"{_short(model.name)}{tiny}\n{about}\n{verdict}"
+
+
+def _begun(words: str) -> str:
+    return words[:1].upper() + words[1:]
 
 
 def _short(name: str) -> str:

@@ -215,7 +215,9 @@ class _Wiring:
     def _model_here(self, models: Models) -> None:
         parts, events, ordered = self.parts, self.settings_events, self.parts.ordered
         here, controls = parts.here, [parts.tokens, *ordered]
-        used = ModelsEvents(self.service, models).wire(parts.models_tab, parts.models, _WORK)
+        used = ModelsEvents(self.service, models).wire(
+            parts.models_tab, parts.models, parts.dropped, _WORK
+        )
         used.then(**self.show_again).then(**self.fill_controls)
         bar = parts.reader
         reader = ReaderEvents(self.service, bar, models, self.events.tabs)

@@ -29,6 +29,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("USERPROFILE", str(tmp_path))
     monkeypatch.setenv("KVLITE_MODELS", str(tmp_path / "models"))
+    monkeypatch.setenv("KVLITE_CACHE", str(tmp_path / "cache"))
     monkeypatch.delenv("OLLAMA_MODELS", raising=False)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
     return tmp_path
@@ -199,3 +200,15 @@ def test_a_folder_with_one_gguf_model_is_that_model(home: Path) -> None:
             find(str(folder))
     (folder / "model.safetensors").touch()
     assert gguf_file(str(folder)) is None
+
+
+def test_a_file_that_was_used_is_listed_and_stays(home: Path) -> None:
+    shutil.copyfile(embedded_ggufs()[0], home / "own.gguf")
+    assert "~/own.gguf" not in by_name()
+    find_config(str(home / "own.gguf"))
+    used = by_name()["~/own.gguf"]
+    assert used.place == "used before" and used.architecture == "llama" and not used.flaw
+    with pytest.raises(ModelError, match="delete it yourself"):
+        remove_model(used)
+    (home / "own.gguf").unlink()
+    assert "~/own.gguf" not in by_name()

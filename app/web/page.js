@@ -20,6 +20,12 @@
     toggle(id);
     folded.add(id);
   };
+  // A model stays where it lies: the server looks for it by its name and size.
+  const offer = (model, dropped) => {
+    document.getElementById("model")?.click();
+    dropped.value = JSON.stringify([model.name, model.size, Date.now()]);
+    dropped.dispatchEvent(new Event("input", { bubbles: true }));
+  };
   addEventListener("resize", () => room() !== before && fit());
   document.addEventListener("click", (event) => {
     const id = event.target.closest?.(".toggle-button")?.parentElement.id;
@@ -78,12 +84,18 @@
   const carries = (event) => event.dataTransfer?.types.includes("Files");
   document.addEventListener("dragover", (event) => carries(event) && event.preventDefault());
   document.addEventListener("drop", (event) => {
-    if (!carries(event) || event.target.closest?.("#box")) return;
+    const model = [...event.dataTransfer?.files ?? []].find((each) => /\.gguf$/i.test(each.name));
+    const offered = model && field("model-dropped");
+    if (!carries(event) || (event.target.closest?.("#box") && !offered)) return;
     event.preventDefault();
+    if (offered) {
+      event.stopPropagation();
+      return offer(model, offered);
+    }
     const input = document.querySelector("#box input[type=file]");
     input.files = event.dataTransfer.files;
     input.dispatchEvent(new Event("change", { bubbles: true }));
-  });
+  }, true);
 
   window.kvlite = {
     fit,

@@ -40,7 +40,7 @@ def listing(
     """Models on this machine, with size, context, and whether a text fits the device by the plan.
 
     Looks in Hugging Face's cache, kvlite's models folder (KVLITE_MODELS), LM Studio's and Ollama's
-    folders.
+    folders, and among the GGUF files that were used before.
 
     Examples:
 

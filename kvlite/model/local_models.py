@@ -3,6 +3,7 @@
 import hashlib
 import shutil
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import Event
@@ -13,14 +14,17 @@ from kvlite.config.settings import EMBEDDED_MODEL
 from kvlite.errors import ModelError, require_uncancelled
 from kvlite.model.embedded import embedded_folder, embedded_ggufs
 from kvlite.model.gguf.config import model_type
-from kvlite.model.gguf.folder import outdated_folders
+from kvlite.model.gguf.folder import files_used, outdated_folders
 from kvlite.model.gguf.header import names_model, read_header
 from kvlite.model.shape import read_config
-from kvlite.model.source import ggufs_within, ollama_models, require_weights
+from kvlite.model.source import gguf_file, ggufs_within, ollama_models, require_weights
 
 # Folders and files of the cache that versions before 0.2 made.
 _CONVERTED = ("models", "configs", "converting.lock")
 HUB, FOLDER, LM_STUDIO, OLLAMA = "Hugging Face", "models folder", "LM Studio", "Ollama"
+USED = "used before"
+# Folders below a user's own that are looked through for a file, and how many at most.
+_DEPTH, _FOLDERS = 3, 5_000
 
 
 @dataclass(frozen=True)
@@ -53,12 +57,48 @@ def models_here() -> list[LocalModel]:
     for home in (".lmstudio/models", ".cache/lm-studio/models"):
         found += _in_folder(Path.home() / home, LM_STUDIO)
     found += [_of_gguf(name, OLLAMA, blob) for name, blob in ollama_models()]
-    return found
+    known = {each.path.resolve() for each in found}
+    used = (file for file in files_used() if file.resolve() not in known)
+    return found + [_of_gguf(_short(file), USED, file) for file in used]
+
+
+def model_at(path: str) -> LocalModel:
+    """A GGUF file or a folder of this machine, by its path. Raises ModelError if nothing is
+    there."""
+    place = Path(path).expanduser().absolute()
+    if not path.strip() or not place.exists():
+        raise ModelError(f"there is no file or folder {path!r} on this machine")
+    file = gguf_file(str(place)) or place
+    return (_of_folder if file.is_dir() else _of_gguf)(_short(place), USED, file)
+
+
+def find_file(name: str, size: int) -> Path | None:
+    """A file of that name and size in the folders of models and below the user's own, or None: a
+    browser says no more of what is dropped on a page."""
+    folders = [(each.path.parent, 0) for each in models_here()]
+    folders += [(models_folder(), _DEPTH), (Path.home() / "Downloads", 0), (Path.home(), _DEPTH)]
+    looked = set[Path]()
+    while folders and len(looked) < _FOLDERS:
+        folder, depth = folders.pop(0)
+        if folder in looked:
+            continue
+        looked.add(folder)
+        with suppress(OSError):
+            if (found := folder / name).is_file() and found.stat().st_size == size:
+                return found
+            if depth:
+                within = (
+                    each for each in folder.iterdir() if each.name[0] != "." and each.is_dir()
+                )
+                folders += [(each, depth - 1) for each in sorted(within)]
+    return None
 
 
 def remove_model(model: LocalModel) -> None:
     """Delete a model's files, if they were fetched, or are in Hugging Face's cache or the models
     folder. Raises ModelError if they belong to another program, or cannot be deleted."""
+    if model.place == USED:
+        raise ModelError(f"{model.path} is a file of yours: delete it yourself")
     if model.place not in (HUB, FOLDER) and model.path.parent != embedded_folder():
         owner = "pip" if model.name == EMBEDDED_MODEL else model.place
         raise ModelError(f"{model.name} belongs to {owner}: remove it there")

@@ -9,6 +9,8 @@ from tempfile import TemporaryDirectory
 from threading import Event
 from typing import Any
 
+import torch
+
 from kvlite.config.checked_file import from_json
 from kvlite.config.settings import Settings
 from kvlite.config.units import readable
@@ -17,10 +19,13 @@ from kvlite.methods.engine_config import EngineConfig
 from kvlite.model.devices import choose_devices
 from kvlite.model.source import find_config
 from kvlite.model.transformers_lock import load_transformers, making_modules
+from kvlite.model.weights import Weights
 from kvlite.planner.candidates import open_planner, planner_here
 from kvlite.planner.plan import Plan
 from kvlite.planner.planner import Planner
 
+# As models are published that are not quantized.
+PUBLISHED = Weights("bf16", torch.bfloat16)
 # Tokens that a model which is proposed has room for.
 ENOUGH = 32_768
 
@@ -98,7 +103,7 @@ class Proposal:
 
     Attributes:
         name: its Hugging Face id.
-        nbytes: of its weights.
+        nbytes: of its weights as published, which are downloaded.
     """
 
     name: str
@@ -121,12 +126,14 @@ def proposals(settings: Settings, cancel: Event | None = None) -> Iterator[Propo
             given = settings.replace({"model": folder, "weights": "auto", "stream": "off"})
             planner = open_planner(given, cancel=cancel)
             _, weights = planner.load_options[0]  # as they were published
-            nbytes = sum(planner.shape.weight_bytes(weights).values())
-            if nbytes > planner.room.tensors:
+            loaded = planner.shape.weight_bytes(weights)
+            if sum(loaded.values()) > planner.room.tensors:
                 continue
             plan = planner.best(_within(planner, ENOUGH))
             if plan.fits and plan.choice.weights == weights:
-                yield Proposal(name, nbytes, plan)
+                published = planner.shape.weight_bytes(PUBLISHED)
+                made = loaded if weights.stored else published
+                yield Proposal(name, sum(made.values()), plan)
 
 
 def _within(planner: Planner, tokens: int) -> int:

@@ -21,7 +21,10 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.long
-def test_a_model_is_pulled_listed_and_removed(kvlite: Run, hub: Hub, tmp_path: Path) -> None:
+def test_a_model_is_pulled_listed_and_removed(
+    kvlite: Run, hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KVLITE_CACHE", str(tmp_path / "cache"))
     total = sum(map(len, hub.files.values()))
     pulled = kvlite("pull", "a/b", "--context", 500, "--json")
     assert pulled.code == 0, pulled.err

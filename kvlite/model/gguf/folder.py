@@ -62,6 +62,13 @@ def gguf_folder(
     return folder
 
 
+def files_used() -> list[Path]:
+    """The first files of all GGUF models that have a folder, and lie where they lay."""
+    folders = sorted((cache_folder() / FOLDER).glob("*-*-*"))
+    found = (read_index(folder) for folder in folders)
+    return [*dict.fromkeys(index.path for index in found if index is not None)]
+
+
 def outdated_folders() -> list[Path]:
     """Folders that another kvlite made."""
     folders = (cache_folder() / FOLDER).glob("*-*-*")
