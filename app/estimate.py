@@ -16,6 +16,8 @@ from kvlite.planner.planner import Planner
 
 from .views.live import bar_html
 
+# Tokens that settings are planned for, where a conversation has fewer.
+PLANNED = 4096
 # What a plan may choose, as it is left open.
 _OPEN = {
     name: OPTIONS[name].default for name in ("weights", "stream", "budget", "kv_bits", "chunk")

@@ -9,6 +9,7 @@ from gradio.components.chatbot import ExampleMessage
 from kvlite.bench.prose import bundled_prose
 from kvlite.config.settings import OPTIONS, Settings
 
+from .estimate import PLANNED
 from .form import ANSWER, FIRST, FOLDED, Models, control, shown_values
 from .models_tab import MODELS_TAB, ModelsTab
 from .priorities import PRIORITIES, about, priority_of
@@ -86,7 +87,9 @@ class Parts:
                     "Models", id=MODELS_TAB, elem_id="tab-models", visible=models.here
                 ) as self.models_tab:
                     self.models = ModelsTab(models)
-                with gr.Tab("Settings", id=SETTINGS_TAB, elem_id="tab-settings"):
+                with gr.Tab(
+                    "Settings", id=SETTINGS_TAB, elem_id="tab-settings"
+                ) as self.settings_tab:
                     self._settings(settings, models)
         self.clock = gr.Timer(1.0)
 
@@ -215,7 +218,7 @@ class Parts:
             "What it takes", elem_id="takes", open=False, visible=models.here
         ) as self.takes:
             self.tokens = gr.Number(
-                4096,
+                PLANNED,
                 label="Tokens to plan for",
                 info="a page of text has about 500",
                 minimum=1,

@@ -236,6 +236,8 @@ class _Wiring:
         }
         gr.on([each.change for each in controls], trigger_mode="always_last", **estimate)
         self.page.load(**estimate)
+        planned = [here, parts.tokens]
+        parts.settings_tab.select(events.plan_for, planned, [parts.tokens], **_AT_ONCE)
         decided = [parts.controls[name] for name in DECIDES]
         preferred = [*decided, parts.priority]
         parts.priority.input(events.prefer, [parts.priority, *ordered], preferred, **_AT_ONCE)

@@ -12,6 +12,7 @@ from kvlite.errors import KvliteError, SettingError
 from kvlite.methods.engine_config import require_meaning
 from kvlite.web.work import Work
 
+from .engine.accounts import tokens_read
 from .engine.service import Service
 from .estimate import estimate, phases_html, verdict_html
 from .form import Models, changed, label_of, shown_value, shown_values, values_of
@@ -47,6 +48,12 @@ class SettingsEvents:
             return sentence_html(str(error), wrong=True), "", gr.Button(interactive=False)
         works = gr.Button(interactive=made.longest > 0)
         return verdict_html(made), phases_html(made), works
+
+    def plan_for(self, id: str, tokens: float | None, request: gr.Request) -> Any:
+        """The tokens to plan for: at least those that the conversation has."""
+        owner = owner_of(request)
+        read = tokens_read(self.service.store(owner), self.service.record(owner, id))
+        return gr.skip() if (tokens or 0) >= read else gr.Number(value=read)
 
     def pending(self, filled: list[Any], *shown: Any) -> tuple[str, str, Any, Any]:
         """What is changed and not in use yet, beside the controls and above the message box; the

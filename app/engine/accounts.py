@@ -7,8 +7,9 @@ from typing import Any
 
 from kvlite.config.units import readable
 from kvlite.conversation.endings import Remedies
+from kvlite.conversation.library import Library
 from kvlite.conversation.metrics import GenerationMetrics, brief, told
-from kvlite.conversation.record import first_words
+from kvlite.conversation.record import Record, first_words, keys_of
 from kvlite.conversation.session import Session
 from kvlite.conversation.sources import Source
 from kvlite.memory.free import is_oom
@@ -56,6 +57,14 @@ def account_of(
     if not kept_all and (after := look_at(session)) is not None:
         account["kept"] = kept_map(before, after).to_json()
     return account
+
+
+def tokens_read(store: Library, record: Record) -> int:
+    """Tokens that a conversation had at its last answer; 0 before the first."""
+    for key in reversed(keys_of(record.said)):
+        if account := store.account(record.id, key):
+            return int(account.get("ledger", {}).get("seen_tokens", 0))
+    return 0
 
 
 def _facts(metrics: GenerationMetrics) -> Iterator[tuple[str, str]]:

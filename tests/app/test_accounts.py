@@ -4,11 +4,13 @@ import json
 import re
 from pathlib import Path
 
+import gradio as gr
 import pytest
 
 from kvlite.config.settings import Settings
 from kvlite.server.config import ServerConfig
 from kvlite_app.engine.service import Service
+from kvlite_app.settings_events import SettingsEvents
 from tests.server.conftest import said, serving
 
 TEXT = "Herons stand in the water and wait. " * 90
@@ -42,3 +44,14 @@ def test_all_say_alike_what_auto_kept(
     assert all_kept == (kept == "all") == account["brief"].startswith("from all")
     assert all_kept or f"from {usage['kept_entries_mean']:,.0f} of" in account["brief"]
     assert all_kept or any("are lacking to keep everything" in each for each in usage["notes"])
+
+
+def test_no_fewer_tokens_are_planned_for_than_a_conversation_has(service: Service) -> None:
+    events, store, request = SettingsEvents(service), service.store(""), gr.Request()
+    id = store.new().id
+    assert events.plan_for(id, 10, request) == gr.skip()
+    service.say("", id, TEXT).wait()
+    (file,) = (store.place(id) / "answers").glob("*.json")
+    seen = json.loads(file.read_text())["ledger"]["seen_tokens"]
+    assert events.plan_for(id, 10, request).value == seen > 500
+    assert events.plan_for(id, seen + 1, request) == gr.skip()
