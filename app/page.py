@@ -6,6 +6,7 @@ import gradio as gr
 
 from .api import for_programs
 from .conversation_events import ConversationEvents
+from .engine.disk import Disk
 from .engine.live import Live
 from .engine.service import Service
 from .form import Models
@@ -246,8 +247,11 @@ class _Wiring:
         self.taken.then(**estimate)
 
     def _memory(self, live: Live) -> None:
+        disk = Disk()
+
         def look(here: str, request: gr.Request) -> tuple[str, str]:
-            shown = live_html(live.look(), owner_of(request), here)
+            owner = owner_of(request)
+            shown = live_html(live.look(), owner, here, disk.of(self.service.store(owner)))
             return shown, self.sidebar_events.busy(request)
 
         parts = self.parts

@@ -9,6 +9,7 @@ from kvlite.config.units import readable
 from kvlite.planner.usage import Place
 
 from ..engine.active_conversation import Figures
+from ..engine.disk import NOTHING, DiskUse
 from ..engine.live import Sample
 
 _WIDTH, _HEIGHT = 320, 96
@@ -18,13 +19,14 @@ _SPAN = 300
 _FEW = 3
 
 
-def live_html(samples: Sequence[Sample], owner: str, here: str) -> str:
+def live_html(samples: Sequence[Sample], owner: str, here: str, disk: DiskUse = NOTHING) -> str:
     """The model, what takes memory, whose conversation is in it, figures and a plot.
 
     Args:
         samples: at least one; the last is of now.
         owner: the user who looks, and learns nothing of others' conversations but their bytes.
         here: the conversation that is shown beside it.
+        disk: what the user's conversations take there.
     """
     whose = _whose(samples[-1], owner, here)
     samples = [_seen_by(owner, each) for each in samples]
@@ -34,6 +36,7 @@ def live_html(samples: Sequence[Sample], owner: str, here: str) -> str:
         *(_place(place) for place in now.places),
         f'<p class="whose">In memory: {whose}</p>',
         _figures(now.figures) if now.figures is not None else "",
+        _disk(disk),
         _plot(samples),
     ]
     return f'<div class="live">{"".join(parts)}</div>'
@@ -93,6 +96,14 @@ def _whose(now: Sample, owner: str, here: str) -> str:
     if figures is None:
         return f"<b>{escape(now.title)}</b>, which is being opened"
     return f"<b>{'this conversation' if figures.id == here else escape(now.title)}</b>"
+
+
+def _disk(use: DiskUse) -> str:
+    if not use.talks:
+        return ""
+    several = f"{use.talks:,} conversations" if use.talks > 1 else "1 conversation"
+    free = f", {readable(use.free)} free"
+    return f'<p class="disk">On disk: {several}, {readable(use.nbytes)}{free}</p>'
 
 
 def _figures(now: Figures) -> str:

@@ -2,12 +2,15 @@
 
 import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from kvlite.conversation.library import Library
 from kvlite.planner.usage import Holding, Part, Place
 from kvlite.web.work import Shown
 from kvlite_app.engine.active_conversation import Figures
+from kvlite_app.engine.disk import Disk, DiskUse
 from kvlite_app.engine.live import Sample
 from kvlite_app.views.live import live_html
 from kvlite_app.views.status import status_html
@@ -92,3 +95,17 @@ def test_a_reading_is_told_as_it_goes() -> None:
     assert "<dt>Reading</dt><dd>700 tokens</dd>" in html
     assert "<dt>KV kept so far</dt><dd>100 B</dd>" in html
     assert "Context" not in html
+
+
+def test_what_conversations_take_on_disk_is_told(tmp_path: Path) -> None:
+    store, disk = Library(root=tmp_path), Disk()
+    assert "On disk" not in live_html([NOW], "ann", "a", disk.of(store))
+    for _ in range(2):
+        record = store.new()
+        store.save(record)
+        store.whole(record.id).write_bytes(bytes(3 << 20))
+    talks, nbytes, free = Disk().of(store)
+    assert talks == 2 and 6 << 20 < nbytes < 7 << 20 and free > 0
+    told = live_html([NOW], "ann", "a", DiskUse(2, nbytes, 5 << 30))
+    assert "On disk: 2 conversations, 6.0 MiB, 5.00 GiB free" in told
+    assert disk.of(store).talks == 0  # it looks again after ten seconds
