@@ -141,6 +141,15 @@ def test_the_last_piece_has_the_passage(smollm: kvlite.Runner, settings: dict[st
     assert not any(piece.sources for piece in talk.stream("Why?"))
 
 
+def test_what_finds_them_is_planned(smollm: kvlite.Runner) -> None:
+    """Logs of queries take as much memory as the cache of a short text."""
+    talk, document = smollm.conversation(max_new_tokens=2, measure="tensors"), paged()
+    for documents in ((document,), ()):
+        talk.documents = documents
+        (*_, last) = talk.stream(question_about([document], "How heavy may carts be?"))
+        assert last.metrics.plan_error == pytest.approx(0, abs=1e-3)
+
+
 QUESTION = "How heavy may carts on the bridge be?"
 
 

@@ -45,6 +45,7 @@ class Context:
         notes: for the next answer, about what was read before it.
         ahead: for the next answer, how many tokens were read before it, and in how many seconds.
         told: all notes so far; some are said once.
+        watches: whether turns log the queries that tell what their answers came from.
     """
 
     def __init__(self, model: LoadedModel) -> None:
@@ -59,6 +60,7 @@ class Context:
         self.notes: tuple[str, ...] = ()
         self.ahead = (0, 0.0)
         self.told: set[str] = set()
+        self.watches = False
         self._answer: Generator[Piece] | None = None
 
     @property

@@ -18,7 +18,7 @@ from kvlite.conversation.exclusive import alone, alone_by_steps, at_step, by_ste
 from kvlite.conversation.history import History
 from kvlite.conversation.metrics import Answer, Piece
 from kvlite.conversation.reasoning import reasoning_notes
-from kvlite.conversation.sources import watched, with_sources
+from kvlite.conversation.sources import with_sources
 from kvlite.conversation.together import ask_each
 from kvlite.conversation.turn import Turn
 from kvlite.conversation.verify import checked
@@ -340,6 +340,7 @@ class Conversation:
         require_text(text)
         self.history.end_step(chosen)
         ids = self.message_ids(text, chosen.settings, callbacks.cancel)
+        self.context.watches = bool(self.documents)
         turn = self.history.next_turn(ids, chosen)
         if self.history.half_read is None:
             self.watch(turn, text)
@@ -387,7 +388,7 @@ class Conversation:
         former, self._noted = self._noted, turn.settings
         unheard = reasoning_notes(self.model, turn.settings, former)
         turn.note((*(each.note for each in documents), *unheard))
-        turn.cache.queries = watched(self.model.shape) if self.documents else {}
+        turn.watch()
 
     def message_ids(self, text: str, settings: Settings, cancel: Event | None) -> list[int]:
         """The tokens to read if `text` is said now: what is pending of the last answer, and of the

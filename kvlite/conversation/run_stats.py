@@ -8,6 +8,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from kvlite.cache.segment import bytes_held
+from kvlite.engine.passage_attention import watched
 from kvlite.engine.slices import SLICE_S, Slices, T
 from kvlite.errors import ForecastError
 from kvlite.memory.meter import PeakMeter
@@ -138,8 +139,10 @@ def planned_phases(turn: "Turn") -> dict[str, int]:
         recalled=0 if turn.store is None else turn.settings.recall_entries,
     )
     store = None if turn.store is None else meta(replace(turn.store, transfers={}, disk=None))
+    cache = meta(turn.cache)
+    cache.queries = watched(model.shape) if turn.watches else {}
     try:
-        made = forecast(meta_model_of(model), meta(turn.cache), turn.policies, task, store)
+        made = forecast(meta_model_of(model), cache, turn.policies, task, store)
     except ForecastError:
         return {}
     weights, cards = bytes_held(model.tensors()), len(model.all_devices)

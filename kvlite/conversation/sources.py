@@ -17,7 +17,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from kvlite.cache.query_log import QueryLog
 from kvlite.config.settings import Settings
 from kvlite.conversation.context import Context
 from kvlite.conversation.metrics import Piece
@@ -26,10 +25,7 @@ from kvlite.engine.passage_attention import passage_attention
 from kvlite.memory.free import is_oom
 from kvlite.model.answers.thinking import thinking_variables
 from kvlite.model.chat_template import Part, asked_of, body_of, name_of, said_parts
-from kvlite.model.shape import ModelShape
 
-# Which layers are watched, from first (0) to last (1), of those that see everything.
-WATCHED = (0.5, 0.6, 0.7, 0.8)
 # Attention less than this is noise.
 FLOOR = 1e-4
 BEST = 3
@@ -81,12 +77,6 @@ class Source:
         """What it is, as JSON can hold it."""
         found = {name: getattr(self, name) for name in ("page", "where", "start", "end", "text")}
         return {"document": self.document.name, **found}
-
-
-def watched(shape: ModelShape) -> dict[int, QueryLog]:
-    """Empty logs for the layers whose queries tell."""
-    full = shape.full_layers
-    return {full[int(part * len(full))]: QueryLog() for part in WATCHED if full}
 
 
 def with_sources(

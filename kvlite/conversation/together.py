@@ -321,6 +321,7 @@ class AnswerBatch:
         talk, length = source.talk, config.settings.planned_tokens
         with at_work(talk):
             own = talk.context.oom_policy.run(source.branched, {})
+        own.watches = bool(talk.documents)
         turn = own.next_turn(question.ids, config, plan=source.plans.get(length))
         talk.watch(turn, question.text)
         own.oom_policy.waits = lambda: bool(self.going)

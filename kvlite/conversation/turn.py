@@ -28,6 +28,7 @@ from kvlite.engine.detokenizer import AnswerText
 from kvlite.engine.grammar import Grammar
 from kvlite.engine.mtp import proposers
 from kvlite.engine.oom_actions import cache_oom_actions
+from kvlite.engine.passage_attention import watched
 from kvlite.engine.prefill import CHUNK as USUAL
 from kvlite.engine.prefill import prefill_in_slices
 from kvlite.engine.prefill_oom import halved
@@ -108,7 +109,7 @@ class Turn:
         if model.cards:
             require_on_cards(config)
         self.turn_config = TurnConfig.of(context, ids, config, answers=answers)
-        self.answers, self.begun = answers, 0
+        self.answers, self.begun, self.watches = answers, 0, context.watches
         self.grammar = self._grammar([*self.token_ids, *ids])
         self.pending_ids: list[int] = []
         self.prompt: PromptState | None = None
@@ -200,6 +201,10 @@ class Turn:
             turn_config.bits,
         )
         self.notes = (*notes(model, self.policies, turn_config.seen), *said, *self._beside)
+
+    def watch(self) -> None:
+        """Log the queries that tell what an answer came from, if it has documents."""
+        self.cache.queries = watched(self.model.shape) if self.watches else {}
 
     def note(self, said: tuple[str, ...]) -> None:
         """Add notes on what it will read."""

@@ -156,7 +156,8 @@ def forecast(
         return _measured(model, cache, policies, task, store, op_cache)
     stored = None if store is None else (store.bits, store.spare)
     batch = cache.layers[0].keys.shape[0]
-    key = task, tuple(policies), stored, batch, bytes_held(cache.tensors)
+    held = bytes_held(cache.tensors), tuple(cache.queries)
+    key = task, tuple(policies), stored, batch, held
     if key not in model.forecasts:
         if len(model.forecasts) >= REMEMBERED:
             model.forecasts.clear()
@@ -352,5 +353,6 @@ def _kind(reading: _Foresight, index: int) -> Any:
         reading.hidden.shape[1],
         tuple(held.lengths),
         held.nbytes,
+        index in reading.cache.queries,
         None if aside is None else (aside.window, aside.read, aside.cache.nbytes, aside.scored_by),
     )
