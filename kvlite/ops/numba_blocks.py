@@ -42,7 +42,7 @@ def has_halves(kind):
 @jitted
 def read_codes(block, kind, group, codes):
     """A group's codes, `(32, outputs)`; there is room for a multiple of `WIDTH`."""
-    more = kind in (Q3_K, Q5_0, Q5_1, Q5_K, Q6_K)
+    five = kind in (Q5_0, Q5_1, Q5_K)
     for i in range(GROUP):
         row, shift, high, high_shift = _place(kind, group, i)
         line, made = block[row], codes[i]
@@ -50,15 +50,17 @@ def read_codes(block, kind, group, codes):
             for k in range(line.size):
                 made[k] = line[k]
             continue
-        if kind in (Q2_K, Q3_K):
+        if five:
+            _read_five(line, shift, block[high], np.uint8(1 << high_shift), made)
+        elif kind == Q6_K:
+            _read_six(line, shift, block[high], np.uint8(1 << high_shift), made)
+        elif kind in (Q2_K, Q3_K):
             _read_two(line, shift, made)
+            if kind == Q3_K:
+                _join(block[high], np.uint8(1 << high_shift), np.uint8(4), made)
         else:
             _read_four(line, shift, made)
-        if more:
-            second = np.uint8(2 << high_shift) if kind == Q6_K else np.uint8(0)
-            worth = np.uint8(4 if kind == Q3_K else 16)
-            _join(block[high], np.uint8(1 << high_shift), second, worth, made)
-        elif kind in (IQ4_NL, IQ4_XS):
+        if kind in (IQ4_NL, IQ4_XS):
             for k in range(0, line.size, WIDTH):
                 _uneven(made.ctypes.data + k)
         elif kind == MXFP4:
@@ -101,6 +103,35 @@ def _read_four(line, shift, made):
 
 
 @jitted
+def _read_five(line, shift, high, bit, made):
+    """Codes of 5 bits, of which `bit` shows the highest."""
+    if shift:
+        for k in range(line.size):
+            most = np.uint8(16) if high[k] & bit else np.uint8(0)
+            made[k] = (line[k] >> np.uint8(4)) | most
+    else:
+        for k in range(line.size):
+            most = np.uint8(16) if high[k] & bit else np.uint8(0)
+            made[k] = (line[k] & np.uint8(15)) | most
+
+
+@jitted
+def _read_six(line, shift, high, bit, made):
+    """Codes of 6 bits, of which `bit` and the next one show the highest two."""
+    next_bit = np.uint8(bit << np.uint8(1))
+    if shift:
+        for k in range(line.size):
+            more = np.uint8(16) if high[k] & bit else np.uint8(0)
+            most = np.uint8(32) if high[k] & next_bit else np.uint8(0)
+            made[k] = (line[k] >> np.uint8(4)) | more | most
+    else:
+        for k in range(line.size):
+            more = np.uint8(16) if high[k] & bit else np.uint8(0)
+            most = np.uint8(32) if high[k] & next_bit else np.uint8(0)
+            made[k] = (line[k] & np.uint8(15)) | more | most
+
+
+@jitted
 def _read_two(line, shift, made):
     if shift == 0:
         for k in range(line.size):
@@ -117,12 +148,10 @@ def _read_two(line, shift, made):
 
 
 @jitted
-def _join(line, first, second, worth, codes):
-    # `first` and `second` show the high bits, of which the first is `worth` so much.
+def _join(line, bit, worth, codes):
+    # `bit` shows a high bit that is `worth` so much.
     for k in range(line.size):
-        more = worth if line[k] & first else np.uint8(0)
-        most = np.uint8(32) if line[k] & second else np.uint8(0)
-        codes[k] |= more | most
+        codes[k] |= worth if line[k] & bit else np.uint8(0)
 
 
 @jitted

@@ -28,7 +28,7 @@ Product = tuple[int, ...]
 TOGETHER = 3
 HALF = INPUTS
 # Outputs whose codes and sums stay in the processor's cache.
-BLOCK = 1 << 11
+BLOCK = 1 << 10
 # Rows for which codes become numbers once.
 ROWS = 4
 LESS = np.float32(1 / 16)
