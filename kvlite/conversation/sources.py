@@ -22,6 +22,7 @@ from kvlite.config.settings import Settings
 from kvlite.conversation.context import Context
 from kvlite.conversation.metrics import Piece
 from kvlite.documents import Document, whole_characters
+from kvlite.documents.place import place_of
 from kvlite.engine.passage_attention import passage_attention
 from kvlite.memory.free import is_oom
 from kvlite.model.answers.thinking import thinking_variables
@@ -61,9 +62,8 @@ class Source:
 
     @property
     def where(self) -> str:
-        """The page as it is called, or how far into the document."""
-        page = self.document.page_label(self.start)
-        return f"page {page}" if page else f"{100 * self.start // len(self.document.text)}% in"
+        """The page as it is called, else the heading above it, else its lines."""
+        return place_of(self.document, self.start, self.end)
 
     @property
     def text(self) -> str:
