@@ -33,7 +33,9 @@ from kvlite.model.shape import ModelShape
 WATCHED = (0.5, 0.6, 0.7, 0.8)
 # Attention less than this is noise.
 FLOOR = 1e-4
-BEST = 3
+# At most so many passages are named: those that stand out by at least so much, and by at least such
+# a part of what the best one does. "Sources" in docs/benchmarks.md has how they were chosen.
+BEST, LEAST_OUT, PART = 3, 0.1, 0.5
 
 Said = tuple[str, int]
 """A message, and how many tokens were read up to its end."""
@@ -154,7 +156,7 @@ def _sources(
     for index, (start, passage) in enumerate(passages):
         owner[start + passage.first : start + passage.last] = index
         begun = max(begun, start + passage.last)
-    scores = torch.zeros(count)
+    scores, heads = torch.zeros(count), 0
     for index, log in context.cache.queries.items():
         layer, own = context.cache.layers[index], owner.to(log.queries.device)
         asked, usual = (
@@ -162,7 +164,10 @@ def _sources(
             for tokens in (range(question, seen), range(begun, question))
         )
         scores += _standing_out(asked, usual).cpu()
-    best = [index for index in scores.argsort(descending=True).tolist() if scores[index] > 0]
+        heads += len(asked)
+    scores /= max(1, heads)
+    least = max(LEAST_OUT, PART * float(scores.max()))
+    best = [index for index in scores.argsort(descending=True).tolist() if scores[index] >= least]
     chosen = [passages[index][1] for index in best[:BEST]]
     return tuple(Source(each.document, each.start, each.end) for each in chosen)
 
