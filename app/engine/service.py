@@ -17,7 +17,7 @@ from kvlite.conversation.convert import open_library
 from kvlite.conversation.library import Library
 from kvlite.conversation.record import Record
 from kvlite.documents import Document
-from kvlite.errors import SettingError, SnapshotError, Stopped
+from kvlite.errors import SettingError, SnapshotError
 from kvlite.web.engine_thread import Engine
 from kvlite.web.work import NOTHING, Task, Work, WorkRequest
 
@@ -394,7 +394,7 @@ class Service:
         key = store.owner, id
 
         def failed(work: Work) -> None:
-            if is_new and (work.abandoned or not isinstance(work.failure, Stopped)):
+            if is_new and work.abandoned:
                 store.discard(id)
 
         with self._lock:

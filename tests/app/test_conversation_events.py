@@ -154,7 +154,9 @@ def test_a_message_without_an_answer_is_in_the_box_again_with_its_files(
     view = events.ended(A, 0, ENDED, said(""), TAB)
     assert box(events, view)["value"] == said("What is in it?", good)
     assert "b.pdf" in view[events.parts.status]
-    assert events.service.store("").records() == []  # nothing was said
+    assert [each.title for each in events.service.store("").records()] == ["What is in it?"]
+    told = events.show(A, "", B, said(""), TAB)[events.parts.status]
+    assert "b.pdf" in told and told == view[events.parts.status]
     monkeypatch.setattr(Session, "say", stops)
     events.say(A, 0, "", said("And without?"), TAB)
     followed(events, A)

@@ -62,11 +62,9 @@ def test_settings_of_others_are_refused_in_the_words_of_the_page(
 
 
 @pytest.mark.long
-def test_what_was_refused_or_left_leaves_no_conversation(
+def test_what_was_left_leaves_no_conversation(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(DocumentError):
-        service.say("", A, "What is in it?", [upload(service, "a.pdf", b"nothing")]).wait()
     go = blocked(service)
     left = service.say("", B, "Are you there?")
     assert service.store("").has(B)
@@ -84,6 +82,29 @@ def test_what_was_refused_or_left_leaves_no_conversation(
         with pytest.raises(Stopped):
             work.wait()
     assert texts(kept(service)) == ["One."]  # what was said stays
+
+
+def test_a_first_message_that_is_refused_stays_with_its_reason(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever looked elsewhere finds it in the list; so it does where the model refuses it."""
+    with pytest.raises(DocumentError):
+        service.say("", A, "What is in it?", [upload(service, "a.pdf", b"nothing")]).wait()
+    monkeypatch.setattr(Session, "say", refuses)
+    with pytest.raises(ContextError):
+        service.say("", B, "And here?").wait()
+    for id, asked, why in ((A, "What is in it?", "a.pdf"), (B, "And here?", "too long")):
+        record, work = kept(service, id), service.work_for("", id)
+        assert work is not None and why in work.shown.error
+        assert record.draft == asked == record.title and not record.said
+    assert {each.id for each in service.store("").records()} == {A, B}
+    monkeypatch.undo()
+    service.say("", B, "And here?").wait()
+    assert texts(kept(service, B)) == ["And here?"] and kept(service, B).draft == ""
+
+
+def refuses(*_: Any) -> Any:
+    raise ContextError("this is too long")
 
 
 def test_uploads_go_with_their_conversation(service: Service) -> None:
