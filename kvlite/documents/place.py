@@ -19,7 +19,11 @@ _LONGEST = 60
 
 def place_of(document: Document, start: int, end: int) -> str:
     """Where the characters `start` to `end - 1` are, such as "page 12", "section “Results”" or
-    "lines 120-124": the page where there are pages, else the nearest heading above in Markdown."""
+    "lines 120-124": the page where there are pages, else the nearest heading above in Markdown. Of
+    an excerpt, where its part is in the whole."""
+    if document.excerpt:
+        parts = [where for begins, where in document.excerpt if begins <= start]
+        return (parts or [document.excerpt[0][1]])[-1]
     if page := document.page_label(start):
         return f"page {page}"
     if title := _heading(document, start):
