@@ -31,7 +31,7 @@ def relevant_parts(
         return len(text_tokens(tokenizer, text, first=False))
 
     found = relevant(documents, question, max_context - rest, tokens)
-    if not any(each.excerpt for each in found):
+    if not any(each.excerpt or each in documents for each in found):
         raise ContextError(
             f"the question and its answer leave no room for a part of the document, of "
             f"{max_context:,} tokens that this model was trained for: shorten the question"

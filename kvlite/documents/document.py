@@ -69,16 +69,16 @@ class Document:
         """The inverse of `asdict`, of a file's values. Raises Damaged."""
         with sound():
             starts = tuple(of_type(int, each) for each in plain["page_starts"])
-            told = [
+            not_read, assumed, labels = (
                 tuple(of_type(str, text) for text in plain.get(each, ()))
                 for each in ("not_read", "assumed", "page_labels")
-            ]
+            )
             excerpt = tuple(
                 (of_type(int, start), of_type(str, where))
                 for start, where in plain.get("excerpt", ())
             )
             name, text = of_type(str, plain["name"]), of_type(str, plain["text"])
-            made = cls(name, text, starts, *told, excerpt)
+            made = cls(name, text, starts, not_read, assumed, labels, excerpt)
             if any(one > other for one, other in pairwise((0, *starts, len(made.text)))):
                 raise Damaged("its pages are not in order")
             return made

@@ -178,3 +178,35 @@ def test_what_never_ends_keeps_nobody_from_closing(
         "" if loads else "What was being done did not end in time; an answer may be lost."
     )
     go.set()
+
+
+def test_of_a_document_that_is_too_long_the_relevant_parts_are_read(
+    service: Service, tmp_path: Path
+) -> None:
+    """The file and the question stay; so they do where it was read ahead, as it cannot be."""
+    text = "The sea was calm.\n\n" * 4_000 + "Herons wait.\n\n" + "The sea was calm.\n\n" * 4_000
+    file = upload(service, "a.txt", text.encode())
+    with pytest.raises(ContextError):
+        service.say("", A, "", [file], ahead=True).wait()
+    for _ in range(2):
+        with pytest.raises(ContextError):
+            service.say("", A, "What do herons do?", [file]).wait()
+    assert Path(file).is_file()
+    service.say("", A, "What do herons do?", [file], parts=True).wait()
+    (document,) = service.model_host.holds(service.store(""), A).talk.documents  # type: ignore[union-attr]
+    assert "Herons wait." in document.text and "left out here]" in document.text
+    (account,) = service.store("").place(A).glob("answers/*.json")
+    told = json.loads(account.read_text())["told"]
+    assert any("those that a text search found for this question" in each for each in told)
+    assert not Path(file).exists() and texts(kept(service)) == ["What do herons do?"]
+
+
+def test_what_was_too_long_is_read_once_another_model_takes_it(
+    service: Service, talker: Path
+) -> None:
+    file = upload(service, "a.txt", b"The sea was calm. " * 2_000)
+    with pytest.raises(ContextError):
+        service.say("", A, "", [file], ahead=True).wait()
+    service.load(service.host.settings.replace({"model": str(talker)})).wait()
+    service.say("", A, "What was calm?", [file]).wait()
+    assert texts(kept(service)) == ["What was calm?"]
