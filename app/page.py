@@ -226,9 +226,13 @@ class _Wiring:
         stayed = bar.stay.click(reader.stay, [here], [parts.status], **_WORK)
         stayed.then(**self.show_again).then(**self.fill_controls)
         too_long = parts.too_long
-        offers = TooLongEvents(self.service, self.events.tabs)
-        priced = [too_long.unpriced, here], [too_long.told]
-        too_long.unpriced.change(offers.price, *priced, **_WORK)
+        offers = TooLongEvents(self.service, too_long, models, self.events.tabs)
+        offered = [too_long.told, too_long.use, too_long.longer]
+        too_long.unpriced.change(offers.price, [too_long.unpriced, here], offered, **_WORK)
+        loaded = too_long.use.click(offers.use, [too_long.longer, here], [parts.status], **_WORK)
+        sent = [here, parts.start, parts.search, parts.box]
+        self._begins(loaded.success, self.events.say, sent)
+        loaded.then(**self.fill_controls)
         parts.check.click(self.events.check, [here], [parts.difference], **_WORK)
         parts.end_check.click(self.events.stop_check, [here], None, **_AT_ONCE)
         estimate: dict[str, Any] = {

@@ -171,12 +171,14 @@ class Service:
         documents = list[Document]()
         unread = [self.uploads.own(owner, file) for file in files if file not in read]
         self.model_host.require_fits(text)
+        pending = [*(read if before is not None else ()), *unread]
         reading_s = 0.0
 
         def opened(work: Work) -> None:
             nonlocal reading_s
             if before is not None:
                 reading_s = wait_for(before, work)
+                pending[:] = unread
             settings = self.settings_of(owner, id)
             for file in [*unread]:
                 documents.append(
@@ -196,6 +198,7 @@ class Service:
                 if not ahead:  # it may yet be sent elsewhere
                     self.uploads.remove([*read, *unread])
                 unread.clear()
+                pending.clear()
                 now.keep()
             elif read and not ahead:
                 self.uploads.remove(read)
@@ -206,7 +209,7 @@ class Service:
                 now.record.draft = ""
 
         names = tuple(Path(file).name for file in files)
-        request = WorkRequest(text, len(self.record(owner, id).said), unread, names)
+        request = WorkRequest(text, len(self.record(owner, id).said), pending, names)
         if ahead:
             request = replace(request, ahead=(*read, *unread))
         first = opened if unread or before is not None else None

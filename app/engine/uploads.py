@@ -106,9 +106,10 @@ class Uploads:
             return document
         except Stopped:
             raise
+        except ContextError as error:  # parts of it may be read yet, so it stays
+            raise ContextError(str(error).replace(path, name), error.tokens) from None
         except (KvliteError, OSError) as error:
-            if not isinstance(error, ContextError):  # parts of it may be read yet
-                self.remove([path])
+            self.remove([path])
             kind = type(error) if isinstance(error, KvliteError) else DocumentError
             raise kind(str(error).replace(path, name)) from None
 

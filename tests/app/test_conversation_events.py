@@ -281,14 +281,20 @@ def test_what_comes_late_is_not_shown_beside_another_conversation(
 
 
 def test_what_is_too_long_stays_in_the_box_with_a_way_on(events: ConversationEvents) -> None:
-    parts, offers = events.parts.too_long, TooLongEvents(events.service, events.tabs)
-    file = upload(events.service, "a.txt", b"The sea was calm. Herons wait.\n\n" * 4_000)
+    parts, offers = (
+        events.parts.too_long,
+        TooLongEvents(events.service, events.parts.too_long, Models(), events.tabs),
+    )
+    file = upload(events.service, "a.txt", b"The sea was calm. Herons wait.\n\n" * 500)
     events.say(A, 0, "", said("What do herons do?", file), TAB)
     followed(events, A)
     view = events.ended(A, 0, ENDED, said(""), TAB)
     assert box(events, view)["value"] == said("What do herons do?", file)
     assert shown(view[parts.bar]) and shown(view[parts.relevant]) and not shown(view[parts.compact])
-    assert "at most" in (told := offers.price(view[parts.unpriced], A, TAB)) and " tokens, " in told
+    told, longer = offers.price(view[parts.unpriced], A, TAB)
+    assert "at most" in told[parts.told] and " tokens, " in told[parts.told]
+    assert longer[parts.longer] == "smollm2-135m" and shown(longer[parts.use])
+    assert "smollm2-135m takes all " in longer[parts.told]
     gone = events.read_ahead(A, 0, "", said("What do herons do?"), TAB)
     assert not shown(gone[parts.bar]) and gone[events.parts.status] == ""
     assert parts.bar not in events.say_parts(A, 0, "", said("", file), TAB)

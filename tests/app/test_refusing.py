@@ -191,6 +191,13 @@ def test_of_a_document_that_is_too_long_the_relevant_parts_are_read(
     for _ in range(2):
         with pytest.raises(ContextError):
             service.say("", A, "What do herons do?", [file]).wait()
+    go = blocked(service)
+    service.say("", B, "", [file], ahead=True)
+    sent = service.say("", B, "What do herons do?", [file])
+    go.set()
+    with pytest.raises(ContextError):
+        sent.wait()
+    assert sent.request.files == [file]  # which the box has again
     assert Path(file).is_file()
     service.say("", A, "What do herons do?", [file], parts=True).wait()
     (document,) = service.model_host.holds(service.store(""), A).talk.documents  # type: ignore[union-attr]
