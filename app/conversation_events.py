@@ -13,6 +13,7 @@ from kvlite.web.work import Work
 
 from .conversation_view import BEGUN, ENDED, ConversationView, Updates
 from .engine.other_model import read_again
+from .engine.parts import is_too_long
 from .engine.read_ahead import keep_up, refusal
 from .engine.service import Service
 from .layout import (
@@ -97,8 +98,35 @@ class ConversationEvents:
         view = self._view(request, id, start, query)
         text, files = _text_of(said), _files_of(said)
         if not text and not files:
-            return self._refused(view, SettingError("Type a message first."))
+            return self._say_first()
         return self._do(view, lambda: self.service.say(view.owner, id, text, files), empty=True)
+
+    def say_parts(
+        self, id: str, start: int, query: str, said: dict[str, Any] | None, request: gr.Request
+    ) -> Updates:
+        """Send what is in the box, and read the relevant parts of its documents."""
+        view = self._view(request, id, start, query)
+        text, files = _text_of(said), _files_of(said)
+        if not text:
+            return self._say_first()
+
+        def begin() -> Work:
+            return self.service.say(view.owner, id, text, files, parts=True)
+
+        return self._do(view, begin, empty=True)
+
+    def compact(
+        self, id: str, start: int, query: str, said: dict[str, Any] | None, request: gr.Request
+    ) -> Updates:
+        """Send what is in the box to a conversation that forgets its beginning from now on."""
+        view = self._view(request, id, start, query)
+        text, files = _text_of(said), _files_of(said)
+
+        def begin() -> Work:
+            self.service.change(view.owner, id, {"beyond_context": "compact"}).wait()
+            return self.service.say(view.owner, id, text, files)
+
+        return self._do(view, begin, empty=True) if text else self._say_first()
 
     def read_ahead(
         self, id: str, start: int, query: str, said: dict[str, Any] | None, request: gr.Request
@@ -112,7 +140,7 @@ class ConversationEvents:
         except (KvliteError, OSError):
             work = None
         if work is None:
-            return {self.parts.start: gr.skip()}
+            return self._taken_out(view, _files_of(said))
         self.tabs.go(view.tab, view.id)
         return self._if_shown(view, view.begun())
 
@@ -312,6 +340,18 @@ class ConversationEvents:
     def _if_shown(self, view: ConversationView, updates: Updates) -> Updates:
         """The updates, unless another conversation was chosen in this tab meanwhile."""
         return updates if self.tabs.shows(view.tab, view.id) else {self.parts.start: gr.skip()}
+
+    def _taken_out(self, view: ConversationView, left: list[str]) -> Updates:
+        """Forget that documents were too long, once they are out of the box."""
+        work = view.work
+        if work is None or not is_too_long(work) or not work.request.documents or left:
+            return {self.parts.start: gr.skip()}
+        work.show(error="")
+        return self._if_shown(view, view.idle(refill=False))
+
+    def _say_first(self) -> Updates:
+        gr.Warning("Type a message first.")
+        return {self.parts.start: gr.skip()}
 
     def _refused(self, view: ConversationView, error: Exception) -> Updates:
         # If something else is being done, that stays shown, and so does what was typed.

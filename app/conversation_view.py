@@ -124,6 +124,7 @@ class ConversationView:
             parts.earlier: gr.Button(visible=False),
             parts.go_on: gr.Button(visible=False),
             **parts.reader.hidden(),
+            **parts.too_long.hidden(),
         }
 
     def unreadable(self, error: Exception) -> Updates:
@@ -185,6 +186,7 @@ class ConversationView:
             parts.answer: html,
             parts.difference: self.difference(),
             **parts.reader.updates(self.service, self.owner, self.id),
+            **parts.too_long.updates(self.service, self.owner, self.id),
         }
 
     def _goes_on(self, account: dict[str, Any]) -> bool:

@@ -14,6 +14,7 @@ from .form import ANSWER, FIRST, FOLDED, Models, control, shown_values
 from .models_tab import MODELS_TAB, ModelsTab
 from .priorities import PRIORITIES, about, priority_of
 from .reader import ReaderBar
+from .too_long import TooLongBar
 from .views.listing import ACTIONS, MENU_HTML
 from .web.gradio_patches import script
 
@@ -107,6 +108,7 @@ class Parts:
             *(self.listed, self.name, self.model, self.go_on, self.chosen),
             *(self.answer, self.difference),
             *self.reader.parts,
+            *self.too_long.parts,
         ]
 
     def _conversations(self) -> None:
@@ -171,6 +173,7 @@ class Parts:
             self.go_on = gr.Button("Continue", elem_id="continue", **small)
         self.status = gr.HTML(elem_id="status", padding=False)
         self.reader = ReaderBar()
+        self.too_long = TooLongBar()
         self.unapplied = gr.HTML(elem_id="unapplied", padding=False)
         # What a script clicks when files come into the box, or are taken out of it.
         self.keep_up = gr.Button("Read ahead", elem_id="keep-up", visible="hidden")

@@ -17,6 +17,7 @@ from .reader import ReaderEvents
 from .settings_events import SettingsEvents
 from .sidebar_events import SidebarEvents
 from .tabs import owner_of
+from .too_long import TooLongEvents
 from .views.live import live_html
 from .web.gradio_patches import script
 from .web.validation import ValidatedPage
@@ -112,6 +113,8 @@ class _Wiring:
             (parts.chat.retry, events.regenerate, shown, None),
             (parts.go_on.click, events.continue_answer, shown, None),
             (parts.reader.again.click, events.read_again, shown, None),
+            (parts.too_long.relevant.click, events.say_parts, [*asked, parts.box], None),
+            (parts.too_long.compact.click, events.compact, [*asked, parts.box], None),
             (parts.chat.undo, events.undo, shown, None),
             (parts.chat.edit, events.edit, shown, None),
             (parts.fork.click, events.branch, [*shown, parts.chosen], None),
@@ -225,6 +228,14 @@ class _Wiring:
         bar.unpriced.change(reader.price, [bar.unpriced, here], [bar.told, bar.again], **_WORK)
         stayed = bar.stay.click(reader.stay, [here], [parts.status], **_WORK)
         stayed.then(**self.show_again).then(**self.fill_controls)
+        too_long = parts.too_long
+        offers = TooLongEvents(self.service, too_long, models, self.events.tabs)
+        offered = [too_long.told, too_long.use, too_long.longer]
+        too_long.unpriced.change(offers.price, [too_long.unpriced, here], offered, **_WORK)
+        loaded = too_long.use.click(offers.use, [too_long.longer, here], [parts.status], **_WORK)
+        sent = [here, parts.start, parts.search, parts.box]
+        self._begins(loaded.success, self.events.say, sent)
+        loaded.then(**self.fill_controls)
         parts.check.click(self.events.check, [here], [parts.difference], **_WORK)
         parts.end_check.click(self.events.stop_check, [here], None, **_AT_ONCE)
         estimate: dict[str, Any] = {

@@ -6,6 +6,7 @@ from typing import Any
 
 import gradio as gr
 
+from kvlite.conversation.export import as_json, as_markdown
 from kvlite.errors import SettingError
 
 from .engine.service import Service
@@ -57,9 +58,10 @@ class SidebarEvents:
 
     def _exported(self, id: str, request: gr.Request, suffix: str) -> tuple[str, str]:
         owner = owner_of(request)
-        if not self.service.store(owner).has(id):
+        store = self.service.store(owner)
+        if not store.has(id):
             raise SettingError("there is nothing to export yet: say something first")
         record = self.service.record(owner, id)
-        text = record.markdown() if suffix == "md" else record.to_json()
+        text = as_markdown(record, store) if suffix == "md" else as_json(record, store)
         name = "".join(each if each.isalnum() or each in " -_" else "_" for each in record.title)
         return text, f"{name.strip() or 'conversation'}.{suffix}"

@@ -50,7 +50,12 @@ class SettingError(KvliteError):
 
 
 class ContextError(KvliteError):
-    """The text to read is longer than the model's trained context."""
+    """The text to read is longer than the model's trained context; `tokens` is about how many it
+    has with all before it, if that is known."""
+
+    def __init__(self, said: str, tokens: int | None = None) -> None:
+        super().__init__(said)
+        self.tokens = tokens
 
 
 class CapacityError(KvliteError):

@@ -1,11 +1,9 @@
 """What an answer was made from, as kept beside the conversation: sentences, metrics, and the data
 of its pictures."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from kvlite.config.units import readable
 from kvlite.conversation.endings import Remedies
 from kvlite.conversation.library import Library
 from kvlite.conversation.metrics import GenerationMetrics, brief, told
@@ -16,8 +14,6 @@ from kvlite.memory.free import is_oom
 
 from .kept import Look, kept_map, look
 
-# Where what was dropped is.
-_PLACES = {"ram": "to RAM", "disk": "to disk"}
 # How users of the page go on with an answer that was cut.
 _REMEDIES = Remedies(
     "Continue",
@@ -47,7 +43,6 @@ def account_of(
     account: dict[str, Any] = {
         "brief": brief(since_enter, _REMEDIES),
         "told": [*told(since_enter, _REMEDIES)],
-        "facts": [*_facts(since_enter)],
         "ledger": metrics.to_json(),
         "question": first_words(session.messages[-1].text),
     }
@@ -65,26 +60,6 @@ def tokens_read(store: Library, record: Record) -> int:
         if account := store.account(record.id, key):
             return int(account.get("ledger", {}).get("seen_tokens", 0))
     return 0
-
-
-def _facts(metrics: GenerationMetrics) -> Iterator[tuple[str, str]]:
-    seen, kept = metrics.seen_tokens, metrics.kept_entries_mean
-    some = kept < seen
-    share = f"{kept:,.0f} of {seen:,} tokens ({metrics.kept_shown})"
-    yield "Made from", share if some else f"all {seen:,} tokens"
-    yield "First token after", f"{metrics.time_to_first_token_s:.1f} s"
-    count = metrics.generated_tokens
-    speed = f", {metrics.decode_tokens_per_s:.1f} a second" if count > 1 else ""
-    yield "Answer", f"{count:,} token{'s' * (count != 1)}{speed}"
-    size, full = readable(metrics.kv_bytes), readable(metrics.full_kv_bytes)
-    yield "Cache", f"{size} instead of {full}" if metrics.kv_bytes < metrics.full_kv_bytes else size
-    if metrics.host_kv_bytes:
-        yield f"Offloaded {_PLACES[metrics.host_kv_place]}", readable(metrics.host_kv_bytes)
-    if metrics.recalled_bytes:
-        yield "Fetched back", readable(metrics.recalled_bytes)
-    yield "Memory at the peak", readable(metrics.peak_bytes)
-    yield "Model", f"{metrics.model}, {metrics.weights} weights"
-    yield "Method", metrics.method if some else "none needed: everything was kept"
 
 
 def _with_context(source: Source) -> dict[str, Any]:

@@ -71,6 +71,12 @@ def refusal(work: Work | None) -> KvliteError | None:
     return work.failure if isinstance(work.failure, KvliteError) else None
 
 
+def forget_refused(aheads: dict[tuple[str, str], Work], key: tuple[str, str]) -> None:
+    """Forget that documents could not be read ahead: they may be now, or some of them."""
+    if refusal(aheads.get(key)) is not None:
+        del aheads[key]
+
+
 def wait_for(ahead: Work, work: Work) -> float:
     """Wait until documents are read, and show how far they are as what is done first. Returns the
     seconds that took. Raises Stopped if `work` was cancelled, which ends their reading, and

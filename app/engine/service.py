@@ -17,13 +17,14 @@ from kvlite.conversation.convert import open_library
 from kvlite.conversation.library import Library
 from kvlite.conversation.record import Record
 from kvlite.documents import Document
-from kvlite.errors import SettingError, SnapshotError, Stopped
+from kvlite.errors import SettingError, SnapshotError
 from kvlite.web.engine_thread import Engine
 from kvlite.web.work import NOTHING, Task, Work, WorkRequest
 
 from .active_conversation import ActiveConversation
 from .model_host import ModelHost
-from .read_ahead import known, wait_for
+from .parts import parts_for
+from .read_ahead import forget_refused, known, wait_for
 from .server_conversation import ServerConversation, ServerHost
 from .uploads import Uploads
 
@@ -131,6 +132,8 @@ class Service:
             for other in self._works.values():
                 if other.shown.ended:  # what it was refused for may be gone
                     other.show(error="")
+            for key in [*self.ahead]:
+                forget_refused(self.ahead, key)
             return told
 
         self.loading = self.engine.submit(
@@ -146,11 +149,21 @@ class Service:
             self.loading.cancel.set()
 
     def say(
-        self, owner: str, id: str, text: str, files: Sequence[str] = (), *, ahead: bool = False
+        self,
+        owner: str,
+        id: str,
+        text: str,
+        files: Sequence[str] = (),
+        *,
+        ahead: bool = False,
+        parts: bool = False,
     ) -> Work:
         """Read uploaded files, and answer a message if there is one, or (`ahead`) will be. What was
-        read ahead is not read again. Raises a KvliteError if the message is too long, a file is not
-        this user's or could not be read, or too much waits already."""
+        read ahead is not read again. With `parts`, of files that are too long the parts are read
+        that a text search finds for the message. Raises a KvliteError if the message is too long, a
+        file is not this user's or could not be read, or too much waits already."""
+        if parts:
+            forget_refused(self.ahead, (owner, id))
         before = self.ahead.get((owner, id))
         if before is not None and before.ended.is_set():
             before = None
@@ -158,19 +171,25 @@ class Service:
         documents = list[Document]()
         unread = [self.uploads.own(owner, file) for file in files if file not in read]
         self.model_host.require_fits(text)
+        pending = [*(read if before is not None else ()), *unread]
         reading_s = 0.0
 
         def opened(work: Work) -> None:
             nonlocal reading_s
             if before is not None:
                 reading_s = wait_for(before, work)
+                pending[:] = unread
             settings = self.settings_of(owner, id)
             for file in [*unread]:
-                documents.append(self.uploads.read(file, work, self.model_host, settings))
+                documents.append(
+                    self.uploads.read(file, work, self.model_host, settings, whole=not parts)
+                )
 
         def task(now: Opened, work: Work) -> None:
             nonlocal reading_s
             if documents:
+                if parts:
+                    documents[:] = parts_for(now.session, documents, text)
                 names = ", ".join(document.name for document in documents)
                 work.begin(f"Reading {names}")
                 begun = time.monotonic()
@@ -179,6 +198,7 @@ class Service:
                 if not ahead:  # it may yet be sent elsewhere
                     self.uploads.remove([*read, *unread])
                 unread.clear()
+                pending.clear()
                 now.keep()
             elif read and not ahead:
                 self.uploads.remove(read)
@@ -189,7 +209,7 @@ class Service:
                 now.record.draft = ""
 
         names = tuple(Path(file).name for file in files)
-        request = WorkRequest(text, len(self.record(owner, id).said), unread, names)
+        request = WorkRequest(text, len(self.record(owner, id).said), pending, names)
         if ahead:
             request = replace(request, ahead=(*read, *unread))
         first = opened if unread or before is not None else None
@@ -394,7 +414,7 @@ class Service:
         key = store.owner, id
 
         def failed(work: Work) -> None:
-            if is_new and (work.abandoned or not isinstance(work.failure, Stopped)):
+            if is_new and work.abandoned:
                 store.discard(id)
 
         with self._lock:

@@ -13,7 +13,7 @@ from typing import Any
 from kvlite.config.settings import Settings
 from kvlite.conversation.library import folder_of
 from kvlite.documents import Document, read_document
-from kvlite.errors import DocumentError, KvliteError, Stopped, require_uncancelled
+from kvlite.errors import ContextError, DocumentError, KvliteError, Stopped, require_uncancelled
 from kvlite.web.work import Work
 
 from .model_host import ModelHost
@@ -73,12 +73,20 @@ class Uploads:
             if Path(path).is_relative_to(self.folder):
                 shutil.rmtree(Path(path).parent, ignore_errors=True)
 
-    def read(self, path: str, work: Work, model_host: ModelHost, settings: Settings) -> Document:
+    def read(
+        self,
+        path: str,
+        work: Work,
+        model_host: ModelHost,
+        settings: Settings,
+        *,
+        whole: bool = True,
+    ) -> Document:
         """The document in an uploaded file, read in a process of its own: so it neither slows down
         answers nor takes all memory, and can be stopped at once. It is read by `settings`.
 
-        Raises a KvliteError if it cannot be read, does not fit the model, or `work` was cancelled.
-        Unless it was cancelled, the file is removed then."""
+        Raises a KvliteError if it cannot be read, does not fit the model as a `whole`, or `work`
+        was cancelled. A file that cannot be read is removed then."""
         name = Path(path).name
         try:
             own = threading.BoundedSemaphore(_AT_ONCE_EACH)
@@ -88,15 +96,18 @@ class Uploads:
                 work.begin(f"Opening {name}")
                 document = read_document(
                     path,
-                    limit=model_host.text_limit,
+                    limit=model_host.text_limit if whole else None,
                     progress=work.progress,
                     cancel=work.cancel,
                     **settings.reading,
                 )
-            model_host.require_fits(document.text, work.cancel)
+            if whole:
+                model_host.require_fits(document.text, work.cancel)
             return document
         except Stopped:
             raise
+        except ContextError as error:  # parts of it may be read yet, so it stays
+            raise ContextError(str(error).replace(path, name), error.tokens) from None
         except (KvliteError, OSError) as error:
             self.remove([path])
             kind = type(error) if isinstance(error, KvliteError) else DocumentError

@@ -1,6 +1,6 @@
-"""What an answer was made from, in sentences and pictures."""
+"""What an answer was made from, as a picture."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from html import escape
 from typing import Any
 
@@ -18,39 +18,13 @@ _KEPT = (
 
 
 def answer_html(account: Mapping[str, Any]) -> str:
-    """The account of an answer."""
+    """What the cache held for an answer; its sources and figures are below it."""
     if not account:
         return '<p class="quiet">Click on an answer to see what it was made from.</p>'
     asked = account.get("question")  # which accounts of earlier versions lack
     head = f"<h2>Answer to \u201c{escape(asked)}\u201d</h2>" if asked else ""
-    facts = account.get("facts", ())
-    rows = "".join(
-        f"<tr><th scope=row>{escape(name)}</th><td>{escape(value)}</td></tr>"
-        for name, value in facts
-    )
-    told = f"<ul>{''.join(f'<li>{escape(each)}</li>' for each in account['told'])}</ul>"
-    details = _kept(account["kept"]) if account.get("kept") else ""
-    if facts:
-        told, details = f"<table>{rows}</table>", told + details
-    if details:
-        details = f"<details><summary>Details</summary>{details}</details>"
-    sources = _sources(account.get("sources", ()))
-    return f'<div class="account">{head}{sources}{told}{details}</div>'
-
-
-def _sources(sources: Sequence[Mapping[str, Any]]) -> str:
-    if not sources:
-        return ""
-    return f"<h3>Where it came from</h3>{''.join(map(_source, sources))}"
-
-
-def _source(source: Mapping[str, Any]) -> str:
-    quoted, place = escape(source["text"]), escape(f"{source['document']}, {source['where']}")
-    before, passage, after = (escape(source[name]) for name in ("before", "passage", "after"))
-    return (
-        f'<details class="source"><summary><q>{quoted}</q> <cite>{place}</cite></summary>'
-        f'<div class="document" tabindex="0">{before}<mark>{passage}</mark>{after}</div></details>'
-    )
+    kept = _kept(account["kept"]) if account.get("kept") else f"<p>{escape(account['brief'])}</p>"
+    return f'<div class="account">{head}{kept}</div>'
 
 
 def _kept(kept: Any) -> str:

@@ -10,6 +10,7 @@ from kvlite.conversation.record import Record, StoredMessage, keys_of
 from kvlite.web.work import Shown
 
 from .markdown import formulas, sanitized
+from .sources import sources_html
 
 Message = dict[str, Any]
 # How many messages of a long conversation are shown until all are asked for: a browser draws all of
@@ -46,8 +47,8 @@ class History:
 def history(
     record: Record, store: Library, start: int = 0, reading: Collection[str] = ()
 ) -> History:
-    """What was said, each answer with its account below it, without the first `start` messages. Of
-    the documents that wait for a message those in `reading` are not read yet."""
+    """What was said, each answer with its sources and figures below it, without the first `start`
+    messages. Of the documents that wait for a message those in `reading` are not read yet."""
     before = sum(each.role == "user" for each in record.said[:start])
     number = before - sum(each.role == "user" for each in record.said[: record.earlier])
     shown, keys = History([], [], [], before), keys_of(record.said)
@@ -56,7 +57,7 @@ def history(
             number += 1
             shown.add(_question(said.text, said.documents), max(0, number))
         else:
-            shown.add(_answer(said, store.account(record.id, key)), max(0, number), key)
+            shown.add(_answer(said, store.account(record.id, key), key), max(0, number), key)
     if record.draft:
         shown.add(_question(record.draft, record.waiting), number + 1)
         return shown
@@ -84,18 +85,16 @@ def _question(text: str, documents: Sequence[str]) -> list[Message]:
     return [*about, {"role": "user", "content": sanitized(text)}]
 
 
-def _answer(said: StoredMessage, account: Mapping[str, Any]) -> list[Message]:
+def _answer(said: StoredMessage, account: Mapping[str, Any], key: str) -> list[Message]:
     shown = thoughts(said.reasoning, said.reasoning_tokens)
     if said.text or not shown:  # it may have been cut while it was thought
         shown.append(answered(said.text))
     if not account:
         return shown
-    sources = [
-        sanitized(f"{each['document']}, {each['where']}: \u201c{each['text']}\u201d")
-        for each in account.get("sources", ())
-    ]
-    facts = [f"{name}: {value}" for name, value in account.get("facts", ())] or account["told"]
-    return [*shown, _notice(account["brief"], "\n\n".join([*sources, "  \n".join(facts)]))]
+    if sources := account.get("sources"):
+        shown.append({"role": "assistant", "content": sources_html(sources, key)})
+    told = "\n".join(f"- {sanitized(each)}" for each in account["told"])
+    return [*shown, _notice(account["brief"], told)]
 
 
 def thoughts(reasoning: str, tokens: int, *, lasts: bool = False) -> list[Message]:

@@ -22,7 +22,7 @@ _LOADS = (
 )
 _LOADING = re.compile(rf"<(?=/?(?:{'|'.join(_LOADS.split())})\b)|!(?=\[)", re.IGNORECASE)
 # Invisible, but enough to break either.
-_BREAK = "\u2060"
+BREAK = "\u2060"
 _BLOCKS = MarkdownIt("commonmark").disable("inline")
 # Characters in which blocks of code are found in half a second at worst.
 _SHORT = 100_000
@@ -58,4 +58,4 @@ def sanitized(text: str) -> str:
 
 
 def _broken(text: str) -> str:
-    return _LOADING.sub(rf"\g<0>{_BREAK}", text)
+    return _LOADING.sub(rf"\g<0>{BREAK}", text)

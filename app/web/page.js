@@ -37,13 +37,9 @@
   let files = "";
   let newest = null; // of the lists of conversations
 
-  // An account that is unfolded is chosen as well, like an answer that is clicked on; where panels are
-  // closed for want of room, what it tells comes into sight.
+  // Figures that are unfolded choose their answer, like a click on it.
   const unfold = (event) => {
-    const title = event.target.closest?.("#chat .thought-group > .title");
-    const hidden = !isOpen("side");
-    title?.closest("[data-testid=bot]")?.click();
-    if (title && room() < 2 && hidden && !title.classList.contains("expanded")) toggle("side");
+    event.target.closest?.("#chat .thought-group > .title")?.closest("[data-testid=bot]")?.click();
   };
   document.addEventListener("click", unfold, true);
   document.addEventListener("keydown", (event) => event.key === "Enter" && unfold(event), true);
@@ -51,7 +47,9 @@
   // A document that is opened at a passage shows that passage.
   document.addEventListener("toggle", (event) => {
     const box = event.target.querySelector?.(":scope > .document"), mark = box?.querySelector("mark");
-    if (mark) box.scrollTop = mark.offsetTop - (box.clientHeight - mark.offsetHeight) / 2;
+    if (!mark || !event.target.open) return;
+    box.scrollTop = mark.offsetTop - (box.clientHeight - mark.offsetHeight) / 2;
+    box.scrollIntoView({ block: "nearest" });
   }, true);
 
   // Gradio copies an answer with its account; its Markdown alone is in its label. Where an address is
@@ -59,7 +57,7 @@
   let answer = null;
   document.addEventListener("click", (event) => {
     const row = event.target.closest?.("#chat .message-buttons-left")?.previousElementSibling;
-    const said = [...row?.querySelectorAll("[data-testid=bot]:not(:has(.thought-group))") ?? []];
+    const said = [...row?.querySelectorAll("[data-testid=bot]:not(:has(.thought-group, .sources))") ?? []];
     if (!said.length) return;
     const texts = said.map((each) => each.ariaLabel.slice(each.ariaLabel.indexOf(": ") + 2));
     answer = texts.join("\n").replaceAll("\u2060", "");

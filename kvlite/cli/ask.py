@@ -15,7 +15,7 @@ from kvlite.cli.screen import at_terminal, console, lines_said, print_answer, re
 from kvlite.cli.server_chat import Server, answer_lines, talk_with
 from kvlite.config.resolve import Resolved
 from kvlite.engine.callbacks import Callbacks
-from kvlite.errors import KvliteError, SettingError, Stopped, sentence
+from kvlite.errors import ContextError, KvliteError, SettingError, Stopped, sentence
 from kvlite.model.chat_template import all_of
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from kvlite.conversation.metrics import GenerationMetrics, Piece
 
 _HINT = "Ask, one question a line. Ctrl-D ends."
+_PARTS = "; --relevant reads the parts that a text search finds for the question"
 _STOPPED = "Stopped while reading; nothing was answered."
 
 Words = Annotated[
@@ -37,6 +38,14 @@ Words = Annotated[
 Sources = Annotated[
     bool, typer.Option("--sources", help="print the three passages each answer came from")
 ]
+Relevant = Annotated[
+    bool,
+    typer.Option(
+        "--relevant",
+        help="of documents that are too long for the model, read the parts that a text search "
+        "finds for the question",
+    ),
+]
 
 
 @with_resolved
@@ -46,6 +55,7 @@ def ask(
     library: FromLibrary = True,
     server: Server = "",
     sources: Sources = False,
+    relevant: Relevant = False,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
@@ -74,6 +84,8 @@ def ask(
 
       kvlite ask report.pdf "Who signed?" "When?" "For how long?"
 
+      kvlite ask book.epub "Who is the narrator's brother?" --relevant
+
       kvlite ask report.pdf
 
       kvlite ask report.kv "And in 2025?"
@@ -84,9 +96,14 @@ def ask(
     """
     files, questions = sorted_out(words or ())
     how = Printing(console(quiet), resolved, as_json=as_json, sources=sources)
+    if relevant and (server or len(questions) != 1):
+        raise SettingError(
+            "--relevant needs the model here and one question, for which it searches: ask one, "
+            "without --server"
+        )
     if server:
         _ask_server(server, files, questions, how)
-    elif code := _ask_here(files, questions, how, library=library):
+    elif code := _ask_here(files, questions, how, library=library, parts=relevant):
         raise typer.Exit(code)
 
 
@@ -103,15 +120,18 @@ def _ask_server(server: str, files: Sequence[str], questions: Sequence[str], how
 
 
 def _ask_here(
-    files: Sequence[str], questions: Sequence[str], how: Printing, *, library: bool
+    files: Sequence[str], questions: Sequence[str], how: Printing, *, library: bool, parts: bool
 ) -> int:
     require_files(files, how.resolved.settings)
     how = replace(how, resolved=with_first_model(how.resolved, how.screen, files))
     # One of several questions may be too long, and the others are answered.
     first = questions[0] if len(questions) == 1 else ""
-    runner, found, documents = open_files(
-        files, how.resolved.settings, first, how.screen, library=library
-    )
+    try:
+        runner, found, documents = open_files(
+            files, how.resolved.settings, first, how.screen, library=library, parts=parts
+        )
+    except ContextError as error:
+        raise ContextError(f"{error}{'' if parts or not first else _PARTS}") from error
     talk = found or runner.conversation()
     if documents:
         talk.documents = tuple(documents)

@@ -17,7 +17,7 @@ from kvlite.config.settings import Settings
 from kvlite.config.units import readable
 from kvlite.documents import Document, read_document, require_readable
 from kvlite.engine.callbacks import Callbacks
-from kvlite.errors import SettingError, SnapshotError
+from kvlite.errors import ContextError, SettingError, SnapshotError
 from kvlite.model.answers.thinking import thinking_variables
 from kvlite.model.chat_template import all_of, question_about, tokens_of
 from kvlite.model.source import folder_here, require_model
@@ -61,10 +61,13 @@ def require_out(out: str) -> None:
         raise SettingError(f"--out {out} is a folder: name a file")
 
 
-def documents_of(files: Sequence[str], settings: Settings, screen: Console) -> list[Document]:
+def documents_of(
+    files: Sequence[str], settings: Settings, screen: Console, *, whole: bool = True
+) -> list[Document]:
     """Read files as documents for the settings' model, under a progress bar. Raises ContextError if
-    a document cannot fit the model, and DocumentError if a file cannot be read."""
-    return _read(files, screen, _text_limit(files, settings.model), **settings.reading)
+    a document cannot fit the model as a `whole`, and DocumentError if a file cannot be read."""
+    limit = _text_limit(files, settings.model) if whole else None
+    return _read(files, screen, limit, **settings.reading)
 
 
 def documents_to_send(files: Sequence[str], screen: Console, settings: Settings) -> list[Document]:
@@ -92,6 +95,26 @@ def _text_limit(files: Sequence[str], model: str) -> int | None:
         return None
     folder = folder_here(model)
     return None if folder is None else text_limit_of(folder)
+
+
+def load_for_parts(
+    settings: Settings, question: str, documents: list[Document], screen: Console
+) -> "Runner":
+    """Load the model, planned for a question about documents. Of those that it does not take as a
+    whole, `documents` has the relevant parts afterwards."""
+    from kvlite.conversation.relevant_parts import relevant_parts
+    from kvlite.conversation.runner import open_runner
+
+    said = {"system": settings.system, "variables": thinking_variables(settings.thinking)}
+
+    def reads(**model: Any) -> int:
+        try:
+            return tokens_of(text=question_about(documents, question), said=said, **model)
+        except ContextError:
+            documents[:] = relevant_parts(documents, question, settings, **model)
+        return tokens_of(text=question_about(documents, question), said=said, **model)
+
+    return load_by(partial(open_runner, settings, reads=reads), screen)
 
 
 def load_for(
@@ -125,13 +148,21 @@ def _named_file(files: Sequence[str]) -> Path | None:
 
 
 def open_files(
-    files: Sequence[str], settings: Settings, question: str, screen: Console, *, library: bool
+    files: Sequence[str],
+    settings: Settings,
+    question: str,
+    screen: Console,
+    *,
+    library: bool,
+    parts: bool = False,
 ) -> "tuple[Runner, Conversation | None, list[Document]]":
     """Open documents or a .kv file, and the model.
 
     Args:
         question: the first one, or "": memory is planned for it.
         library: whether documents that were read before are opened from the library.
+        parts: whether of documents that are too long the parts are read that a text search finds
+            for the question.
 
     Returns:
         The model; the conversation in the file or the library, if there is one; the documents.
@@ -139,9 +170,12 @@ def open_files(
     saved = _named_file(files)
     if saved is not None:
         return *_open_saved(saved, settings, question, screen), []
-    documents = documents_of(files, settings, screen)
-    said = question_about(documents, question) if question else all_of(documents)
-    runner = load_for(settings, said, documents, screen)
+    documents = documents_of(files, settings, screen, whole=not parts)
+    if parts:
+        runner = load_for_parts(settings, question, documents, screen)
+    else:
+        said = question_about(documents, question) if question else all_of(documents)
+        runner = load_for(settings, said, documents, screen)
     found = _from_library(runner, documents, screen) if library and documents else None
     return runner, found, documents
 

@@ -168,15 +168,6 @@ class Record:
             record.began = renamed(record.began)
             return record
 
-    def markdown(self) -> str:
-        """The conversation in Markdown, for people."""
-        lines = [f"# {self.title}", ""]
-        for each in self.said:
-            lines += [f"**{'You' if each.role == 'user' else self.model or 'Model'}**", ""]
-            lines += [f"*About {', '.join(each.documents)}*", ""] if each.documents else []
-            lines += [each.text.strip(), ""]
-        return "\n".join(lines)
-
 
 _RECORD = TypeAdapter(Record)
 

@@ -113,9 +113,13 @@ def price_of(runner: Runner, path: Path, cancel: Event | None = None, **settings
     """What `read_with` takes, by the speed at which the beginning is read. Errors are its."""
     with Snapshot(path) as saved:
         talk = _begun(runner, saved, settings)
-        told = _retold(Reader.of(talk.model), talk.settings, saved, cancel)
-        ids, done, size = told.token_ids, 0, _FIRST
-    per_token, callbacks = 0.0, Callbacks(cancel=cancel)
+        ids = _retold(Reader.of(talk.model), talk.settings, saved, cancel).token_ids
+    return Price(len(ids), seconds_per_token(talk, ids, cancel) * len(ids))
+
+
+def seconds_per_token(talk: Conversation, ids: list[int], cancel: Event | None = None) -> float:
+    """How fast a new conversation reads, by the beginning of these tokens."""
+    per_token, callbacks, done, size = 0.0, Callbacks(cancel=cancel), 0, _FIRST
     talk.read(ids[:size], callbacks=callbacks)  # what is slow the first time
     while done < len(ids):
         part = ids[done : done + size]
@@ -126,7 +130,7 @@ def price_of(runner: Runner, path: Path, cancel: Event | None = None, **settings
         done, size = done + len(part), 4 * size
         if passed > _TELLING:
             break
-    return Price(len(ids), per_token * len(ids))
+    return per_token
 
 
 def tokens_with(

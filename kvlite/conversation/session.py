@@ -196,7 +196,8 @@ class Session:
             raise ContextError(
                 f"{new:,} more tokens do not fit this model, which was trained for {most:,}, of "
                 f"which {seen:,} are read: ask about a part of the document, or begin a new "
-                "conversation"
+                "conversation",
+                seen + new,
             )
 
     def say(self, text: str) -> Begin:

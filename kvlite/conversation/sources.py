@@ -21,6 +21,7 @@ from kvlite.config.settings import Settings
 from kvlite.conversation.context import Context
 from kvlite.conversation.metrics import Piece
 from kvlite.documents import Document, whole_characters
+from kvlite.documents.place import place_of
 from kvlite.engine.passage_attention import passage_attention
 from kvlite.memory.free import is_oom
 from kvlite.model.answers.thinking import thinking_variables
@@ -28,7 +29,9 @@ from kvlite.model.chat_template import Part, asked_of, body_of, name_of, said_pa
 
 # Attention less than this is noise.
 FLOOR = 1e-4
-BEST = 3
+# At most so many passages are named: those that stand out by at least so much, and by at least such
+# a part of what the best one does. "Sources" in docs/benchmarks.md has how they were chosen.
+BEST, LEAST_OUT, PART = 3, 0.1, 0.5
 
 Said = tuple[str, int]
 """A message, and how many tokens were read up to its end."""
@@ -57,9 +60,8 @@ class Source:
 
     @property
     def where(self) -> str:
-        """The page as it is called, or how far into the document."""
-        page = self.document.page_label(self.start)
-        return f"page {page}" if page else f"{100 * self.start // len(self.document.text)}% in"
+        """The page as it is called, else the heading above it, else its lines."""
+        return place_of(self.document, self.start, self.end)
 
     @property
     def text(self) -> str:
@@ -144,7 +146,7 @@ def _sources(
     for index, (start, passage) in enumerate(passages):
         owner[start + passage.first : start + passage.last] = index
         begun = max(begun, start + passage.last)
-    scores = torch.zeros(count)
+    scores, heads = torch.zeros(count), 0
     for index, log in context.cache.queries.items():
         layer, own = context.cache.layers[index], owner.to(log.queries.device)
         asked, usual = (
@@ -152,7 +154,10 @@ def _sources(
             for tokens in (range(question, seen), range(begun, question))
         )
         scores += _standing_out(asked, usual).cpu()
-    best = [index for index in scores.argsort(descending=True).tolist() if scores[index] > 0]
+        heads += len(asked)
+    scores /= max(1, heads)
+    least = max(LEAST_OUT, PART * float(scores.max()))
+    best = [index for index in scores.argsort(descending=True).tolist() if scores[index] >= least]
     chosen = [passages[index][1] for index in best[:BEST]]
     return tuple(Source(each.document, each.start, each.end) for each in chosen)
 

@@ -171,14 +171,16 @@ def _too_long(
         return ContextError(
             f"{total}, and {before:,} of them were read before: let the conversation forget "
             "(--beyond-context compact), begin a new one, or use a model with a longer context "
-            "(--model)"
+            "(--model)",
+            before + count,
         )
     kept = ""
     if settings.beyond_context == "compact":
         kept = " (--beyond-context compact forgets earlier messages, and no part of a new one)"
     return ContextError(
         f"{total}: ask about a part of the document, split it, or use a model with a longer "
-        f"context (--model){kept}"
+        f"context (--model){kept}",
+        before + count,
     )
 
 

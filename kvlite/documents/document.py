@@ -23,6 +23,8 @@ class Document:
         not_read: what else the file holds, such as "2 pictures".
         assumed: how it was read where that may be wrong, such as "read as cp850".
         page_labels: what pages are called, such as "iv"; empty if that is their number.
+        excerpt: where parts of a longer document begin in the text, and in words where they are in
+            the whole; empty for a whole one.
     """
 
     name: str
@@ -31,6 +33,7 @@ class Document:
     not_read: tuple[str, ...] = ()
     assumed: tuple[str, ...] = ()
     page_labels: tuple[str, ...] = ()
+    excerpt: tuple[tuple[int, str], ...] = ()
 
     def __post_init__(self) -> None:
         # Wherever it is shown, and in prompts, a name is one line.
@@ -66,11 +69,16 @@ class Document:
         """The inverse of `asdict`, of a file's values. Raises Damaged."""
         with sound():
             starts = tuple(of_type(int, each) for each in plain["page_starts"])
-            told = [
+            not_read, assumed, labels = (
                 tuple(of_type(str, text) for text in plain.get(each, ()))
                 for each in ("not_read", "assumed", "page_labels")
-            ]
-            made = cls(of_type(str, plain["name"]), of_type(str, plain["text"]), starts, *told)
+            )
+            excerpt = tuple(
+                (of_type(int, start), of_type(str, where))
+                for start, where in plain.get("excerpt", ())
+            )
+            name, text = of_type(str, plain["name"]), of_type(str, plain["text"])
+            made = cls(name, text, starts, not_read, assumed, labels, excerpt)
             if any(one > other for one, other in pairwise((0, *starts, len(made.text)))):
                 raise Damaged("its pages are not in order")
             return made

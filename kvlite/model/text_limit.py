@@ -91,7 +91,8 @@ def too_long(tokens: int, max_context: int, called: str = "") -> ContextError:
     return ContextError(
         f"about {tokens:,} tokens{of} do not fit this model, which was trained for "
         f"{max_context:,}: ask about a part of the document, split it, or use a model with a "
-        "longer context (--model)"
+        "longer context (--model)",
+        tokens,
     )
 
 

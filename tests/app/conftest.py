@@ -40,7 +40,7 @@ SLOW = 180_000
 # Failures of what was waited for in a browser.
 WAITED = ["TimeoutError", "AssertionError: Locator", "AssertionError: Page"]
 # Answers, and the line under each.
-ANSWER = "#chat [data-testid=bot]:not(:has(.thought-group))"
+ANSWER = "#chat [data-testid=bot]:not(:has(.thought-group, .sources))"
 ACCOUNT = "#chat [data-testid=bot]:has(.thought-group):has-text('first token')"
 
 

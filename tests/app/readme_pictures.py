@@ -43,7 +43,7 @@ def main() -> None:
         picture(page, "app-reading")
         page.locator(ACCOUNT).wait_for()
         page.get_by_role("tab", name="Answer").click()
-        page.locator("#answer table").wait_for()
+        page.locator("#answer figure").wait_for()
         picture(page, "app")
         page.set_viewport_size({"width": 400, "height": 760})
         page.reload()

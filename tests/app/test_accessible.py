@@ -110,9 +110,8 @@ def test_axe_finds_nothing_wrong_in_any_state(
     assert faults(page) == []
 
     page.locator(ACCOUNT).locator(".title").click()
-    page.locator("#answer table").first.wait_for()
-    for folded in page.locator("#answer summary").all():
-        folded.click()
+    expect(page.locator(ACCOUNT).get_by_text("Memory at the peak")).to_be_visible()
+    assert faults(page) == []
     assert faults(page, "side") == []
     page.locator("#listing .more").first.click()
     expect(page.get_by_role("menuitem", name="Rename")).to_be_focused()
@@ -157,4 +156,4 @@ def test_the_tab_key_comes_by_everything_in_the_order_in_which_it_is_read(
     page.locator("#box .stop-button").press("Enter")
     page.locator(ACCOUNT).wait_for()
     page.locator(ACCOUNT).locator(".title").press("Enter")
-    expect(page.locator("#answer table")).to_be_visible()
+    expect(page.locator(ACCOUNT).get_by_text("Memory at the peak")).to_be_visible()

@@ -62,7 +62,8 @@ def test_a_chat_is_answered_with_its_account_and_kept(
     expect(page.locator("#answer")).not_to_be_visible()
     account.locator(".title").click()
     expect(page.locator("#answer")).to_be_visible()
-    expect(page.locator("#answer")).to_contain_text("tokens of the conversation")
+    expect(account).to_contain_text("tokens of the conversation")
+    expect(page.locator("#answer")).not_to_contain_text("tokens of the conversation")
     expect(page.locator("#answer")).to_contain_text("Answer to “What is a cache?”")
 
     page.reload()
@@ -296,14 +297,15 @@ def test_a_document_is_read_and_asked_about_twice(
     (answer,) = answered(page, 1)
     assert "Brandt" in answer
     expect(page.locator("#chat").get_by_text("About karsk.pdf")).to_be_visible()
-    page.get_by_role("tab", name="Answer").click()
-    first = page.locator("#answer .source").first
-    expect(first.locator("cite")).to_have_text("karsk.pdf, page 1")
+    first = page.locator("#chat .source").first
+    expect(first.locator("summary")).to_have_text("1 karsk.pdf, page 1")
     expect(first.locator("mark")).not_to_be_visible()
     first.locator("summary").press("Enter")
     expect(first.locator("mark")).to_be_in_viewport()
     expect(first.locator(".document")).to_contain_text("owns a grey donkey")
     assert first.locator("mark").inner_text() in FACTS
+    first.locator("summary").click()
+    expect(first.locator("mark")).not_to_be_visible()
     send(page, "In which year?")
     assert "1911" in answered(page, 2)[1]
 

@@ -17,6 +17,7 @@ from kvlite_app.conversation_view import BEGUN, ENDED, ConversationView
 from kvlite_app.engine.service import Service
 from kvlite_app.form import Models
 from kvlite_app.layout import Parts
+from kvlite_app.too_long import TooLongEvents
 from tests.app.conftest import upload
 from tests.app.test_service import A, B, blocked, no_room, stops
 
@@ -154,7 +155,9 @@ def test_a_message_without_an_answer_is_in_the_box_again_with_its_files(
     view = events.ended(A, 0, ENDED, said(""), TAB)
     assert box(events, view)["value"] == said("What is in it?", good)
     assert "b.pdf" in view[events.parts.status]
-    assert events.service.store("").records() == []  # nothing was said
+    assert [each.title for each in events.service.store("").records()] == ["What is in it?"]
+    told = events.show(A, "", B, said(""), TAB)[events.parts.status]
+    assert "b.pdf" in told and told == view[events.parts.status]
     monkeypatch.setattr(Session, "say", stops)
     events.say(A, 0, "", said("And without?"), TAB)
     followed(events, A)
@@ -275,3 +278,49 @@ def test_what_comes_late_is_not_shown_beside_another_conversation(
     assert not events.service.store("").has(A)
     assert events.delete(B, "", B, said(""), TAB)[parts.here] not in (A, B)
     assert events.restore(B, "", "", said(""), TAB)[parts.here] == B
+
+
+def test_what_is_too_long_stays_in_the_box_with_a_way_on(events: ConversationEvents) -> None:
+    parts, offers = (
+        events.parts.too_long,
+        TooLongEvents(events.service, events.parts.too_long, Models(), events.tabs),
+    )
+    file = upload(events.service, "a.txt", b"The sea was calm. Herons wait.\n\n" * 500)
+    events.say(A, 0, "", said("What do herons do?", file), TAB)
+    followed(events, A)
+    view = events.ended(A, 0, ENDED, said(""), TAB)
+    assert box(events, view)["value"] == said("What do herons do?", file)
+    assert shown(view[parts.bar]) and shown(view[parts.relevant]) and not shown(view[parts.compact])
+    told, longer = offers.price(view[parts.unpriced], A, TAB)
+    assert "at most" in told[parts.told] and " tokens, " in told[parts.told]
+    assert longer[parts.longer] == "smollm2-135m" and shown(longer[parts.use])
+    assert "smollm2-135m takes all " in longer[parts.told]
+    gone = events.read_ahead(A, 0, "", said("What do herons do?"), TAB)
+    assert not shown(gone[parts.bar]) and gone[events.parts.status] == ""
+    assert parts.bar not in events.say_parts(A, 0, "", said("", file), TAB)
+    begun = events.say_parts(A, 0, "", said("What do herons do?", file), TAB)
+    assert begun[events.parts.stage] == BEGUN and not shown(begun[parts.bar])
+    followed(events, A)
+    view = events.ended(A, 0, ENDED, said(""), TAB)
+    assert "text search found" in str(view[events.parts.chat]) and not shown(view[parts.bar])
+    assert view[events.parts.status].count("refused") == 0
+
+
+def test_a_conversation_that_is_too_long_can_be_compacted(events: ConversationEvents) -> None:
+    parts = events.parts.too_long
+    words = "The sea was calm. " * 80
+    events.service.say("", A, 2 * words).wait()
+    for refused, offered in ((2 * words, False), (words, True)):
+        with pytest.raises(ContextError):
+            events.service.say("", A, refused).wait()
+        view = events.show(A, "", "", None, TAB)
+        assert shown(view[parts.bar]) == offered
+    assert shown(view[parts.compact]) and not shown(view[parts.relevant])
+    events.compact(A, 0, "", said(words), TAB)
+    followed(events, A)
+    assert len(events.service.record("", A).said) == 4
+
+
+def shown(update: Any) -> bool:
+    """Whether an update shows a component."""
+    return bool(update._constructor_args[0]["visible"])

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from kvlite_app.engine.kept import KeptLayer, KeptMap
 from kvlite_app.views.answer import answer_html
 from kvlite_app.views.kept_map import draw_kept
+from kvlite_app.views.sources import sources_html
 from kvlite_app.views.svg import STEPS, STRENGTHS, WIDTH, percent
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -118,17 +119,17 @@ def test_shares_as_people_write_them() -> None:
     assert written == ["0%", "under 1%", "under 1%", "1%", "50%", "99%", "100%"]
 
 
-def test_quotations_are_text_with_the_document_around_them() -> None:
+def test_sources_are_text_with_the_document_around_them() -> None:
     passage = {"document": HOSTILE, "where": "page 3", "text": HOSTILE, "passage": HOSTILE}
-    account = {"told": ["Read."], "sources": [{**passage, "before": "<b>", "after": HOSTILE}]}
-    shown_html = answer_html(account)
-    assert not re.search("<script|<img|<b>", shown_html)
-    assert shown_html.count("<mark>") == shown_html.count('<details class="source">') == 1
-    assert f"&lt;b&gt;<mark>{escape(HOSTILE)}</mark>" in shown_html
-    assert "Details" not in shown_html
+    source = {**passage, "before": f"{'a' * 5000}<b>\n\n", "after": f"$$x$${HOSTILE}"}
+    shown_html = sources_html([source, source], "k")
+    assert not re.search(r"<script|<img|<b>(?!\d<)|\n|\$\$", shown_html)
+    assert shown_html.count("<mark>") == shown_html.count('name="sources-k"') == 2
+    assert f"&lt;b&gt;&#10;&#10;<mark>{escape(HOSTILE)}</mark>" in shown_html
+    assert len(shown_html) < 6000
+
+
+def test_an_account_is_a_picture_of_what_was_kept() -> None:
     kept = KeptMap(9, 9, (layer([5]),)).to_json()
-    assert "Details" in answer_html({"told": [], "kept": kept})
-    facts = {"told": ["Read."], "facts": [["Cache", "<b>"]]}
-    shown_html = answer_html(facts)
-    assert "<th scope=row>Cache</th><td>&lt;b&gt;</td>" in shown_html
-    assert shown_html.index("Details") < shown_html.index("Read.")
+    assert "<figure>" in answer_html({"brief": "from all", "kept": kept})
+    assert "<p>from all &lt;b&gt;</p>" in answer_html({"brief": "from all <b>"})

@@ -62,11 +62,9 @@ def test_settings_of_others_are_refused_in_the_words_of_the_page(
 
 
 @pytest.mark.long
-def test_what_was_refused_or_left_leaves_no_conversation(
+def test_what_was_left_leaves_no_conversation(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(DocumentError):
-        service.say("", A, "What is in it?", [upload(service, "a.pdf", b"nothing")]).wait()
     go = blocked(service)
     left = service.say("", B, "Are you there?")
     assert service.store("").has(B)
@@ -84,6 +82,29 @@ def test_what_was_refused_or_left_leaves_no_conversation(
         with pytest.raises(Stopped):
             work.wait()
     assert texts(kept(service)) == ["One."]  # what was said stays
+
+
+def test_a_first_message_that_is_refused_stays_with_its_reason(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever looked elsewhere finds it in the list; so it does where the model refuses it."""
+    with pytest.raises(DocumentError):
+        service.say("", A, "What is in it?", [upload(service, "a.pdf", b"nothing")]).wait()
+    monkeypatch.setattr(Session, "say", refuses)
+    with pytest.raises(ContextError):
+        service.say("", B, "And here?").wait()
+    for id, asked, why in ((A, "What is in it?", "a.pdf"), (B, "And here?", "too long")):
+        record, work = kept(service, id), service.work_for("", id)
+        assert work is not None and why in work.shown.error
+        assert record.draft == asked == record.title and not record.said
+    assert {each.id for each in service.store("").records()} == {A, B}
+    monkeypatch.undo()
+    service.say("", B, "And here?").wait()
+    assert texts(kept(service, B)) == ["And here?"] and kept(service, B).draft == ""
+
+
+def refuses(*_: Any) -> Any:
+    raise ContextError("this is too long")
 
 
 def test_uploads_go_with_their_conversation(service: Service) -> None:
@@ -157,3 +178,42 @@ def test_what_never_ends_keeps_nobody_from_closing(
         "" if loads else "What was being done did not end in time; an answer may be lost."
     )
     go.set()
+
+
+def test_of_a_document_that_is_too_long_the_relevant_parts_are_read(
+    service: Service, tmp_path: Path
+) -> None:
+    """The file and the question stay; so they do where it was read ahead, as it cannot be."""
+    text = "The sea was calm.\n\n" * 4_000 + "Herons wait.\n\n" + "The sea was calm.\n\n" * 4_000
+    file = upload(service, "a.txt", text.encode())
+    with pytest.raises(ContextError):
+        service.say("", A, "", [file], ahead=True).wait()
+    for _ in range(2):
+        with pytest.raises(ContextError):
+            service.say("", A, "What do herons do?", [file]).wait()
+    go = blocked(service)
+    service.say("", B, "", [file], ahead=True)
+    sent = service.say("", B, "What do herons do?", [file])
+    go.set()
+    with pytest.raises(ContextError):
+        sent.wait()
+    assert sent.request.files == [file]  # which the box has again
+    assert Path(file).is_file()
+    service.say("", A, "What do herons do?", [file], parts=True).wait()
+    (document,) = service.model_host.holds(service.store(""), A).talk.documents  # type: ignore[union-attr]
+    assert "Herons wait." in document.text and "left out here]" in document.text
+    (account,) = service.store("").place(A).glob("answers/*.json")
+    told = json.loads(account.read_text())["told"]
+    assert any("those that a text search found for this question" in each for each in told)
+    assert not Path(file).exists() and texts(kept(service)) == ["What do herons do?"]
+
+
+def test_what_was_too_long_is_read_once_another_model_takes_it(
+    service: Service, talker: Path
+) -> None:
+    file = upload(service, "a.txt", b"The sea was calm. " * 2_000)
+    with pytest.raises(ContextError):
+        service.say("", A, "", [file], ahead=True).wait()
+    service.load(service.host.settings.replace({"model": str(talker)})).wait()
+    service.say("", A, "What was calm?", [file]).wait()
+    assert texts(kept(service)) == ["What was calm?"]

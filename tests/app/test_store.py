@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvlite.conversation.export import as_json, as_markdown
 from kvlite.conversation.library import Library, drop_deleted
 from kvlite.conversation.record import Branch, Record, StoredMessage, keys_of
 from kvlite.errors import SettingError
@@ -189,7 +190,7 @@ def test_an_account_belongs_to_an_answer_and_all_before_it(tmp_path: Path) -> No
     told = [
         each for each in shown.messages if each.get("metadata", {}).get("title") != "About x.pdf"
     ]
-    assert [each["content"] for each in told] == ["a", "b", "a", "b", "One.  \nTwo."]
+    assert [each["content"] for each in told] == ["a", "b", "a", "b", "- One.\n- Two."]
     assert told[-1]["metadata"]["title"] == "from all 9 tokens"
     assert shown.numbers == [1, 1, 1, 2, 2, 2]
     assert shown.answer_keys() == keys
@@ -222,16 +223,23 @@ def test_of_a_long_conversation_the_latest_is_shown(
     assert start_of(record.said, 0) == (0 if 2 * others > 9 else start)
 
 
-def test_an_export_has_all_that_was_said() -> None:
-    record = Record("0" * 32, name="Trip", model="m")
+def test_an_export_has_all_that_was_said_and_where_it_came_from(tmp_path: Path) -> None:
+    store, record = Library("", tmp_path), Record("0" * 32, name="Trip", model="m")
     record.said = [
         StoredMessage("user", "Where?", ("map.pdf",)),
         StoredMessage("assistant", "There."),
     ]
-    text = record.markdown()
-    for part in ("# Trip", "Where?", "*About map.pdf*", "There.", "**m**", "**You**"):
+    place = {"document": "map.pdf", "page": 3, "where": "page iii", "start": 2, "end": 9}
+    source = {**place, "text": "It is there.", "before": "BEFORE", "after": ""}
+    account = {"brief": "", "told": [], "sources": [source]}
+    store.keep_account(record.id, keys_of(record.said)[1], account)
+    text = as_markdown(record, store)
+    cited = "1. map.pdf, page iii: \u201cIt is there.\u201d"
+    for part in ("# Trip", "Where?", "*About map.pdf*", "There.", "**m**", "**You**", cited):
         assert part in text
-    assert json.loads(record.to_json())["said"][1]["text"] == "There."
+    asked, answer = json.loads(as_json(record, store))["said"]
+    assert answer["text"] == "There." and "sources" not in asked
+    assert answer["sources"] == [{**place, "text": "It is there."}]
 
 
 def test_what_was_deleted_is_removed_when_the_app_ends_or_begins(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from kvlite.config.settings import Settings
+from kvlite.conversation.export import as_markdown
 from kvlite.conversation.record import Record, keys_of
 from kvlite.web.openai_client import OpenAIClient
 from kvlite.web.server_api import Upstream
@@ -60,7 +61,7 @@ def test_it_is_folded_above_the_answer_and_kept(
     assert "first token" in account
     kept = Service(Settings(model="other"), tmp_path)
     assert shown(kept) == shown(service)
-    exported = kept.record("", A).markdown()
+    exported = as_markdown(kept.record("", A), kept.store(""))
     assert SAID in exported and "Two and <" not in exported
     kept.close()
 

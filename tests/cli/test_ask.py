@@ -135,3 +135,17 @@ def test_long_compiling_is_a_note(
     monkeypatch.setattr(Conversation, "stream", compiling)
     asked = ("ask", text, "What?", "--model", model, "--max-tokens", "1")
     assert kvlite(*asked).err.startswith("Note: Compiling.\n")
+
+
+def test_of_what_is_too_long_relevant_parts_are_read(
+    kvlite: Run, model: Path, text: Path, said: list[str]
+) -> None:
+    text.write_text("the cat sat on the mat.\n\n" * 200 + "A heron waits.\n\n" + "the mat\n" * 500)
+    flags = ("ask", text, "Where is the heron?", "--model", model, "--max-tokens", "8")
+    refused = kvlite(*flags)
+    assert refused.code == 2 and "--relevant reads the parts" in refused.err
+    done = kvlite(*flags, "--relevant")
+    assert done.code == 0 and "those that a text search found for this question" in done.err
+    assert "A heron waits." in said[-1] and "passages left out here]" in said[-1]
+    two = kvlite(*flags, "Why?", "--relevant")
+    assert two.code == 2 and "one question, for which it searches" in two.err
