@@ -280,7 +280,10 @@ def test_what_comes_late_is_not_shown_beside_another_conversation(
     assert events.restore(B, "", "", said(""), TAB)[parts.here] == B
 
 
-def test_what_is_too_long_stays_in_the_box_with_a_way_on(events: ConversationEvents) -> None:
+def test_what_is_too_long_stays_in_the_box_with_a_way_on(
+    events: ConversationEvents, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KVLITE_CACHE", str(tmp_path / "cache"))  # no other model was used
     parts, offers = (
         events.parts.too_long,
         TooLongEvents(events.service, events.parts.too_long, Models(), events.tabs),
