@@ -20,12 +20,14 @@ class ReadingBytes:
         hidden: bytes of their hidden states.
         layer: of all keys and values of the layer that is being read.
         kept: of what layers before it keep.
+        within: of both, what the cache holds already: layers that are read where they are.
     """
 
     tokens: int
     hidden: int
     layer: int
     kept: int
+    within: int
 
 
 @dataclass(frozen=True)

@@ -211,8 +211,10 @@ class Prefill:
     def _held(self, layer: LayerCache) -> None:
         """Say what is held while a layer is read."""
         if self.callbacks.reading is not None:
-            kept = sum(each.nbytes for each in self.layers)
-            self.callbacks.reading(ReadingBytes(self.new, self.hidden.nbytes, layer.nbytes, kept))
+            kept, held = sum(each.nbytes for each in self.layers), {*map(id, self.cache.layers)}
+            within = sum(each.nbytes for each in (*self.layers, layer) if id(each) in held)
+            of_layers = layer.nbytes, kept, within
+            self.callbacks.reading(ReadingBytes(self.new, self.hidden.nbytes, *of_layers))
 
     def read(self) -> Slices[Tensor]:
         """Take all tokens through all layers, compressing each as soon as it is done; next-token

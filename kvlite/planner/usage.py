@@ -94,7 +94,7 @@ def holding(
             beside.append(kept)
     if checkpoints:
         beside.append(Part("checkpoints", checkpoints, "what undo, edit and branch go back to"))
-    read = () if cache is None else _of_cache(model.shape, cache, store)
+    read = () if cache is None else _of_cache(model.shape, cache, store, reading)
     coming = () if reading is None else _of_reading(reading)
     return Holding((weights, *read, *coming), tuple(beside), disk, folder)
 
@@ -110,7 +110,23 @@ def weights_of(model: LoadedModel) -> Part:
     return Part("weights", bytes_held(model.tensors()), model.weights.name)
 
 
-def _of_cache(shape: ModelShape, cache: KVCache, store: HostKVStore | None) -> Iterator[Part]:
+def _of_cache(
+    shape: ModelShape, cache: KVCache, store: HostKVStore | None, reading: ReadingBytes | None
+) -> Iterator[Part]:
+    if reading is None:
+        yield from _by_kind(shape, cache)
+    else:
+        before = max(0, cache.nbytes - reading.within)
+        yield Part("KV read before", before, f"{cache.seen:,} tokens")
+    if cache.state_bytes:
+        yield Part(
+            "recurrent states", cache.state_bytes, f"{shape.recurrent_layers} layers, any length"
+        )
+    if store is not None and store.index_bytes:
+        yield Part("search index", store.index_bytes, "finds what to fetch back")
+
+
+def _by_kind(shape: ModelShape, cache: KVCache) -> Iterator[Part]:
     sliding = [index for index, window in enumerate(shape.windows) if window is not None]
     windowed = bytes_held(each for index in sliding for each in cache.layers[index].tensors)
     for name, indices, nbytes in (
@@ -121,12 +137,6 @@ def _of_cache(shape: ModelShape, cache: KVCache, store: HostKVStore | None) -> I
             entries = sum(cache.layers[index].entries_mean for index in indices) / len(indices)
             about = f"{len(indices)} layers, {entries:,.0f} of {cache.seen:,} entries a head"
             yield Part(name, nbytes, about)
-    if cache.state_bytes:
-        yield Part(
-            "recurrent states", cache.state_bytes, f"{shape.recurrent_layers} layers, any length"
-        )
-    if store is not None and store.index_bytes:
-        yield Part("search index", store.index_bytes, "finds what to fetch back")
 
 
 def places(

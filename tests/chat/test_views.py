@@ -14,6 +14,7 @@ from kvlite.cli.chat.views import memory, status_line
 from kvlite.config.units import readable
 from kvlite.conversation.metrics import GenerationMetrics, brief, told
 from kvlite.conversation.session import Session
+from kvlite.engine.callbacks import Callbacks, ReadingBytes
 from kvlite.memory.nvml import CardUse
 from kvlite.planner.usage import Holding, Part, Place, holding, places
 from tests.chat.conftest import Chat
@@ -54,6 +55,24 @@ def test_every_byte_is_somewhere(runner: kvlite.Runner, monkeypatch: pytest.Monk
     assert sum(sizes.values()) == pytest.approx(memory.total, rel=0.02)
     assert sizes["free"] == pytest.approx(memory.available, rel=0.05)
     assert (host.short, host.free) == ("RAM", sizes["free"])
+
+
+@pytest.mark.parametrize("budget", ["100%", "64"])
+def test_what_is_being_read_is_counted_once(runner: kvlite.Runner, budget: str) -> None:
+    """Layers that are read where they are, and those that are cut beside the cache."""
+    talk, beside = runner.conversation(budget=budget, recall="off"), list[int]()
+    talk.generate(list(range(300, 400)), max_new_tokens=1)
+
+    def reading(held: ReadingBytes) -> None:
+        found = holding(runner.model, talk.cache, reading=held).device
+        told = {part.name: part for part in found}
+        assert told["KV read before"].about == "100 tokens" and len(found) == 5
+        kv = sum(part.nbytes for name, part in told.items() if "KV" in name)
+        beside.append(kv - talk.cache.nbytes)
+
+    talk.read(list(range(400, 600)), callbacks=Callbacks(reading=reading))
+    assert beside and all((each > 0) == (budget == "64") for each in beside)
+    assert budget == "64" or not any(beside)
 
 
 def test_a_tier_on_disk_is_a_place_of_its_own(runner: kvlite.Runner) -> None:
