@@ -25,9 +25,9 @@ class TooLongBar:
     """Its components, above the message box."""
 
     def __init__(self) -> None:
-        # Changes whenever this is drawn anew, without prices.
         # The model that `use` takes.
         self.longer = gr.Textbox("", visible="hidden")
+        # Changes whenever this is drawn anew, without prices.
         self.unpriced = gr.Textbox("", visible="hidden", elem_id="parts-unpriced")
         with gr.Column(visible=False, elem_id="too-long") as self.bar:
             self.told = gr.HTML(padding=False)
