@@ -1,6 +1,5 @@
 """The models of this machine with what the plan says of each, and getting others."""
 
-import json
 import threading
 from collections.abc import Iterator
 from itertools import islice
@@ -9,6 +8,7 @@ from typing import Any
 
 import gradio as gr
 
+from kvlite.config.checked_file import from_json, sound
 from kvlite.config.settings import EMBEDDED_MODEL
 from kvlite.config.units import readable
 from kvlite.errors import KvliteError, ModelError, SettingError, sentence
@@ -127,8 +127,9 @@ class ModelsEvents:
     def drop(self, dropped: str) -> tuple[Any, Any, str]:
         """As `add`, a file that was dropped on the page, which knows its name and size alone."""
         self._require_others()
-        name, size, _ = json.loads(dropped)
-        found = find_file(Path(name).name, size)
+        with sound(SettingError):
+            name, size, _ = from_json(dropped)
+            found = find_file(Path(name).name, int(size))
         if found is None:
             told = (
                 f"{name} was not found among models and below your own folder, and a browser does "

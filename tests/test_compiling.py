@@ -20,7 +20,7 @@ from .test_recall import chat
 if find_spec("numba") is None:
     pytest.skip("numba is not installed", allow_module_level=True)
 
-from kvlite.ops import numba_ahead
+from kvlite.ops import compiled_loops
 
 CPU = torch.device("cpu")
 
@@ -42,7 +42,7 @@ import sys
 from numba.core import event
 from kvlite.cli.main import main
 from kvlite.ops.loops import Loops
-from kvlite.ops.numba_ahead import compile_all
+from kvlite.ops.compiled_loops import compile_all
 
 class Late(event.Listener):
     def on_start(self, event):
@@ -67,8 +67,8 @@ for more in ([], ["--budget", "200"], ["--budget", "200", "--kv-bits", "8"]):
 def test_nothing_more_is_compiled_than_is_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
     done: list[str] = []
     loops = {each: lambda name=each.name: [lambda: done.append(name)] for each in Loops}
-    monkeypatch.setattr(numba_ahead, "_COMPILED", loops)
-    numba_ahead.compile_all([Loops.STEP, Loops.CODES, Loops.RECALL], lambda: len(done) < 2)
+    monkeypatch.setattr(compiled_loops, "_COMPILED", loops)
+    compiled_loops.compile_all([Loops.STEP, Loops.CODES, Loops.RECALL], lambda: len(done) < 2)
     assert done == ["STEP", "CODES"]
 
 

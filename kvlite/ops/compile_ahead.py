@@ -26,6 +26,6 @@ def begin_compiling(device: torch.device, *loops: Loops) -> threading.Thread | N
 def _compile(*loops: Loops) -> None:
     # What fails here fails again where it is used, and is reported there.
     with suppress(Exception):
-        from kvlite.ops.numba_ahead import compile_all
+        from kvlite.ops.compiled_loops import compile_all
 
         compile_all(loops, wanted=threading.main_thread().is_alive)

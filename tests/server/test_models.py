@@ -45,6 +45,7 @@ def home(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         for name in ("HOME", "USERPROFILE"):
             patch.setenv(name, str(home))
         patch.setenv("KVLITE_MODELS", str(home / "models"))
+        patch.setenv("KVLITE_CACHE", str(home / "cache"))
         patch.delenv("OLLAMA_MODELS", raising=False)
         patch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(home / "hub"))
         patch.setattr("kvlite.server.kept.SHORT", 100)
