@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from kvlite.conversation.library import Library
+from kvlite.model.local_models import bytes_of
 
 # Seconds for which what was counted holds.
 _HOLDS = 10.0
@@ -39,9 +40,7 @@ class Disk:
 
 def _counted(folder: Path) -> DiskUse:
     try:
-        talks, nbytes = sum(1 for _ in folder.glob("*/record.json")), 0
-        for file in folder.rglob("*"):
-            nbytes += file.stat().st_size if file.is_file() else 0
-        return DiskUse(talks, nbytes, shutil.disk_usage(folder).free)
+        talks = sum(1 for _ in folder.glob("*/record.json"))
+        return DiskUse(talks, bytes_of(folder), shutil.disk_usage(folder).free)
     except OSError:  # there is none yet, or one is being deleted
         return NOTHING
